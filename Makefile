@@ -1,0 +1,46 @@
+# Every target sets up what it needs: on a fresh machine `make demo` or `make check` is the only command.
+PY := .venv/bin/python
+
+.PHONY: demo test lint check format contracts bench clean
+
+demo: .venv/.installed
+	.venv/bin/everyformer demo
+
+# One torch thread for each of the two workers.
+test: .venv/.installed
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q tests
+
+lint: .venv/.installed
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+check: lint
+	$(MAKE) test
+
+format: .venv/.installed
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+contracts: .venv/.installed
+	.venv/bin/everyformer contracts
+
+bench: .venv/.installed
+	$(PY) -m bench.gpt2_step
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -exec rm -rf {} +
+
+# A candidate is run, not merely found: a version manager's shim may exist and still refuse to start.
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PY) -m pip --version >/dev/null 2>&1 || { \
+	    for p in python3.11 python3 python3.12 python3.13; do \
+	        $$p -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
+	            && exec $$p -m venv --clear .venv; \
+	    done; \
+	    echo 'error: no Python 3.11, 3.12 or 3.13 with the venv module on PATH;' \
+	        'install one (on Debian: python3 and python3-venv) and run make again' >&2; exit 1; }
+	@echo 'installing into .venv (a minute or two)'
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,plot,peers]'
+	@touch $@

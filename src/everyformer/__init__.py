@@ -1,0 +1,52 @@
+"""everyformer: every Transformer as a short value over one small, fast, proven core.
+
+    import everyformer
+    network = everyformer.build("gpt2", width=256)     # a network, ready to train
+    value = everyformer.member("gpt2", "tiny")          # what it is: a value, printable, JSON round trip
+    everyformer.contracts(network)                      # proof that the future does not leak, the cache is exact, ...
+
+Names are imported when they are first used, so that `import everyformer` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "everyformer.attention.attend": "attend KERNELS",
+    "everyformer.attention.scene": "Probe Scene",
+    "everyformer.attention.pattern": "Pattern Full Causal Window Block Stride Summary Prefix Graph SameDocument Visible ByHead parse",
+    "everyformer.attention.rule": "Rule RuleModule Rotary Alibi Shaw T5Bias ImageBias",
+    "everyformer.attention.heads": "Heads Standard Wide Sum ParameterFree Symmetric Asymmetric Sliced Narrow",
+    "everyformer.network.embed": "Embed Tokens Patches Features Nodes Mixed",
+    "everyformer.network.position": "Position Learned Sinusoidal OneHot Concatenated JointMlp SeparateMlp Grid TimePosition",
+    "everyformer.network.norm": "Norm LayerNorm RMSNorm BatchNorm InstanceNorm SequenceNorm",
+    "everyformer.network.feedforward": "FeedForward",
+    "everyformer.network.wiring": "Wiring PostNorm PreNorm",
+    "everyformer.network.depth": "Depth Attention Layer Stack",
+    "everyformer.network.past": "Past",
+    "everyformer.network.head": "Head Language Masked Classify PerToken",
+    "everyformer.network.initial": "Initial AsTorch Normal Xavier",
+    "everyformer.network.model": "Model EncoderDecoder Network PairNetwork Output Memory",
+    "everyformer.network.store": "save load",
+    "everyformer.family.table": "build member members",
+    "everyformer.infer.generate": "generate sample",
+    "everyformer.study.contracts": "contracts",
+    "everyformer.value": "Value from_json to_json",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'everyformer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

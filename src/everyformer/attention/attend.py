@@ -1,0 +1,98 @@
+"""The waist: `attend`. Above it there is only mathematics, below it only speed.
+
+    attend(q, k, v) = softmax_j(scale q_i . k_j + terms_ij, over the j that the pattern shows to i) v_j
+
+A query that sees nothing answers zero. Every kernel computes this same thing; which one is the run's choice:
+
+    reference   the equation, literally; serves everything
+    sdpa        PyTorch's fused attention; everything but weights
+    flex        FlexAttention; training on CUDA only, no dropout
+    blocked     gathers what a sparse pattern leaves and calls SDPA; any device
+    auto        reference where the weights are wanted; blocked from 1,024 queries on where it computes at most
+                a quarter of the scores; else sdpa
+
+A kernel asked for by name that cannot serve raises with the reason. It never falls back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from everyformer.attention.kernels import blocked, flex, reference, sdpa
+from everyformer.attention.kernels.request import Request
+from everyformer.attention.pattern import Causal, Full, Pattern
+from everyformer.attention.rule import RuleModule
+from everyformer.attention.scene import Scene
+from everyformer.value import nearest
+
+KERNELS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa, "flex": flex, "blocked": blocked}
+
+
+class CannotServe(ValueError):
+    """A kernel was asked for by name and cannot compute what is wanted; the message says why."""
+
+
+def attend(
+    q_BHQE: Tensor,
+    k_BHKE: Tensor,
+    v_BHKE: Tensor,
+    pattern: Pattern | None = None,
+    rules: Sequence[RuleModule] = (),
+    *,
+    scene: Scene | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    kernel: str | None = None,
+) -> Tensor:
+    """The answer B, H, Q, E' of every query. Without a pattern everybody sees everybody."""
+    _check(q_BHQE, k_BHKE, v_BHKE)
+    scene = scene or Scene(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
+    scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
+    for rule in rules:
+        q_BHQE, k_BHKE = rule.turn(q_BHQE, k_BHKE, scene)
+    terms = tuple(term for rule in rules if (term := rule.score(q_BHQE, k_BHKE, scale, scene)) is not None)
+    answers = tuple(rule for rule in rules if rule.needs_weights)
+    pattern = Full() if pattern is None else pattern
+    request = Request(q_BHQE, k_BHKE, v_BHKE, pattern, terms, answers, scene, scale, dropout)
+    answer: Tensor = choose(request, kernel or scene.kernel).run(request)
+    return answer
+
+
+def choose(request: Request, kernel: str) -> ModuleType:
+    """The kernel that serves a request, by the rule above."""
+    if kernel == "auto":
+        if request.weights_are_wanted():
+            return reference
+        return blocked if _is_sparse(request) and blocked.objection(request) is None else sdpa
+    if kernel not in KERNELS:
+        raise ValueError(f"no kernel is named {kernel!r}; {nearest(kernel, [*KERNELS, 'auto'])}")
+    if reason := KERNELS[kernel].objection(request):
+        raise CannotServe(f"the kernel {kernel} cannot serve: {reason}")
+    return KERNELS[kernel]
+
+
+def _is_sparse(request: Request) -> bool:
+    pattern, queries = request.pattern, request.scene.queries
+    if queries < 1024 or type(pattern) is Full or type(pattern) is Causal or torch.compiler.is_compiling():
+        return False
+    return blocked.live_share(pattern, queries, request.scene.keys, request.heads) <= 0.25
+
+
+def _check(q_BHQE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor) -> None:
+    shapes = [tuple(x.shape) for x in (q_BHQE, k_BHKE, v_BHKE)]
+    if any(len(shape) != 4 for shape in shapes):
+        raise ValueError(f"q, k and v have the shapes {shapes}: each must be batch, heads, positions, head width")
+    (batch, heads, queries, width), (k_batch, k_heads, keys, k_width), (v_batch, v_heads, values, _) = shapes
+    if not (batch == k_batch == v_batch and heads == k_heads == v_heads and width == k_width and keys == values):
+        raise ValueError(
+            f"q, k and v have the shapes {shapes}: batch and heads must agree, q and k must be equally wide, "
+            "k and v equally long; nothing is broadcast"
+        )
+    if queries == 0 or keys == 0:
+        raise ValueError(f"attention over {queries} queries and {keys} keys: give at least one of each")
+    if len({x.dtype for x in (q_BHQE, k_BHKE, v_BHKE)}) > 1:
+        raise ValueError(f"q, k and v have the dtypes {q_BHQE.dtype}, {k_BHKE.dtype}, {v_BHKE.dtype}: make them one")

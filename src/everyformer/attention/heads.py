@@ -1,0 +1,247 @@
+"""Heads: how tokens become queries, keys and values, and how the heads' answers become one.
+
+Papers and sources: Vaswani et al. 2017; T eq. 1-3; B (wide, sliced); K eq. 3-6 (symmetric, asymmetric, sum form).
+
+Equations (rows are tokens; K writes columns, the transpose of everything here):
+    parameter-free   y_i = sum_j softmax_j(x_i . x_j) x_j                                    no parameters, no scale
+    symmetric        A ~ exp(x_i U^T U x_j / sqrt(r)), values x                              r D
+    asymmetric       A ~ exp((U_q x_i) . (U_k x_j) / sqrt(r)), values x                      2 r D
+    standard         concat_h(softmax(Q_h K_h^T / sqrt(E)) V_h) W_O, E = D / H               4 D^2 (+ D)
+    wide             the same with E = D                                                     4 H D^2 (+ D)
+    sliced           head h has only slice h of the input, E x E matrices of its own         3 D^2/H + D^2 (+ D)
+    narrow           one E x E triple for all slices, no W_O (pbloem/former)                 3 (D/H)^2
+    sum form         sum_h V_h X A_h, V_h of D x D; of rank r it is values and W_O           2 H E D + H D^2
+
+Symbols: D width, H heads, E head width (d_k, k or K in the sources), r rank.
+Departures: K scales by sqrt(D) where the projected width sqrt(r) is meant; W scales narrow heads by sqrt(d_k) where
+sqrt(d_k/h) is meant; M stacks heads below each other where they stand side by side. T's missing equation 3 is the
+standard form's merge, sum_h W_{c,h}^T sum_j alpha_ij V_h(x_j).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from everyformer.value import Size, Value
+
+
+class Heads:
+    """A form of multi-head attention: a value that builds the module that projects and merges."""
+
+    __slots__ = ()
+    heads: int
+
+    def build(self, width: int) -> HeadsModule:
+        raise NotImplementedError
+
+
+class HeadsModule(nn.Module):
+    """Projects x_BTD to q, k (B, H, T, E) and v (B, H, T, E'), and merges answers B, H, T, E' to B, T, D."""
+
+    heads: int
+    key_width: int
+    value_width: int
+    scale: float
+
+    def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of one sequence."""
+        return (self.query(x_BTD), *self.memory(x_BTD))
+
+    def query(self, x_BTD: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def memory(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, of the same sequence or of another one (cross-attention)."""
+        raise NotImplementedError
+
+    def merge(self, y_BHTE: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Standard(Heads, Value, frozen=True):
+    """Each head projects the full vector; head widths are D / H unless given."""
+
+    heads: Size
+    key_width: Size | None = None
+    value_width: Size | None = None
+    bias: bool = False
+    merge_bias: bool = True
+
+    def build(self, width: int) -> HeadsModule:
+        share = None if self.key_width and self.value_width else head_width(width, self.heads)
+        return ProjectedHeads(
+            width,
+            self.heads,
+            self.key_width or share,
+            self.value_width or share,
+            bias=self.bias,
+            merge_bias=self.merge_bias,
+        )
+
+
+class Wide(Heads, Value, frozen=True):
+    """Every head is as wide as the model (B's code)."""
+
+    heads: Size
+
+    def build(self, width: int) -> HeadsModule:
+        return ProjectedHeads(width, self.heads, width, width)
+
+
+class Sum(Heads, Value, frozen=True):
+    """K's sum form: Y = sum_h V_h X A_h. `rank` None gives full D x D matrices V_h."""
+
+    heads: Size
+    rank: Size | None = None
+
+    def build(self, width: int) -> HeadsModule:
+        return ProjectedHeads(width, self.heads, head_width(width, self.heads), self.rank, merge_bias=False)
+
+
+class ParameterFree(Heads, Value, frozen=True):
+    """Basic self-attention: queries, keys and values are the tokens themselves."""
+
+    @property
+    def heads(self) -> int:  # type: ignore[override]
+        return 1
+
+    def build(self, width: int) -> HeadsModule:
+        return ProjectedHeads(width, 1, None, None, merge=False)
+
+
+class Symmetric(Heads, Value, frozen=True):
+    """Query and key are the same projection U x of `rank` numbers; the values are the tokens."""
+
+    rank: Size
+
+    @property
+    def heads(self) -> int:  # type: ignore[override]
+        return 1
+
+    def build(self, width: int) -> HeadsModule:
+        return ProjectedHeads(width, 1, self.rank, None, share_keys=True, merge=False)
+
+
+class Asymmetric(Heads, Value, frozen=True):
+    """U_q x and U_k x of `rank` numbers are the only parameters; the values are the tokens."""
+
+    rank: Size
+
+    @property
+    def heads(self) -> int:  # type: ignore[override]
+        return 1
+
+    def build(self, width: int) -> HeadsModule:
+        return ProjectedHeads(width, 1, self.rank, None, merge=False)
+
+
+class Sliced(Heads, Value, frozen=True):
+    """B's efficient form: slice h of the input feeds head h, through E x E matrices of its own."""
+
+    heads: Size
+
+    def build(self, width: int) -> HeadsModule:
+        return SlicedHeads(width, self.heads, share=False, merge=True)
+
+
+class Narrow(Heads, Value, frozen=True):
+    """former's narrow form: the same E x E matrices for every slice, and no output projection."""
+
+    heads: Size
+
+    def build(self, width: int) -> HeadsModule:
+        return SlicedHeads(width, self.heads, share=True, merge=False)
+
+
+def head_width(width: int, heads: int) -> int:
+    if width % heads:
+        near = min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: abs(n - heads))
+        raise ValueError(f"a width of {width} does not divide into {heads} heads; take for example {near} heads")
+    return width // heads
+
+
+class ProjectedHeads(HeadsModule):
+    """One fused linear map to queries, keys and values; a width of None means the tokens as they are."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        key_width: int | None,
+        value_width: int | None,
+        *,
+        bias: bool = False,
+        merge_bias: bool = True,
+        share_keys: bool = False,
+        merge: bool = True,
+    ):
+        super().__init__()
+        self.heads, self.key_width, self.value_width = heads, key_width or width, value_width or width
+        self.scale = self.key_width**-0.5 if key_width else 1.0
+        self.queries = heads * key_width if key_width else 0
+        self.keys = 0 if share_keys else self.queries
+        self.values = heads * value_width if value_width else 0
+        self.share_keys = share_keys
+        total = self.queries + self.keys + self.values
+        self.qkv = nn.Linear(width, total, bias=bias) if total else None
+        self.out = nn.Linear(heads * self.value_width, width, bias=merge_bias) if merge else None
+
+    def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.keys and self.values:
+            assert self.qkv is not None
+            q, k, v = self.qkv(x_BTD).split((self.queries, self.keys, self.values), dim=-1)
+            return self._heads(q), self._heads(k), self._heads(v)
+        return super().project(x_BTD)
+
+    def query(self, x_BTD: Tensor) -> Tensor:
+        return self._heads(self._map(x_BTD, 0, self.queries) if self.queries else x_BTD)
+
+    def memory(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        start = self.queries + self.keys
+        if self.keys and self.values:
+            k, v = self._map(x_BSD, self.queries, start + self.values).split((self.keys, self.values), dim=-1)
+            return self._heads(k), self._heads(v)
+        k = self._map(x_BSD, start - self.queries, start) if self.queries else x_BSD
+        v_BHSD = x_BSD[:, None].expand(-1, self.heads, -1, -1)
+        return self._heads(k), self._heads(self._map(x_BSD, start, start + self.values)) if self.values else v_BHSD
+
+    def merge(self, y_BHTE: Tensor) -> Tensor:
+        y_BTD = y_BHTE.transpose(1, 2).flatten(2)
+        return y_BTD if self.out is None else self.out(y_BTD)
+
+    def _map(self, x_BTD: Tensor, start: int, end: int) -> Tensor:
+        assert self.qkv is not None
+        bias = self.qkv.bias[start:end] if self.qkv.bias is not None else None
+        return F.linear(x_BTD, self.qkv.weight[start:end], bias)
+
+    def _heads(self, x_BTF: Tensor) -> Tensor:
+        return x_BTF.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class SlicedHeads(HeadsModule):
+    """Each head has its own slice of the input; the matrices are per head or shared by all."""
+
+    def __init__(self, width: int, heads: int, *, share: bool, merge: bool):
+        super().__init__()
+        size = head_width(width, heads)
+        self.heads, self.key_width, self.value_width, self.scale = heads, size, size, size**-0.5
+        self.qkv_3HEE = nn.Parameter(
+            torch.empty(3, 1 if share else heads, size, size).uniform_(-(size**-0.5), size**-0.5)
+        )
+        self.out = nn.Linear(width, width) if merge else None
+
+    def query(self, x_BTD: Tensor) -> Tensor:
+        return self._slices(x_BTD) @ self.qkv_3HEE[0]
+
+    def memory(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        slice_BHSE = self._slices(x_BSD)
+        return slice_BHSE @ self.qkv_3HEE[1], slice_BHSE @ self.qkv_3HEE[2]
+
+    def merge(self, y_BHTE: Tensor) -> Tensor:
+        y_BTD = y_BHTE.transpose(1, 2).flatten(2)
+        return y_BTD if self.out is None else self.out(y_BTD)
+
+    def _slices(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD.unflatten(-1, (self.heads, -1)).transpose(1, 2)

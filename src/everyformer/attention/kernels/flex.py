@@ -1,0 +1,88 @@
+"""PyTorch's FlexAttention: the pattern and the rules compiled into one kernel that skips the blocks nobody sees.
+
+Forward anywhere; training on CUDA only. On a CPU it runs PyTorch's own unfused form. Scores with learned tables are
+served, but their gradient is slow there; `sdpa` and `blocked` are the kernels to train those with.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from everyformer.attention.kernels.request import Request
+from everyformer.attention.pattern import Pattern, bound
+from everyformer.attention.scene import Scene
+
+
+def objection(request: Request) -> str | None:
+    if reason := request.weights_are_wanted():
+        return reason
+    if request.dropout:
+        return "FlexAttention has no dropout on the weights; set the attention's dropout to 0"
+    device = request.q_BHQE.device.type
+    if device != "cuda" and torch.is_grad_enabled() and request.wants_gradient:
+        return f"FlexAttention has no backward pass on {device}; train with sdpa, blocked or reference"
+    return None
+
+
+def run(request: Request) -> Tensor:
+    scene = request.scene
+    score = None
+    if request.terms:
+
+        def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            for term in request.terms:
+                s = s + term(b, h, i, j)
+            return s
+
+    block_mask = _block_mask(request.pattern, scene, request.batch, request.heads)
+    answer = _kernel(scene.device.type)(
+        request.q_BHQE,
+        request.k_BHKE,
+        request.v_BHKE,
+        score_mod=score,
+        block_mask=block_mask,
+        scale=request.scale,
+    )
+    assert isinstance(answer, Tensor)
+    return answer
+
+
+def _block_mask(pattern: Pattern, scene: Scene, batch: int, heads: int) -> BlockMask:
+    if scene.in_place and bound(pattern) == pattern:
+        return _static_block_mask(pattern, scene.queries, scene.keys, heads, scene.device)
+    return _make(pattern, scene, batch, heads)
+
+
+@lru_cache(maxsize=64)
+def _static_block_mask(pattern: Pattern, queries: int, keys: int, heads: int, device: torch.device) -> BlockMask:
+    return _make(pattern, Scene(queries, keys, device), 1, heads)
+
+
+def _make(pattern: Pattern, scene: Scene, batch: int, heads: int) -> BlockMask:
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        k = scene.key_at(b, j)
+        seen = pattern.sees(b, h, scene.query_at(b, i), k, scene)
+        return seen if scene.key_BK is None else seen & (k >= 0)
+
+    return create_block_mask(sees, batch, heads, scene.queries, scene.keys, device=scene.device)
+
+
+@lru_cache(maxsize=2)
+def _kernel(device: str) -> Callable[..., Any]:
+    if device == "cuda":
+        return torch.compile(flex_attention, dynamic=False)
+
+    def unfused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+        with warnings.catch_warnings():  # it warns that it is unfused: on a CPU that is the choice
+            warnings.simplefilter("ignore")
+            # Detached, because it refuses tensors that want a gradient even under no_grad.
+            return flex_attention(q.detach(), k.detach(), v.detach(), **options)
+
+    return unfused

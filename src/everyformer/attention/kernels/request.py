@@ -1,0 +1,46 @@
+"""What the waist asks of a kernel: everything that stands in the equation, and nothing about how to compute it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from everyformer.attention.pattern import Pattern
+from everyformer.attention.rule import RuleModule, Term
+from everyformer.attention.scene import Scene
+
+
+@dataclass(frozen=True)
+class Request:
+    """softmax(scale q k^T + sum of terms, over the keys that `pattern` shows) v, plus what the rules answer."""
+
+    q_BHQE: Tensor
+    k_BHKE: Tensor
+    v_BHKE: Tensor
+    pattern: Pattern
+    terms: tuple[Term, ...]
+    answers: tuple[RuleModule, ...]  # the rules that need the weights
+    scene: Scene
+    scale: float
+    dropout: float
+
+    @property
+    def batch(self) -> int:
+        return self.q_BHQE.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.q_BHQE.shape[1]
+
+    @property
+    def wants_gradient(self) -> bool:
+        return any(x.requires_grad for x in (self.q_BHQE, self.k_BHKE, self.v_BHKE))
+
+    def weights_are_wanted(self) -> str | None:
+        """Why a kernel that never holds the weights cannot serve, or None."""
+        if self.answers:
+            return "a rule adds to the answer by the weights (Shaw's value terms), which this kernel never holds"
+        if self.scene.probe is not None:
+            return "a probe wants the weights, which this kernel never holds"
+        return None

@@ -1,0 +1,395 @@
+"""Patterns: who sees whom.
+
+A pattern is a predicate on positions, `sees(b, h, q, k, scene)`: may query position q of sequence b see key position k
+in head h? It is elementwise arithmetic with no Python branch on the data, so one body serves a dense mask, a
+FlexAttention block mask and a gathered block. Patterns combine with `&`, `|`, `~` and `ByHead`; they print as text that
+`parse` reads back. Whether a pattern looks ahead, how dense it is and which blocks are live are computed from the
+predicate, never declared.
+
+Sources: attention over a key set S_i (W), sparse patterns of Child et al. 2019 with j <= i restored by `causal &`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from everyformer.attention.scene import Scene
+from everyformer.value import Count, Size, Value, named, nearest, snake
+
+# Tensors in the algebra of indices; ints work too.
+Index = Any
+
+
+class Pattern:
+    """Who sees whom. A new pattern inherits from Pattern and Value and defines `sees`."""
+
+    __slots__ = ()
+    needs: ClassVar[str | None] = None  # the field of the scene it reads, when it depends on data
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        raise NotImplementedError
+
+    def __and__(self, other: Pattern) -> Pattern:
+        return And(_parts(And, self) + _parts(And, other))
+
+    def __or__(self, other: Pattern) -> Pattern:
+        return Or(_parts(Or, self) + _parts(Or, other))
+
+    def __invert__(self) -> Pattern:
+        return self.part if isinstance(self, Not) else Not(self)
+
+    def __str__(self) -> str:
+        fields = [getattr(self, name) for name in self.__struct_fields__]  # type: ignore[attr-defined]
+        while fields and fields[-1] is None:
+            fields.pop()
+        name = snake(type(self).__name__)
+        return f"{name}({', '.join(map(str, fields))})" if fields else name
+
+    def children(self) -> tuple[Pattern, ...]:
+        return ()
+
+    def walk(self) -> Iterator[Pattern]:
+        yield self
+        for child in self.children():
+            yield from child.walk()
+
+    def mask(self, queries: int, keys: int | None = None, heads: int = 1, scene: Scene | None = None) -> Tensor:
+        """Booleans H, Q, K (of the first sequence), the queries being the last of the keys."""
+        keys = queries if keys is None else keys
+        scene = scene or Scene(queries, keys, torch.device("cpu"))
+        seen = scene.mask(self, 1, heads)
+        return seen[0].expand(heads, queries, keys)
+
+    def looks_ahead(self, length: int | None = None, heads: int = 1) -> bool:
+        """Does any query see a key after it, among the first `length` positions? Data-dependent parts count as seen.
+
+        Without a length, enough positions are tried for every number in the pattern to have had its effect twice.
+        """
+        return _looks_ahead(bound(self), length or min(4096, 64 + 2 * sum(self.numbers())), heads)
+
+    def numbers(self) -> list[int]:
+        """The whole numbers written in the pattern: window sizes, strides, block sizes."""
+        fields = [getattr(part, name) for part in self.walk() for name in part.__struct_fields__]  # type: ignore[attr-defined]
+        return [field for field in fields if isinstance(field, int)]
+
+    def density(self, length: int, heads: int = 1) -> float:
+        """The share of the Q x K pairs that are seen."""
+        return sum(rows.sum().item() for rows in _rows(self, length, heads)) / (heads * length * length)
+
+    def live_blocks(self, length: int, size: int, heads: int = 1) -> float:
+        """The share of the size x size blocks in which anything is seen."""
+        live, total = 0, 0
+        for rows in _rows(self, length, heads, size):
+            columns = rows.any(dim=-2)
+            columns = torch.nn.functional.pad(columns, (0, -length % size))
+            blocks = columns.unflatten(-1, (-1, size)).any(dim=-1)
+            live, total = live + int(blocks.sum()), total + blocks.numel()
+        return live / total
+
+
+class Full(Pattern, Value, frozen=True):
+    """Everybody sees everybody."""
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        return (q <= k) | (q > k)
+
+
+class Causal(Pattern, Value, frozen=True):
+    """Nobody sees the future: j <= i."""
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        return k <= q
+
+
+class Window(Pattern, Value, frozen=True):
+    """Neighbours: |i - j| < size. `causal & window(s)` is the last s positions, this one included."""
+
+    size: Size
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        return (q - k < self.size) & (k - q < self.size)
+
+
+class Block(Pattern, Value, frozen=True):
+    """The same block of `size` positions: floor(i / l) = floor(j / l)."""
+
+    size: Size
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        return q // self.size == k // self.size
+
+
+class Stride(Pattern, Value, frozen=True):
+    """A whole number of steps away: (i - j) mod l = 0."""
+
+    step: Size
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        return (q - k) % self.step == 0
+
+
+class Summary(Pattern, Value, frozen=True):
+    """The last `last` columns of every block of `size`: j mod l >= l - c."""
+
+    size: Size
+    last: Size
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if self.last > self.size:
+            raise ValueError(
+                f"summary.last is {self.last}: a block has only {self.size} columns; give {self.size} or fewer"
+            )
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        return k % self.size >= self.size - self.last
+
+
+class Prefix(Pattern, Value, frozen=True):
+    """The first `length` positions are seen by all."""
+
+    length: Count
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        return k < self.length
+
+
+class Graph(Pattern, Value, frozen=True):
+    """Along edges: i sees j if (i, j) is an edge. With no edges of its own it reads those given to the model's call.
+
+    An edge (i, j) says that i sees j and nothing more: give (j, i) and (i, i) too where they are meant.
+    """
+
+    edges: tuple[tuple[Count, Count], ...] | None = None
+    needs: ClassVar[str | None] = "edges_BNN"
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        if self.edges is None:
+            if scene is None or scene.edges_BNN is None:
+                raise ValueError(
+                    "the pattern graph has no edges: give graph(((0, 1), ...)) or call the model with edges="
+                )
+            table_BNN = scene.edges_BNN
+        else:
+            table_BNN = _adjacency(self, q.device)
+        last = table_BNN.shape[-1] - 1
+        inside = (q >= 0) & (k >= 0) & (q <= last) & (k <= last)
+        return inside & table_BNN[b % table_BNN.shape[0], q.clamp(0, last), k.clamp(0, last)]
+
+
+class SameDocument(Pattern, Value, frozen=True):
+    """The same document, for several packed into one sequence. Reads the `documents` given to the model's call."""
+
+    needs: ClassVar[str | None] = "document_BP"
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        if scene is None or scene.document_BP is None:
+            raise ValueError(
+                "the pattern same_document knows no documents: call the model with documents=, one id a token"
+            )
+        table_BP = scene.document_BP
+        b = b % table_BP.shape[0]
+        return table_BP[b, q.clamp(min=0)] == table_BP[b, k.clamp(min=0)]
+
+
+class Visible(Pattern, Value, frozen=True):
+    """Not padding and not an empty memory slot. Always implied where a scene has any; here to be named and shown."""
+
+    needs: ClassVar[str | None] = "key_BK"
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        return (k >= 0) & ((q <= k) | (q > k))
+
+
+class ByHead(Pattern, Value, frozen=True):
+    """Head h follows patterns[h mod n]."""
+
+    patterns: tuple[Pattern, ...]
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if not self.patterns:
+            raise ValueError("by_head has no patterns: give one for each head, or fewer to be dealt out in turn")
+
+    def __str__(self) -> str:
+        return f"by_head({', '.join(map(str, self.patterns))})"
+
+    def children(self) -> tuple[Pattern, ...]:
+        return self.patterns
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        turn = h % len(self.patterns)
+        seen = (turn == 0) & self.patterns[0].sees(b, h, q, k, scene)
+        for number, pattern in enumerate(self.patterns[1:], 1):
+            seen = seen | ((turn == number) & pattern.sees(b, h, q, k, scene))
+        return seen
+
+
+class And(Pattern, Value, frozen=True):
+    """All of them."""
+
+    parts: tuple[Pattern, ...]
+
+    def __str__(self) -> str:
+        return " & ".join(f"({part})" if isinstance(part, Or) else str(part) for part in self.parts)
+
+    def children(self) -> tuple[Pattern, ...]:
+        return self.parts
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        seen = self.parts[0].sees(b, h, q, k, scene)
+        for part in self.parts[1:]:
+            seen = seen & part.sees(b, h, q, k, scene)
+        return seen
+
+
+class Or(Pattern, Value, frozen=True):
+    """Any of them."""
+
+    parts: tuple[Pattern, ...]
+
+    def __str__(self) -> str:
+        return " | ".join(map(str, self.parts))
+
+    def children(self) -> tuple[Pattern, ...]:
+        return self.parts
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        seen = self.parts[0].sees(b, h, q, k, scene)
+        for part in self.parts[1:]:
+            seen = seen | part.sees(b, h, q, k, scene)
+        return seen
+
+
+class Not(Pattern, Value, frozen=True):
+    """The others."""
+
+    part: Pattern
+
+    def __str__(self) -> str:
+        return f"~({self.part})" if isinstance(self.part, And | Or) else f"~{self.part}"
+
+    def children(self) -> tuple[Pattern, ...]:
+        return (self.part,)
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        return ~self.part.sees(b, h, q, k, scene)
+
+
+def bound(pattern: Pattern) -> Pattern:
+    """The least pattern that sees all that this one may see, whatever the data: data-dependent parts become Full."""
+    if pattern.needs and not (isinstance(pattern, Graph) and pattern.edges is not None):
+        return Full()
+    if isinstance(pattern, Not):
+        return Full() if bound(pattern.part) != pattern.part else pattern
+    if isinstance(pattern, And | Or):
+        return type(pattern)(tuple(bound(part) for part in pattern.parts))
+    if isinstance(pattern, ByHead):
+        return ByHead(tuple(bound(part) for part in pattern.patterns))
+    return pattern
+
+
+def for_head(pattern: Pattern, head: int) -> Pattern:
+    """The pattern as one head has it, with every ByHead resolved."""
+    if isinstance(pattern, ByHead):
+        return for_head(pattern.patterns[head % len(pattern.patterns)], head)
+    if isinstance(pattern, And | Or):
+        return type(pattern)(tuple(for_head(part, head) for part in pattern.parts))
+    if isinstance(pattern, Not):
+        return Not(for_head(pattern.part, head))
+    return pattern
+
+
+def parse(text: str) -> Pattern:
+    """The pattern that a text names: `causal & (window(8) | stride(8))`, as patterns print themselves."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(
+            f"cannot read the pattern {text!r}: {error.msg}; write for example causal & window(8)"
+        ) from None
+    pattern = _read(tree, text)
+    if not isinstance(pattern, Pattern):
+        raise ValueError(f"{text!r} is a number or a list, not a pattern; write for example causal & window(8)")
+    return pattern
+
+
+def _read(tree: ast.expr, text: str) -> Any:
+    match tree:
+        case ast.Name(id=name):
+            return _make(name, [], text)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            return _make(name, [_read(arg, text) for arg in args], text)
+        case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
+            return _read(left, text) & _read(right, text)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _read(left, text) | _read(right, text)
+        case ast.UnaryOp(op=ast.Invert(), operand=part):
+            return ~_read(part, text)
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
+            return -value
+        case ast.Tuple(elts=parts):
+            return tuple(_read(part, text) for part in parts)
+    raise ValueError(
+        f"cannot read {ast.unparse(tree)!r} in the pattern {text!r}: use names, whole numbers, & | ~ and parentheses"
+    )
+
+
+def _make(name: str, arguments: list[Any], text: str) -> Pattern:
+    kinds = {key: kind for key, kind in named(Pattern).items() if kind not in (And, Or, Not)}
+    if name not in kinds:
+        raise ValueError(f"no pattern is named {name!r} (in {text!r}); {nearest(name, kinds)}")
+    if kinds[name] is ByHead:
+        arguments = [tuple(arguments)]
+    try:
+        return kinds[name](*arguments)
+    except TypeError as error:
+        raise ValueError(f"{name} in the pattern {text!r}: {error}") from None
+
+
+def _parts(kind: type[And] | type[Or], pattern: Pattern) -> tuple[Pattern, ...]:
+    if not isinstance(pattern, Pattern):
+        raise ValueError(f"{pattern!r} is not a pattern; combine patterns with & | ~")
+    return pattern.parts if isinstance(pattern, kind) else (pattern,)
+
+
+def _rows(pattern: Pattern, length: int, heads: int, step: int | None = None) -> Iterator[Tensor]:
+    """The mask H, rows, K a few rows at a time, so that long patterns are looked at in little memory."""
+    step = step or max(1, 2**24 // (length * heads))
+    device = torch.device("cpu")  # whatever the device of the model that is being built
+    h, k = (
+        torch.arange(heads, device=device).view(-1, 1, 1),
+        torch.arange(length, device=device).view(1, 1, -1),
+    )
+    for start in range(0, length, step):
+        q = torch.arange(start, min(start + step, length), device=device).view(1, -1, 1)
+        scene = Scene(length, length, device)
+        yield pattern.sees(torch.zeros_like(h), h, q, k, scene).expand(heads, q.shape[1], length)
+
+
+@lru_cache(maxsize=256)
+def _looks_ahead(pattern: Pattern, length: int, heads: int) -> bool:
+    start = 0
+    for rows in _rows(pattern, length, heads):
+        if bool(rows.triu(diagonal=start + 1).any()):
+            return True
+        start += rows.shape[1]
+    return False
+
+
+@lru_cache(maxsize=16)
+def _adjacency(graph: Graph, device: torch.device) -> Tensor:
+    edges = torch.tensor(graph.edges or [(0, 0)], device=device)
+    size = int(edges.max()) + 1
+    table_NN = torch.zeros(size, size, dtype=torch.bool, device=device)
+    if graph.edges:
+        table_NN[edges[:, 0], edges[:, 1]] = True
+    return table_NN[None]

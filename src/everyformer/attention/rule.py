@@ -1,0 +1,237 @@
+"""Rules: how strongly a query sees a key, by where the two stand.
+
+A rule is a value (its numbers) that builds a module (its weights) with any of four hooks:
+
+    turn(q, k, scene)          -> q, k      changes queries and keys before their product
+    score(q, k, scale, scene)  -> term      term(b, h, i, j) is added to the score of query number i and key number j
+    answer(weights, scene)     -> BHQE      is added to the answer; needs the weights, so only the reference serves it
+    penalty()                  -> a cost    is added to the loss
+
+`term` is elementwise like a pattern, so the same body serves a dense bias, a FlexAttention score and a gathered block.
+i and j number the rows of q and k; `scene.query_at(b, i)` and `scene.key_at(b, j)` tell the positions.
+
+Papers: Su et al. 2021 (rotary), Press et al. 2021 (ALiBi), Shaw et al. 2018, Raffel et al. 2019 (T5), Wu et al. 2021
+(image-relative bias).
+Departures: T5 omits the 1/sqrt(d) scale; here the scale belongs to the heads and T5's bias is added to scaled scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everyformer.attention.scene import Scene
+from everyformer.value import Count, Positive, Size, Value
+
+Term = Callable[[Any, Any, Any, Any], Tensor]
+
+
+class Rule:
+    """How strongly. A value that builds the module of one attention with so many heads, keys and values so wide."""
+
+    __slots__ = ()
+
+    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+        raise NotImplementedError
+
+
+class RuleModule(nn.Module):
+    """The hooks, each doing nothing until a rule defines it."""
+
+    needs_weights = False  # does `answer` do anything?
+
+    def turn(self, q_BHQE: Tensor, k_BHKE: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
+        return q_BHQE, k_BHKE
+
+    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term | None:
+        return None
+
+    def answer(self, weights_BHQK: Tensor, scene: Scene) -> Tensor | None:
+        return None
+
+    def penalty(self) -> Tensor | None:
+        return None
+
+
+class Rotary(Rule, Value, frozen=True):
+    """Turns each pair (2m, 2m+1) of a query or key at position i by the angle i / base^(2m/E)."""
+
+    base: Positive = 10000.0
+
+    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+        if key_width % 2:
+            raise ValueError(f"rotary turns pairs of numbers, but a head is {key_width} wide; make it even")
+        return RotaryRule(self.base, key_width)
+
+
+class RotaryRule(RuleModule):
+    def __init__(self, base: float, head_width: int):
+        super().__init__()
+        self.base, self.head_width = base, head_width
+
+    def turn(self, q_BHQE: Tensor, k_BHKE: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
+        return self._turn(q_BHQE, scene.query_positions()), self._turn(k_BHKE, scene.key_positions())
+
+    def _turn(self, x_BHTE: Tensor, position_BT: Tensor) -> Tensor:
+        # Angles in at least float32: bfloat16 cannot tell position 256 from 257.
+        exact = torch.promote_types(x_BHTE.dtype, torch.float32)
+        exponent = torch.arange(0, self.head_width, 2, device=x_BHTE.device, dtype=exact) / self.head_width
+        angle_B1TE = position_BT[:, None, :, None].to(exact) * self.base**-exponent
+        cos, sin = angle_B1TE.cos().to(x_BHTE.dtype), angle_B1TE.sin().to(x_BHTE.dtype)
+        even, odd = x_BHTE[..., 0::2], x_BHTE[..., 1::2]
+        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+
+class Alibi(Rule, Value, frozen=True):
+    """Subtracts a slope times the distance: -m_h |i - j|, m_h = 2^(-8h/H) for h = 1..H."""
+
+    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+        return AlibiRule(heads)
+
+
+class AlibiRule(RuleModule):
+    slope_H: Tensor
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.register_buffer("slope_H", torch.tensor(alibi_slopes(heads), dtype=torch.float64), persistent=False)
+
+    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
+        slope_H = self.slope_H.to(q_BHQE.dtype)
+
+        def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
+            return -slope_H[h] * (scene.query_at(b, i) - scene.key_at(b, j)).abs()
+
+        return term
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """The paper's slopes; where H is not a power of two, its code interleaves those of the next one."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    return slopes + [2 ** (-4 * h / power) for h in range(1, 2 * (heads - power), 2)]
+
+
+class Shaw(Rule, Value, frozen=True):
+    """Relative position representations: e_ij = q_i (k_j + a^K_r) / sqrt(E), z_i = sum_j w_ij (v_j + a^V_r).
+
+    r = clip(j - i, -reach, reach); the vectors a are learned and shared by the heads, as in the paper.
+    """
+
+    reach: Size = 16
+    values: bool = False
+
+    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+        return ShawRule(self.reach, key_width, value_width if self.values else 0)
+
+
+class ShawRule(RuleModule):
+    def __init__(self, reach: int, key_width: int, value_width: int):
+        super().__init__()
+        self.reach, self.needs_weights = reach, value_width > 0
+        rows = 2 * reach + 1
+        self.key_RE = nn.Parameter(torch.randn(rows, key_width) * key_width**-0.5)
+        self.value_RE = nn.Parameter(torch.randn(rows, value_width) * value_width**-0.5) if value_width else None
+
+    def _row(self, q: Tensor, k: Tensor) -> Tensor:
+        return (k - q).clamp(-self.reach, self.reach) + self.reach
+
+    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
+        term_BHQR = q_BHQE @ self.key_RE.to(q_BHQE.dtype).T * scale
+
+        def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
+            return term_BHQR[b, h, i, self._row(scene.query_at(b, i), scene.key_at(b, j))]
+
+        return term
+
+    def answer(self, weights_BHQK: Tensor, scene: Scene) -> Tensor | None:
+        if self.value_RE is None:
+            return None
+        q_BQ, k_BK = scene.query_positions(), scene.key_positions()
+        row_BHQK = self._row(q_BQ[:, None, :, None], k_BK[:, None, None, :]).expand_as(weights_BHQK)
+        share_BHQR = weights_BHQK.new_zeros(*weights_BHQK.shape[:3], 2 * self.reach + 1)
+        return share_BHQR.scatter_add(-1, row_BHQK, weights_BHQK) @ self.value_RE.to(weights_BHQK.dtype)
+
+
+class T5Bias(Rule, Value, frozen=True):
+    """A learned number per head and bucket of distance; buckets widen logarithmically up to `reach`.
+
+    `both_sides` halves the buckets between past and future (an encoder); otherwise the future shares bucket 0.
+    """
+
+    buckets: Size = 32
+    reach: Size = 128
+    both_sides: bool = False
+
+    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+        return T5Rule(self, heads)
+
+
+class T5Rule(RuleModule):
+    def __init__(self, value: T5Bias, heads: int):
+        super().__init__()
+        self.buckets, self.reach, self.both_sides = value.buckets, value.reach, value.both_sides
+        self.bias_RH = nn.Parameter(torch.randn(value.buckets, heads) * 0.02)
+
+    def bucket(self, back: Tensor) -> Tensor:
+        """The bucket of a distance i - j."""
+        half = self.buckets // 2 if self.both_sides else self.buckets
+        side = (back < 0) * half if self.both_sides else torch.zeros_like(back)
+        back = back.abs() if self.both_sides else back.clamp(min=0)
+        exact = half // 2
+        ratio = (back.clamp(min=1) / exact).log() / math.log(self.reach / exact)
+        far = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
+        return side + torch.where(back < exact, back, far)
+
+    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
+        bias_RH = self.bias_RH.to(q_BHQE.dtype)
+
+        def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
+            return bias_RH[self.bucket(scene.query_at(b, i) - scene.key_at(b, j)), h]
+
+        return term
+
+
+class ImageBias(Rule, Value, frozen=True):
+    """A learned number per head and 2-D offset (rows, columns) between two cells of a grid laid out in raster order.
+
+    `before` positions stand before the grid (a class token); pairs with them get one learned number per head.
+    """
+
+    rows: Size
+    columns: Size
+    before: Count = 0
+
+    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+        return ImageRule(self, heads)
+
+
+class ImageRule(RuleModule):
+    def __init__(self, value: ImageBias, heads: int):
+        super().__init__()
+        self.rows, self.columns, self.before = value.rows, value.columns, value.before
+        self.bias_RH = nn.Parameter(torch.randn((2 * self.rows - 1) * (2 * self.columns - 1) + 1, heads) * 0.02)
+
+    def _row(self, q: Tensor, k: Tensor) -> Tensor:
+        cell_q, cell_k = q - self.before, k - self.before
+        down = (cell_k // self.columns - cell_q // self.columns).clamp(1 - self.rows, self.rows - 1)
+        right = cell_k % self.columns - cell_q % self.columns
+        offset = (down + self.rows - 1) * (2 * self.columns - 1) + right + self.columns - 1
+        return torch.where((cell_q < 0) | (cell_k < 0), self.bias_RH.shape[0] - 1, offset)
+
+    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
+        if scene.keys > self.before + self.rows * self.columns and scene.key_BK is None:
+            raise ValueError(
+                f"image_bias knows {self.before} + {self.rows} x {self.columns} positions, but {scene.keys} are given; "
+                "make the grid larger or the input smaller"
+            )
+        bias_RH = self.bias_RH.to(q_BHQE.dtype)
+
+        def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
+            return bias_RH[self._row(scene.query_at(b, i), scene.key_at(b, j)), h]
+
+        return term

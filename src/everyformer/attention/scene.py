@@ -1,0 +1,95 @@
+"""The scene of one forward pass: where its queries and keys stand, and what is known of each position.
+
+The queries are the last Q of the K positions; that one sentence covers the cache and the memory. Padding and empty
+memory slots stand at position -1 and are seen by nobody, so how many there are changes nothing. Positions are counted
+over what is visible, so a sequence has the same positions wherever its padding lies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from everyformer.attention.pattern import Pattern
+
+
+@dataclass
+class Probe:
+    """Watches a forward pass: give one to a model and read the attention weights of every layer from it.
+
+    A pass that is watched computes its attention by the reference kernel, because the fast ones never hold weights.
+    """
+
+    weights: list[Tensor] = field(default_factory=list)  # BHQK of each attention, in the order of execution
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What one attention knows besides q, k and v. `None` positions mean: key j stands at j, query i at K - Q + i."""
+
+    queries: int
+    keys: int
+    device: torch.device
+    query_BQ: Tensor | None = None
+    key_BK: Tensor | None = None
+    document_BP: Tensor | None = None  # the document of each position, for SameDocument
+    edges_BNN: Tensor | None = None  # who is joined to whom, for Graph without edges of its own
+    kernel: str = "auto"
+    probe: Probe | None = None
+    masks: dict[tuple[int, int], tuple[Pattern, Tensor]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def in_place(self) -> bool:
+        """Nothing is padded, moved or dropped: positions are plain index arithmetic, known without a look at data."""
+        return self.query_BQ is None and self.key_BK is None
+
+    def query_at(self, b: Tensor, i: Tensor) -> Tensor:
+        """The position of query number i."""
+        if self.query_BQ is not None:
+            return self.query_BQ[b % self.query_BQ.shape[0], i]
+        return self.key_at(b, i + (self.keys - self.queries))
+
+    def key_at(self, b: Tensor, j: Tensor) -> Tensor:
+        """The position of key number j."""
+        return j if self.key_BK is None else self.key_BK[b % self.key_BK.shape[0], j]
+
+    def query_positions(self) -> Tensor:
+        """B or 1, Q."""
+        if self.query_BQ is not None:
+            return self.query_BQ
+        return self.key_positions()[:, self.keys - self.queries :]
+
+    def key_positions(self) -> Tensor:
+        """B or 1, K."""
+        if self.key_BK is not None:
+            return self.key_BK
+        return torch.arange(self.keys, device=self.device)[None]
+
+    def visible_BQ(self) -> Tensor | None:
+        """Which queries are real, or None when all are."""
+        return None if self.in_place else self.query_positions() >= 0
+
+    def indices(self, batch: int, heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """b, h, i, j, shaped so that arithmetic on them broadcasts to B, H, Q, K."""
+        sizes = (batch, heads, self.queries, self.keys)
+        b, h, i, j = (
+            torch.arange(size, device=self.device).view([-1 if axis == place else 1 for axis in range(4)])
+            for place, size in enumerate(sizes)
+        )
+        return b, h, i, j
+
+    def mask(self, pattern: Pattern, batch: int, heads: int) -> Tensor:
+        """Who sees whom as booleans that broadcast to B, H, Q, K. Computed once per scene and pattern."""
+        key = (id(pattern), heads)  # the pattern is kept beside its mask, so its id stays its own
+        if key not in self.masks:
+            b, h, i, j = self.indices(batch, heads)
+            q, k = self.query_at(b, i), self.key_at(b, j)
+            seen = pattern.sees(b, h, q, k, self)
+            if self.key_BK is not None:
+                seen = seen & (k >= 0)
+            self.masks[key] = (pattern, seen)
+        return self.masks[key][1]

@@ -1,0 +1,49 @@
+"""Paper: Devlin et al. 2018, BERT.
+
+Equations: the Transformer's encoder with learned positions, two segments and a norm of their sum; GELU; heads for the
+masked token and for the next sentence, the latter through a tanh pooler on the first token.
+Symbols: width H, heads A, layers L. Departures: none known.
+"""
+
+from __future__ import annotations
+
+from everyformer.attention.heads import Standard
+from everyformer.attention.pattern import Full
+from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.embed import Tokens
+from everyformer.network.feedforward import FeedForward
+from everyformer.network.head import Classify, Masked
+from everyformer.network.initial import Normal
+from everyformer.network.model import Model
+from everyformer.network.norm import LayerNorm
+from everyformer.network.position import Learned
+from everyformer.network.wiring import PostNorm
+
+SIZES = {
+    "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "vocabulary": 256},
+    "base": {"width": 768, "heads": 12, "layers": 12},
+    "large": {"width": 1024, "heads": 16, "layers": 24},
+}
+
+
+def bert(
+    width: int = 768,
+    heads: int | None = None,
+    layers: int = 12,
+    context: int = 512,
+    vocabulary: int = 30522,
+    dropout: float = 0.1,
+) -> Model:
+    attention = Attention(Standard(heads or width // 64, bias=True), Full(), dropout=dropout)
+    norm = LayerNorm(1e-12)
+    return Model(
+        width=width,
+        embed=Tokens(vocabulary),
+        position=Learned(context),
+        segments=2,
+        norm=norm,
+        dropout=dropout,
+        body=Stack(layers, (Layer(attention, FeedForward(4 * width, "gelu")),), PostNorm(norm, dropout)),
+        heads=(Masked(), Classify(2, "first", pooler=True)),
+        initial=Normal(0.02),
+    )

@@ -1,0 +1,48 @@
+"""Paper: Radford et al. 2019, Language Models are Unsupervised Multitask Learners.
+
+Equations: pre-norm causal blocks and a last norm, learned positions, GELU (its tanh form), tied embedding; the maps
+that end a residual branch begin smaller by the square root of their number.
+Departures: the paper states 117M, 345M, 762M and 1542M; the released models, and these, have 124M, 355M, 774M and
+1558M.
+"""
+
+from __future__ import annotations
+
+from everyformer.attention.heads import Standard
+from everyformer.attention.pattern import Causal
+from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.embed import Tokens
+from everyformer.network.feedforward import FeedForward
+from everyformer.network.head import Language
+from everyformer.network.initial import Normal
+from everyformer.network.model import Model
+from everyformer.network.position import Learned
+from everyformer.network.wiring import PreNorm
+
+SIZES = {
+    "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "vocabulary": 256},
+    "small": {"width": 768, "layers": 12},
+    "medium": {"width": 1024, "layers": 24},
+    "large": {"width": 1280, "layers": 36},
+    "xl": {"width": 1600, "layers": 48},
+}
+
+
+def gpt2(
+    width: int = 768,
+    heads: int | None = None,
+    layers: int = 12,
+    context: int = 1024,
+    vocabulary: int = 50257,
+    dropout: float = 0.1,
+) -> Model:
+    attention = Attention(Standard(heads or width // 64, bias=True), Causal(), dropout=dropout)
+    return Model(
+        width=width,
+        embed=Tokens(vocabulary),
+        position=Learned(context),
+        dropout=dropout,
+        body=Stack(layers, (Layer(attention, FeedForward(4 * width, "gelu_tanh")),), PreNorm(dropout=dropout)),
+        heads=(Language(),),
+        initial=Normal(0.02, by_depth=True),
+    )

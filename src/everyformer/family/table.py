@@ -1,0 +1,88 @@
+"""The table of the family: every member by name, with its paper and its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
+from typing import Any
+
+import torch
+
+from everyformer.family.bert import SIZES as BERT_SIZES
+from everyformer.family.bert import bert
+from everyformer.family.byte import CLASSIFIER_SIZES, LANGUAGE_SIZES, byte_classifier, byte_language
+from everyformer.family.gpt2 import SIZES as GPT2_SIZES
+from everyformer.family.gpt2 import gpt2
+from everyformer.family.transformer import SIZES as TRANSFORMER_SIZES
+from everyformer.family.transformer import transformer
+from everyformer.family.vit import SIZES as VIT_SIZES
+from everyformer.family.vit import vit
+from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.value import nearest
+
+
+@dataclass(frozen=True)
+class Member:
+    """A name, the paper, the function that makes its value, its sizes, and the size meant when none is named."""
+
+    name: str
+    paper: str
+    make: Callable[..., Model | EncoderDecoder]
+    sizes: Mapping[str, Mapping[str, Any]]
+    size: str
+
+    def value(self, size: str | None = None, **changes: Any) -> Model | EncoderDecoder:
+        size = size or self.size
+        if size not in self.sizes:
+            raise ValueError(f"{self.name} has no size {size!r}; {nearest(size, self.sizes)}")
+        known = signature(self.make).parameters
+        for name in changes:
+            if name not in known:
+                raise ValueError(f"{self.name} has no {name!r} to set; {nearest(name, known)}")
+        given = dict(self.sizes[size])
+        if "width" in changes and "heads" not in changes:
+            given.pop("heads", None)  # heads follow the width
+        return self.make(**(given | changes))
+
+
+MEMBERS = {
+    member.name: member
+    for member in (
+        Member("transformer", "Vaswani et al. 2017", transformer, TRANSFORMER_SIZES, "base"),
+        Member("byte-language", "Bloem 2019", byte_language, LANGUAGE_SIZES, "paper"),
+        Member("byte-classifier", "Bloem 2019", byte_classifier, CLASSIFIER_SIZES, "paper"),
+        Member("bert", "Devlin et al. 2018", bert, BERT_SIZES, "base"),
+        Member("gpt2", "Radford et al. 2019", gpt2, GPT2_SIZES, "small"),
+        Member("vit", "Dosovitskiy et al. 2020", vit, VIT_SIZES, "b16"),
+    )
+}
+
+
+def members() -> list[str]:
+    return list(MEMBERS)
+
+
+def find(name: str) -> Member:
+    if name not in MEMBERS:
+        raise ValueError(f"no member of the family is named {name!r}; {nearest(name, MEMBERS)}")
+    return MEMBERS[name]
+
+
+def member(name: str, size: str | None = None, **changes: Any) -> Model | EncoderDecoder:
+    """The value of a member: `member("gpt2", "tiny", layers=3)`."""
+    return find(name).value(size, **changes)
+
+
+def build(name: str, size: str | None = None, **changes: Any) -> Network | PairNetwork:
+    """The network of a member, with fresh weights: `build("gpt2", width=256)`."""
+    return member(name, size, **changes).build()
+
+
+@lru_cache(maxsize=256)
+def parameters(value: Model | EncoderDecoder) -> int:
+    """How many numbers it learns, counted on a network without storage."""
+    with torch.device("meta"):
+        network = value.build()
+    return sum(p.numel() for p in {id(p): p for p in network.parameters()}.values())

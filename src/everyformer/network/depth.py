@@ -1,0 +1,172 @@
+"""Depth: how often, and with which weights. A depth maps (x, scene, past, source) to (x, past, costs).
+
+A `Layer` is attention, optionally cross-attention over a source, and a feed-forward net. `Stack` runs `layers` of them
+with weights of their own, going round the given ones in turn (one: all alike; two: alternating patterns).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from everyformer.attention.attend import attend
+from everyformer.attention.heads import Heads
+from everyformer.attention.pattern import Full, Pattern
+from everyformer.attention.rule import Rule, RuleModule
+from everyformer.attention.scene import Scene
+from everyformer.network.feedforward import FeedForward
+from everyformer.network.past import Keys
+from everyformer.network.wiring import Wiring
+from everyformer.value import Share, Size, Value
+
+
+@dataclass(frozen=True)
+class Source:
+    """Another sequence to attend to: the encoder's output, and the scene in which it is seen."""
+
+    x_BSD: Tensor
+    scene: Scene
+
+
+class Attention(Value, frozen=True):
+    """Who sees whom, how strongly, through which heads."""
+
+    heads: Heads
+    pattern: Pattern = Full()
+    rules: tuple[Rule, ...] = ()
+    dropout: Share = 0.0  # of the weights
+
+    def build(self, width: int) -> AttentionLayer:
+        return AttentionLayer(width, self)
+
+
+class Layer(Value, frozen=True):
+    """The sublayers of one layer, in order: attention, cross-attention, feed-forward; each may be absent."""
+
+    attention: Attention | None
+    feedforward: FeedForward | None = None
+    cross: Attention | None = None
+
+    def attentions(self) -> tuple[Attention, ...]:
+        return tuple(one for one in (self.attention, self.cross) if one is not None)
+
+
+class Depth:
+    """A value that builds a module (x, scene, past, source) -> (x, past, costs)."""
+
+    __slots__ = ()
+    wiring: Wiring
+    each: tuple[Layer, ...]
+
+    def build(self, width: int) -> nn.Module:
+        raise NotImplementedError
+
+
+class Stack(Depth, Value, frozen=True):
+    layers: Size
+    each: tuple[Layer, ...]
+    wiring: Wiring
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if not self.each:
+            raise ValueError("stack.each is empty: give at least one Layer")
+
+    def build(self, width: int) -> nn.Module:
+        return StackLayers(width, self)
+
+
+class AttentionLayer(nn.Module):
+    """Project, remember, attend, merge."""
+
+    def __init__(self, width: int, value: Attention):
+        super().__init__()
+        self.heads = value.heads.build(width)
+        sizes = (self.heads.heads, self.heads.key_width, self.heads.value_width)
+        self.rules = nn.ModuleList(rule.build(*sizes) for rule in value.rules)
+        self.pattern, self.dropout = value.pattern, value.dropout
+
+    def forward(self, x_BTD: Tensor, scene: Scene, keys: Keys | None) -> tuple[Tensor, Keys]:
+        """Self-attention over what is in `keys` and x itself."""
+        q_BHQE, k_BHTE, v_BHTE = self.heads.project(x_BTD)
+        keys = Keys(k_BHTE, v_BHTE) if keys is None else keys.append(k_BHTE, v_BHTE)
+        return self._attend(q_BHQE, keys, scene), keys
+
+    def across(self, x_BTD: Tensor, source: Source, keys: Keys | None) -> tuple[Tensor, Keys]:
+        """Cross-attention; the keys of the source are computed once and then come with the past."""
+        keys = keys or Keys(*self.heads.memory(source.x_BSD), fixed=True)
+        return self._attend(self.heads.query(x_BTD), keys, source.scene), keys
+
+    def _attend(self, q_BHQE: Tensor, keys: Keys, scene: Scene) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        rules: list[RuleModule] = list(self.rules)  # type: ignore[arg-type]
+        answer_BHQE = attend(
+            q_BHQE,
+            keys.k_BHKE,
+            keys.v_BHKE,
+            self.pattern,
+            rules,
+            scene=scene,
+            scale=self.heads.scale,
+            dropout=dropout,
+        )
+        return self.heads.merge(answer_BHQE)
+
+
+class LayerModule(nn.Module):
+    """One layer: each sublayer with its step of the wiring."""
+
+    def __init__(self, width: int, value: Layer, wiring: Wiring):
+        super().__init__()
+        self.attention = value.attention.build(width) if value.attention else None
+        self.cross = value.cross.build(width) if value.cross else None
+        self.feedforward = value.feedforward.build(width) if value.feedforward else None
+        self.steps = nn.ModuleDict(
+            {
+                name: wiring.step(width)
+                for name in ("attention", "cross", "feedforward")
+                if getattr(value, name) is not None
+            }
+        )
+
+    def forward(
+        self, state: Tensor, scene: Scene, past: list[Keys], source: Source | None
+    ) -> tuple[Tensor, list[Keys]]:
+        """`past` holds the keys of this layer's attentions, or nothing yet; the new ones are returned."""
+        visible_BT, left, found = scene.visible_BQ(), list(past), []
+        if (attention := self.attention) is not None:
+            before = left.pop(0) if left else None
+            state, keys = self.steps["attention"](state, lambda x: attention(x, scene, before), visible_BT)
+            found.append(keys)
+        if (cross := self.cross) is not None:
+            if source is None:
+                raise ValueError("this model attends to a source, but none was given; call it with source=")
+            known = left.pop(0) if left else None
+            state, keys = self.steps["cross"](state, lambda x: cross.across(x, source, known), visible_BT)
+            found.append(keys)
+        if (feedforward := self.feedforward) is not None:
+            state, _ = self.steps["feedforward"](state, lambda x: (feedforward(x), None), visible_BT)
+        return state, found
+
+
+class StackLayers(nn.Module):
+    def __init__(self, width: int, value: Stack):
+        super().__init__()
+        layers = [value.each[number % len(value.each)] for number in range(value.layers)]
+        self.layers = nn.ModuleList(LayerModule(width, layer, value.wiring) for layer in layers)
+        self.ends = value.wiring.ends(width)
+        self.attentions = [len(layer.attentions()) for layer in layers]
+
+    def forward(
+        self, x_BTD: Tensor, scene: Scene, past: tuple[Keys, ...] | None, source: Source | None
+    ) -> tuple[Tensor, tuple[Keys, ...] | None, dict[str, Tensor]]:
+        """`past` None keeps nothing; otherwise the keys of every attention come back, in the order of execution."""
+        state, start = self.ends.open(x_BTD), 0
+        found: list[Keys] = []
+        for layer, count in zip(self.layers, self.attentions, strict=True):
+            state, keys = layer(state, scene, list((past or ())[start : start + count]), source)
+            start += count
+            if past is not None:
+                found += keys
+        return self.ends.close(state, scene.visible_BQ()), None if past is None else tuple(found), {}

@@ -1,0 +1,70 @@
+"""The feed-forward net: the same small network for every token.
+
+Equations: W_2 act(W_1 x + b_1) + b_2 (T eq. 5; as kernel-1 convolutions: W); gated, W_2 (act(W_1 x) * W_3 x)
+(Shazeer 2020). `hidden_layers` of 2 puts a second hidden layer between (K).
+Symbols: F hidden width (m in T), 4 D by custom.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from everyformer.value import Share, Size, Value
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+
+
+class FeedForward(Value, frozen=True):
+    """`hidden` numbers inside; `chunk` positions at a time (the same output in less memory)."""
+
+    hidden: Size
+    activation: Activation = "relu"
+    gated: bool = False
+    hidden_layers: Size = 1
+    chunk: Size | None = None
+    dropout: Share = 0.0
+    bias: bool = True
+
+    def build(self, width: int) -> FeedForwardLayer:
+        return FeedForwardLayer(width, self)
+
+
+class FeedForwardLayer(nn.Module):
+    def __init__(self, width: int, value: FeedForward):
+        super().__init__()
+        self.activation, self.gated, self.chunk = value.activation, value.gated, value.chunk
+        widths = [width] + [value.hidden] * value.hidden_layers
+        self.hidden = nn.ModuleList(
+            nn.Linear(before, after * (2 if value.gated else 1), bias=value.bias) for before, after in pairwise(widths)
+        )
+        self.dropout = nn.Dropout(value.dropout)
+        self.out = nn.Linear(value.hidden, width, bias=value.bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.chunk is None:
+            return self._net(x_BTD)
+        return torch.cat([self._net(part) for part in x_BTD.split(self.chunk, dim=1)], dim=1)
+
+    def _net(self, x_BTD: Tensor) -> Tensor:
+        for layer in self.hidden:
+            x_BTD = self._act(layer(x_BTD))
+        return self.out(self.dropout(x_BTD))
+
+    def _act(self, x_BTF: Tensor) -> Tensor:
+        if self.gated:
+            gate, x_BTF = x_BTF.chunk(2, dim=-1)
+            return activate(gate, self.activation) * x_BTF
+        return activate(x_BTF, self.activation)
+
+
+def activate(x: Tensor, name: Activation) -> Tensor:
+    if name == "relu":
+        return F.relu(x)
+    if name == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")

@@ -1,0 +1,147 @@
+"""Heads of a model: what is read from the last layer.
+
+    Language   logits of the next token at every position, softmax(W z) (T eq. 9); the weights may be the embedding's
+    Masked     logits of the token itself, for masked language modelling (BERT): W_e LN(gelu(W z)) + b
+    Classify   one vector read from the sequence (mean, max, last or first token), then logits of classes
+    PerToken   logits at every position
+
+Departures: T's eq. 9 sums to m where it means the o classes. Pooling leaves padding out; B's averages it in.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from everyformer.network.embed import Embed, EmbedModule, Mixed, Tokens
+from everyformer.network.norm import LayerNorm
+from everyformer.value import Share, Size, Value
+
+Reading = Literal["mean", "max", "last", "first"]
+
+
+class Head:
+    """A value that builds a module `head(z_BTD, visible_BT, embed)`; `embed` lends its weights where they are tied."""
+
+    __slots__ = ()
+
+    def build(self, width: int, embed: Embed) -> nn.Module:
+        raise NotImplementedError
+
+
+class Language(Head, Value, frozen=True):
+    """The next token. Only a model that does not look ahead may have it."""
+
+    tied: bool = True
+    bias: bool = False
+    vocabulary: Size | None = None  # that of the embedding, unless the model's inputs are not tokens
+
+    def build(self, width: int, embed: Embed) -> nn.Module:
+        size = self.vocabulary or vocabulary(embed)
+        return TokenLogits(width, size, tied=self.tied, bias=self.bias)
+
+
+class Masked(Head, Value, frozen=True):
+    """The token that was masked, as in BERT: a dense layer, GELU, a norm, then the embedding's weights and a bias."""
+
+    eps: float = 1e-12
+
+    def build(self, width: int, embed: Embed) -> nn.Module:
+        return MaskedLogits(width, vocabulary(embed), self.eps)
+
+
+class Classify(Head, Value, frozen=True):
+    """`pooler` puts BERT's tanh layer between the vector that is read and the classes."""
+
+    classes: Size
+    reading: Reading = "mean"
+    pooler: bool = False
+    dropout: Share = 0.0
+
+    def build(self, width: int, embed: Embed) -> nn.Module:
+        return ClassLogits(width, self)
+
+
+class PerToken(Head, Value, frozen=True):
+    outputs: Size
+
+    def build(self, width: int, embed: Embed) -> nn.Module:
+        return EachLogits(width, self.outputs)
+
+
+def vocabulary(embed: Embed) -> int:
+    if isinstance(embed, Tokens):
+        return embed.vocabulary
+    kind = "mixed tokens" if isinstance(embed, Mixed) else type(embed).__name__.lower()
+    raise ValueError(
+        f"a language head needs a vocabulary, but the inputs are {kind}; give Language(vocabulary=..., tied=False)"
+    )
+
+
+class TokenLogits(nn.Module):
+    def __init__(self, width: int, vocabulary: int, tied: bool, bias: bool):
+        super().__init__()
+        self.map = None if tied else nn.Linear(width, vocabulary, bias=False)
+        self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias else None
+
+    def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
+        weight_VD = _tied(embed) if self.map is None else self.map.weight
+        return F.linear(z_BTD, weight_VD, self.bias)
+
+
+class MaskedLogits(nn.Module):
+    def __init__(self, width: int, vocabulary: int, eps: float):
+        super().__init__()
+        self.map = nn.Linear(width, width)
+        self.norm = LayerNorm(eps).build(width)
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+
+    def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
+        return F.linear(self.norm(F.gelu(self.map(z_BTD))), _tied(embed), self.bias)
+
+
+class ClassLogits(nn.Module):
+    def __init__(self, width: int, value: Classify):
+        super().__init__()
+        self.reading = value.reading
+        self.pooler = nn.Linear(width, width) if value.pooler else None
+        self.dropout = nn.Dropout(value.dropout)
+        self.map = nn.Linear(width, value.classes)
+
+    def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
+        z_BD = read(z_BTD, visible_BT, self.reading)
+        if self.pooler is not None:
+            z_BD = self.pooler(z_BD).tanh()
+        return self.map(self.dropout(z_BD))
+
+
+class EachLogits(nn.Module):
+    def __init__(self, width: int, outputs: int):
+        super().__init__()
+        self.map = nn.Linear(width, outputs)
+
+    def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
+        return self.map(z_BTD)
+
+
+def read(z_BTD: Tensor, visible_BT: Tensor | None, reading: Reading) -> Tensor:
+    """One vector of the visible part of each sequence."""
+    if visible_BT is None:
+        visible_BT = torch.ones(z_BTD.shape[:2], dtype=torch.bool, device=z_BTD.device)
+    if reading == "mean":
+        weight_BT1 = visible_BT[..., None].to(z_BTD.dtype)
+        return (z_BTD * weight_BT1).sum(1) / weight_BT1.sum(1).clamp(min=1)
+    if reading == "max":
+        return z_BTD.masked_fill(~visible_BT[..., None], -torch.inf).amax(1)
+    number_BT = visible_BT.long().cumsum(1) * visible_BT
+    place_B = number_BT.argmax(1) if reading == "last" else (number_BT == 1).long().argmax(1)
+    return z_BTD.gather(1, place_B.view(-1, 1, 1).expand(-1, 1, z_BTD.shape[2]))[:, 0]
+
+
+def _tied(embed: EmbedModule) -> Tensor:
+    table = embed.table
+    assert isinstance(table, nn.Embedding)
+    return table.weight

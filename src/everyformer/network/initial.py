@@ -1,0 +1,54 @@
+"""How weights begin.
+
+AsTorch   what each torch layer does by itself
+Normal    normal with one deviation, biases 0 (BERT, GPT-2); `by_depth` divides the maps that end a residual branch
+          by sqrt(number of branches) (Radford et al. 2019: 1/sqrt(N))
+Xavier    uniform by fan-in and fan-out (Glorot & Bengio 2010), as tensor2tensor began the Transformer
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from everyformer.value import Positive, Value
+
+
+class Initial:
+    """A value that fills the weights of a built network."""
+
+    __slots__ = ()
+
+    def fill(self, network: nn.Module) -> None:
+        raise NotImplementedError
+
+
+class AsTorch(Initial, Value, frozen=True):
+    def fill(self, network: nn.Module) -> None:
+        return None
+
+
+class Normal(Initial, Value, frozen=True):
+    deviation: Positive = 0.02
+    by_depth: bool = False
+
+    def fill(self, network: nn.Module) -> None:
+        ends = [
+            name for name, module in network.named_modules() if name.endswith(".out") and isinstance(module, nn.Linear)
+        ]
+        for name, module in network.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                shrink = len(ends) ** -0.5 if self.by_depth and name in ends else 1.0
+                nn.init.normal_(module.weight, std=self.deviation * shrink)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+class Xavier(Initial, Value, frozen=True):
+    def fill(self, network: nn.Module) -> None:
+        for module in network.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)

@@ -1,0 +1,130 @@
+"""Which combinations are refused, and why: pure functions over values, one reason a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from everyformer.attention.heads import Narrow, ParameterFree, Sliced, Standard, Sum, head_width
+from everyformer.attention.pattern import ByHead
+from everyformer.attention.rule import ImageBias, Rotary
+from everyformer.network.depth import Attention, Layer
+from everyformer.network.embed import Mixed, Tokens
+from everyformer.network.head import Classify, Language, Masked
+
+if TYPE_CHECKING:
+    from everyformer.network.model import EncoderDecoder, Model
+
+
+def refuse(reasons: Iterator[str]) -> None:
+    """Raise a ValueError with every objection there is."""
+    if found := list(reasons):
+        raise ValueError("this combination is refused: " + "; ".join(found))
+
+
+def objections(value: Model) -> Iterator[str]:
+    """The reasons why a model must not be built, each with a remedy."""
+    layers, wiring = value.body.each, value.body.wiring
+    for layer in layers:
+        yield from _layer_objections(value.width, layer)
+    for head in value.heads:
+        if isinstance(head, Language):
+            for pattern in {layer.attention.pattern for layer in layers if layer.attention}:
+                if pattern.looks_ahead(heads=_heads(layers)):
+                    yield f"the pattern {pattern} sees the future, and a language head would learn to copy it; add causal &"
+            if value.class_token:
+                yield "a class token stands before the text and has no next token to learn; use it with Classify"
+            if head.vocabulary and head.tied:
+                yield "a tied language head has the embedding's vocabulary; leave its own out or give tied=False"
+            if not head.vocabulary and not isinstance(value.embed, Tokens):
+                yield "a language head needs a vocabulary and the inputs are no tokens; give Language(vocabulary=..., tied=False)"
+        if isinstance(head, Masked) and not isinstance(value.embed, Tokens):
+            yield "a masked head predicts tokens and the inputs are none; use PerToken"
+        tied = isinstance(head, Masked) or (isinstance(head, Language) and head.tied and not head.vocabulary)
+        if tied and value.position and value.position.content_width(value.width) != value.width:
+            yield "concatenated positions make the embedding narrower than the model, so its weights cannot be the head's; untie it"
+        if isinstance(head, Classify) and head.reading == "first" and not value.class_token and _causal(layers):
+            yield "the first token of a causal model has seen nothing but itself; read the last one or the mean"
+    if wiring.norm.mixes_positions and _causal(layers):
+        yield (
+            f"{type(wiring.norm).__name__} mixes positions, so the past would change with the future in a causal model; "
+            "use LayerNorm or RMSNorm"
+        )
+    if value.norm is not None and value.norm.mixes_positions and _causal(layers):
+        yield f"{type(value.norm).__name__} of the embedding mixes positions in a causal model; use LayerNorm or RMSNorm"
+    if isinstance(value.embed, Mixed) and value.position is not None:
+        yield "the parts of a mixed sequence have positions of their own; give none to the model, or none to the parts"
+
+
+def looks_back_only(value: Model) -> bool:
+    """Does no attention of the model look ahead?"""
+    return _causal(value.body.each)
+
+
+def _causal(layers: tuple[Layer, ...]) -> bool:
+    """Does no attention look ahead?"""
+    patterns = {layer.attention.pattern for layer in layers if layer.attention}
+    return bool(patterns) and not any(pattern.looks_ahead(heads=_heads(layers)) for pattern in patterns)
+
+
+def _heads(layers: tuple[Layer, ...]) -> int:
+    return max((one.heads.heads for layer in layers for one in layer.attentions()), default=1)
+
+
+def _layer_objections(width: int, layer: Layer) -> Iterator[str]:
+    if not (layer.attention or layer.cross or layer.feedforward):
+        yield "a layer has no sublayers; give it attention or a feed-forward net"
+    for attention in layer.attentions():
+        yield from _attention_objections(width, attention)
+    if layer.cross is not None:
+        if layer.cross.rules:
+            yield "rules speak of distances, and the two sequences of cross-attention share no positions; leave its rules out"
+        if not layer.cross.pattern.looks_ahead():
+            yield f"the pattern {layer.cross.pattern} compares positions of two different sequences; use full in cross-attention"
+
+
+def _attention_objections(width: int, attention: Attention) -> Iterator[str]:
+    heads = attention.heads
+    derived = isinstance(heads, Sliced | Narrow | Sum) or (
+        isinstance(heads, Standard) and not (heads.key_width and heads.value_width)
+    )
+    if derived:
+        try:
+            head_width(width, heads.heads)
+        except ValueError as error:
+            yield str(error)
+            return
+    for pattern in attention.pattern.walk():
+        if isinstance(pattern, ByHead) and heads.heads % len(pattern.patterns):
+            yield f"by_head deals {len(pattern.patterns)} patterns out to {heads.heads} heads; give a number that divides them"
+    key_width = _key_width(width, attention)
+    for rule in attention.rules:
+        if isinstance(rule, Rotary) and key_width % 2:
+            yield f"rotary turns pairs of numbers, but a head is {key_width} wide; make it even"
+    if sum(isinstance(rule, ImageBias) for rule in attention.rules) > 1:
+        yield "two image biases say the same thing twice; keep one"
+    if isinstance(heads, ParameterFree) and attention.dropout:
+        yield "parameter-free attention has nothing to regularise; leave its dropout out"
+
+
+def _key_width(width: int, attention: Attention) -> int:
+    heads = attention.heads
+    given = getattr(heads, "key_width", None) or getattr(heads, "rank", None)
+    if isinstance(heads, Standard | Sliced | Narrow | Sum):
+        return getattr(heads, "key_width", None) or head_width(width, heads.heads)
+    return given or width
+
+
+def pair_objections(pair: EncoderDecoder) -> Iterator[str]:
+    if pair.encoder.width != pair.decoder.width:
+        yield f"the encoder is {pair.encoder.width} wide, the decoder {pair.decoder.width}; make them equal"
+    if pair.encoder.heads:
+        yield "the encoder of a pair gives its last layer to the decoder, not logits; leave its heads out"
+    if not any(layer.cross for layer in pair.decoder.body.each):
+        yield "the decoder never looks at the encoder; give its layers cross-attention"
+    if any(layer.cross for layer in pair.encoder.body.each):
+        yield "the encoder has cross-attention and nothing to attend to; leave it out"
+    if pair.share_embedding and pair.encoder.embed != pair.decoder.embed:
+        yield "a shared embedding needs equal embeddings on both sides; make them equal or do not share"
+    yield from objections(pair.encoder)
+    yield from objections(pair.decoder)

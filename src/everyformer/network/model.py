@@ -1,0 +1,314 @@
+"""Whole models: `Model` (one sequence) and `EncoderDecoder` (two). Values; `build` makes the network that is trained.
+
+network = Model(width=64, embed=Tokens(256), position=Learned(128), body=Stack(...), heads=(Language(),)).build()
+output = network(tokens_BT)                      # output.logits, output.hidden
+output = network(tokens_BT, past=Past())         # the same, and output.past to go on from
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everyformer.attention.rule import RuleModule
+from everyformer.attention.scene import Probe, Scene
+from everyformer.network.depth import Depth, Source
+from everyformer.network.embed import Embed, EmbedModule, check_limit
+from everyformer.network.head import Head
+from everyformer.network.initial import AsTorch, Initial
+from everyformer.network.legal import objections, pair_objections, refuse
+from everyformer.network.norm import Norm
+from everyformer.network.past import Past
+from everyformer.network.position import Position
+from everyformer.value import Count, Share, Size, Value
+
+
+class Model(Value, frozen=True, kw_only=True):
+    """One choice per question. Everything a network is follows from this value, and it round-trips through JSON."""
+
+    width: Size
+    embed: Embed
+    body: Depth
+    heads: tuple[Head, ...] = ()  # one gives its logits, several a tuple of them
+    position: Position | None = None
+    class_token: bool = False  # a learned token put before the others
+    segments: Count = 0  # kinds of segments (BERT's sentences A and B), marked by learned vectors
+    norm: Norm | None = None  # of the embedded tokens
+    dropout: Share = 0.0  # of the embedded tokens
+    initial: Initial = AsTorch()
+
+    def build(self) -> Network:
+        refuse(objections(self))
+        network = Network(self)
+        self.initial.fill(network)
+        return network
+
+
+class EncoderDecoder(Value, frozen=True, kw_only=True):
+    """A model whose decoder attends to what its encoder makes of another sequence.
+
+    The encoder gives a memory sequence, not a single vector; the decoder is given the target so far.
+    """
+
+    encoder: Model
+    decoder: Model
+    share_embedding: bool = False
+
+    def build(self) -> PairNetwork:
+        refuse(pair_objections(self))
+        return PairNetwork(self)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a network answers. `aux` holds costs to be added to the loss."""
+
+    hidden: Tensor  # B, T, D
+    logits: Any = None  # the head's answer, or a tuple where there are several heads
+    past: Past | None = None
+    aux: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An encoded source: what cross-attention looks at."""
+
+    x_BSD: Tensor
+    visible_BS: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.x_BSD.dim() != 3:
+            raise ValueError(f"a memory has the shape batch, time, width, not {tuple(self.x_BSD.shape)}")
+        check_visible(self.visible_BS, self.x_BSD.shape[0], self.x_BSD.shape[1])
+
+
+class Network(nn.Module):
+    """Embed, place, run the depth, read. Built from a `Model`, which it keeps as `value`."""
+
+    def __init__(self, value: Model):
+        super().__init__()
+        self.value = value
+        position = value.position
+        self.embed: EmbedModule = value.embed.build(position.content_width(value.width) if position else value.width)
+        self.class_token = nn.Parameter(torch.randn(1, 1, value.width) * 0.02) if value.class_token else None
+        self.segments = nn.Embedding(value.segments, value.width) if value.segments else None
+        self.position = position.build(value.width) if position else None
+        self.limit = position.limit() if position else None
+        self.norm = value.norm.build(value.width) if value.norm else None
+        self.dropout = nn.Dropout(value.dropout)
+        self.body = value.body.build(value.width)
+        self.rules = tuple(module for module in self.body.modules() if isinstance(module, RuleModule))
+        self.heads = nn.ModuleList(head.build(value.width, value.embed) for head in value.heads)
+
+    def forward(
+        self,
+        inputs: Any,
+        *,
+        visible: Tensor | None = None,
+        past: Past | None = None,
+        source: Memory | None = None,
+        segments: Tensor | None = None,
+        documents: Tensor | None = None,
+        edges: Tensor | None = None,
+        kernel: str = "auto",
+        probe: Probe | None = None,
+    ) -> Output:
+        """Run the model on inputs (tokens B, T; images; features; a tuple of parts).
+
+        visible    B, T booleans: False where a token is padding, on either side
+        past       `Past()` to begin one, the last output's to go on; without it nothing is kept
+        source     the encoded other sequence, for a decoder
+        segments   B, T whole numbers, where the model has segments
+        documents  B, T whole numbers, for the pattern same_document
+        edges      N, N or B, N, N booleans, for the pattern graph
+        kernel     how attention is computed; see everyformer.attention.attend
+        probe      collects the attention weights
+        """
+        self.embed.check(inputs)
+        x_BTD = self.embed(inputs)
+        batch, length = x_BTD.shape[:2]
+        check_visible(visible, batch, length)
+        if self.class_token is not None:
+            if past is not None:
+                raise ValueError("a model with a class token reads its sequence at once; call it without past")
+            x_BTD = torch.cat((self.class_token.expand(batch, -1, -1), x_BTD), dim=1)
+            visible = None if visible is None else torch.cat((visible.new_ones(batch, 1), visible), dim=1)
+        before = past or Past()
+        position_BK = _positions(before, visible, x_BTD)
+        document_BK = _documents(before, documents, x_BTD)
+        keys = before.length + x_BTD.shape[1]
+        scene = Scene(
+            queries=x_BTD.shape[1],
+            keys=keys,
+            device=x_BTD.device,
+            key_BK=position_BK,
+            document_BP=_by_position(document_BK, position_BK),
+            edges_BNN=_edges(edges),
+            kernel=kernel,
+            probe=probe,
+        )
+        x_BTD = self._place(x_BTD, scene, segments)
+        x_BTD, layers, aux = self.body(
+            x_BTD, scene, None if past is None else before.layers, self._source(source, scene)
+        )
+        for rule in self.rules:
+            if (cost := rule.penalty()) is not None:
+                aux["penalty"] = aux["penalty"] + cost if "penalty" in aux else cost
+        visible_BT = scene.visible_BQ()
+        logits = tuple(head(x_BTD, visible_BT, self.embed) for head in self.heads)
+        return Output(
+            hidden=x_BTD,
+            logits=logits if len(logits) > 1 else logits[0] if logits else None,
+            past=None if past is None else Past(keys, layers, position_BK, document_BK),
+            aux=aux,
+        )
+
+    def _place(self, x_BTD: Tensor, scene: Scene, segments: Tensor | None) -> Tensor:
+        """Add what marks a token besides itself: its segment and its position."""
+        if self.segments is not None:
+            segments = (
+                torch.zeros(x_BTD.shape[:2], dtype=torch.long, device=x_BTD.device) if segments is None else segments
+            )
+            if segments.shape != x_BTD.shape[:2]:
+                raise ValueError(
+                    f"segments have the shape {tuple(segments.shape)}, the tokens {tuple(x_BTD.shape[:2])}; give one for each"
+                )
+            _check_range(segments, self.segments.num_embeddings, "segment")
+            x_BTD = x_BTD + self.segments(segments)
+        elif segments is not None:
+            raise ValueError("segments are given, but the model has none; build it with segments=2")
+        if self.position is not None:
+            position_BT = scene.query_positions()
+            if self.limit is not None:
+                last = scene.keys if scene.key_BK is None else int(position_BT.max()) + 1
+                check_limit(last, self.limit)
+            x_BTD = self.position(x_BTD, position_BT.clamp(min=0))
+        x_BTD = x_BTD if self.norm is None else self.norm(x_BTD, scene.visible_BQ())
+        return self.dropout(x_BTD)
+
+    def _source(self, memory: Memory | None, scene: Scene) -> Source | None:
+        if memory is None:
+            return None
+        length, width = memory.x_BSD.shape[1:]
+        if width != self.value.width:
+            raise ValueError(f"the source is {width} wide, the model {self.value.width}; they must be equal")
+        visible_BS = memory.visible_BS
+        position_BS = None if visible_BS is None else _count(visible_BS, 0)
+        seen = Scene(
+            queries=scene.queries,
+            keys=length,
+            device=scene.device,
+            query_BQ=scene.query_positions(),
+            key_BK=position_BS,
+            kernel=scene.kernel,
+            probe=scene.probe,
+        )
+        return Source(memory.x_BSD, seen)
+
+
+class PairNetwork(nn.Module):
+    """Encoder and decoder. `encode` once, then `decode` as often as needed."""
+
+    def __init__(self, value: EncoderDecoder):
+        super().__init__()
+        self.value = value
+        self.encoder, self.decoder = value.encoder.build(), value.decoder.build()
+        if value.share_embedding:
+            self.decoder.embed = self.encoder.embed
+
+    def encode(
+        self, inputs: Any, *, visible: Tensor | None = None, kernel: str = "auto", probe: Probe | None = None
+    ) -> Memory:
+        return Memory(self.encoder(inputs, visible=visible, kernel=kernel, probe=probe).hidden, visible)
+
+    def decode(self, inputs: Any, memory: Memory, **options: Any) -> Output:
+        """The decoder's output; the options are those of `Network`."""
+        output: Output = self.decoder(inputs, source=memory, **options)
+        return output
+
+    def forward(
+        self,
+        source: Any,
+        target: Any,
+        *,
+        source_visible: Tensor | None = None,
+        visible: Tensor | None = None,
+        kernel: str = "auto",
+        probe: Probe | None = None,
+    ) -> Output:
+        memory = self.encode(source, visible=source_visible, kernel=kernel, probe=probe)
+        return self.decode(target, memory, visible=visible, kernel=kernel, probe=probe)
+
+
+def check_visible(visible: Tensor | None, batch: int, length: int) -> None:
+    if visible is None:
+        return
+    if visible.dtype != torch.bool or tuple(visible.shape) != (batch, length):
+        raise ValueError(
+            f"visible is {visible.dtype} of the shape {tuple(visible.shape)}: give booleans of the shape ({batch}, {length}), "
+            "True where a token is real"
+        )
+    if not torch.compiler.is_compiling() and not bool(visible.any(1).all()):
+        row = int((~visible.any(1)).nonzero()[0])
+        raise ValueError(f"sequence {row} of the batch is all padding; leave it out or give it a token")
+
+
+def _check_range(x: Tensor, size: int, name: str) -> None:
+    if not torch.compiler.is_compiling() and not 0 <= int(x.min()) <= int(x.max()) < size:
+        raise ValueError(f"{name}s go from {int(x.min())} to {int(x.max())}, but the model knows 0 to {size - 1}")
+
+
+def _count(visible_BT: Tensor, start: Tensor | int) -> Tensor:
+    """The position of each visible token, counted from `start`; -1 where there is none."""
+    return torch.where(visible_BT, visible_BT.long().cumsum(1) - 1 + start, -1)
+
+
+def _positions(past: Past, visible: Tensor | None, x_BTD: Tensor) -> Tensor | None:
+    """Where past and new keys stand, or None when key j stands at j."""
+    if visible is None and past.position_BK is None:
+        return None
+    batch, length = x_BTD.shape[:2]
+    visible = torch.ones(batch, length, dtype=torch.bool, device=x_BTD.device) if visible is None else visible
+    before_BK = past.position_BK
+    if before_BK is None:
+        before_BK = torch.arange(past.length, device=x_BTD.device)[None]
+    if past.length == 0:
+        return _count(visible, 0)
+    start_B1 = before_BK.amax(1, keepdim=True) + 1
+    return torch.cat((before_BK.expand(batch, -1), _count(visible, start_B1)), dim=1)
+
+
+def _documents(past: Past, documents: Tensor | None, x_BTD: Tensor) -> Tensor | None:
+    if documents is None:
+        if past.document_BK is not None:
+            raise ValueError("the past has documents, these tokens have none; give documents= with every call")
+        return None
+    if documents.shape != x_BTD.shape[:2]:
+        raise ValueError(
+            f"documents have the shape {tuple(documents.shape)}, the tokens {tuple(x_BTD.shape[:2])}; give one id for each"
+        )
+    if past.length and past.document_BK is None:
+        raise ValueError("these tokens have documents, the past has none; give documents= from the first call on")
+    return documents if past.document_BK is None else torch.cat((past.document_BK, documents), dim=1)
+
+
+def _by_position(document_BK: Tensor | None, position_BK: Tensor | None) -> Tensor | None:
+    """Documents as a table by position, where the keys are not in place."""
+    if document_BK is None or position_BK is None:
+        return document_BK
+    spare = int(position_BK.max()) + 1  # where padding goes
+    table_BP = document_BK.new_full((document_BK.shape[0], spare + 1), -1)
+    return table_BP.scatter(1, position_BK.masked_fill(position_BK < 0, spare).expand_as(document_BK), document_BK)
+
+
+def _edges(edges: Tensor | None) -> Tensor | None:
+    if edges is None:
+        return None
+    if edges.dtype != torch.bool or edges.dim() not in (2, 3) or edges.shape[-1] != edges.shape[-2]:
+        raise ValueError(
+            f"edges are {edges.dtype} of the shape {tuple(edges.shape)}: give booleans of the shape N, N or batch, N, N"
+        )
+    return edges if edges.dim() == 3 else edges[None]

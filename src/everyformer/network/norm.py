@@ -1,0 +1,137 @@
+"""Norms: the four ways of K's comparison, and RMSNorm.
+
+Equations, for x of B sequences, T positions, D features; mean and variance (population, 1/n) over:
+    LayerNorm ("TokenNorm")   the features of one token                          T eq. 7-8
+    BatchNorm                 batch and positions, for each feature
+    InstanceNorm              the positions of one sequence, for each feature
+    SequenceNorm              positions and features of one sequence (the LayerNorm of convolutional nets)
+    RMSNorm                   x / sqrt(mean x^2) over the features, no mean, no shift        Zhang & Sennrich 2019
+then gamma x + beta with gamma, beta of D numbers.
+
+Departures: an epsilon under the root (T divides by zero where a token is constant); K's BatchNorm "over the feature and
+batch dimension together" is per feature. Padding is left out of every mean. Batch, instance and sequence norms let
+positions speak to each other: a causal model refuses them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from everyformer.value import Positive, Value
+
+
+class Norm:
+    """A value that builds a module `norm(x_BTD, visible_BT)`."""
+
+    __slots__ = ()
+    mixes_positions: ClassVar[bool] = False  # does a token's norm depend on other tokens?
+
+    def build(self, width: int) -> nn.Module:
+        raise NotImplementedError
+
+
+class LayerNorm(Norm, Value, frozen=True):
+    eps: Positive = 1e-5
+    bias: bool = True
+
+    def build(self, width: int) -> nn.Module:
+        return TokenNorm(width, self.eps, bias=self.bias)
+
+
+class RMSNorm(Norm, Value, frozen=True):
+    eps: Positive = 1e-6
+
+    def build(self, width: int) -> nn.Module:
+        return RootNorm(width, self.eps)
+
+
+class BatchNorm(Norm, Value, frozen=True):
+    eps: Positive = 1e-5
+    momentum: Positive = 0.1
+    mixes_positions: ClassVar[bool] = True
+
+    def build(self, width: int) -> nn.Module:
+        return RunningNorm(width, self.eps, self.momentum)
+
+
+class InstanceNorm(Norm, Value, frozen=True):
+    eps: Positive = 1e-5
+    mixes_positions: ClassVar[bool] = True
+
+    def build(self, width: int) -> nn.Module:
+        return SharedNorm(width, self.eps, dims=(1,))
+
+
+class SequenceNorm(Norm, Value, frozen=True):
+    eps: Positive = 1e-5
+    mixes_positions: ClassVar[bool] = True
+
+    def build(self, width: int) -> nn.Module:
+        return SharedNorm(width, self.eps, dims=(1, 2))
+
+
+class TokenNorm(nn.LayerNorm):
+    """torch's LayerNorm; what is padding does not matter to it."""
+
+    def __init__(self, width: int, eps: float, bias: bool):
+        super().__init__(width, eps, bias=bias)
+
+    def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
+        return super().forward(x_BTD)
+
+
+class RootNorm(nn.RMSNorm):
+    def __init__(self, width: int, eps: float):
+        super().__init__(width, eps)
+
+    def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
+        return super().forward(x_BTD)
+
+
+class SharedNorm(nn.Module):
+    """Mean and variance over positions, or over positions and features, of each sequence's visible part."""
+
+    def __init__(self, width: int, eps: float, dims: tuple[int, ...]):
+        super().__init__()
+        self.eps, self.dims = eps, dims
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
+        mean, variance = moments(x_BTD, visible_BT, self.dims)
+        return (x_BTD - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
+
+
+class RunningNorm(nn.Module):
+    """Mean and variance per feature over the batch in training; their running averages in evaluation."""
+
+    mean_D: Tensor
+    variance_D: Tensor
+
+    def __init__(self, width: int, eps: float, momentum: float):
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("mean_D", torch.zeros(width))
+        self.register_buffer("variance_D", torch.ones(width))
+
+    def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
+        mean, variance = self.mean_D, self.variance_D
+        if self.training:
+            mean, variance = moments(x_BTD, visible_BT, (0, 1))
+            with torch.no_grad():
+                self.mean_D.lerp_(mean.flatten(), self.momentum)
+                self.variance_D.lerp_(variance.flatten(), self.momentum)
+        return (x_BTD - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
+
+
+def moments(x_BTD: Tensor, visible_BT: Tensor | None, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Mean and population variance over `dims`, padding left out."""
+    here = torch.ones_like(x_BTD) if visible_BT is None else visible_BT[..., None].to(x_BTD.dtype).expand_as(x_BTD)
+    count = here.sum(dims, keepdim=True).clamp(min=1)
+    mean = (x_BTD * here).sum(dims, keepdim=True) / count
+    return mean, ((x_BTD - mean).square() * here).sum(dims, keepdim=True) / count

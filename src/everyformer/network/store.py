@@ -1,0 +1,39 @@
+"""Saving and loading: a folder with model.json (what it is) and model.safetensors (its weights). Never pickle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import load_model, save_model
+
+from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.value import Value, from_json, to_json
+
+
+def save(network: Network | PairNetwork, folder: str | Path) -> Path:
+    """Write a network into a folder; the two files are enough to get it back."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.json").write_text(to_json(network.value) + "\n")
+    save_model(network, str(folder / "model.safetensors"))
+    return folder
+
+
+def load(folder: str | Path) -> Network | PairNetwork:
+    """The network that `save` wrote, in evaluation mode."""
+    folder = Path(folder)
+    for name in ("model.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} has no {name}: give a folder that everyformer.save wrote")
+    text = (folder / "model.json").read_text()
+    value: Value = from_json(text, EncoderDecoder if '"encoder_decoder"' in text else Model)
+    assert isinstance(value, Model | EncoderDecoder)
+    network = value.build()
+    try:
+        with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+            network.to(next(tensors.get_tensor(name).dtype for name in tensors.keys()))  # noqa: SIM118
+        load_model(network, str(folder / "model.safetensors"))
+    except Exception as error:
+        raise ValueError(f"{folder / 'model.safetensors'} does not fit {folder / 'model.json'}: {error}") from error
+    return network.eval()

@@ -1,0 +1,1 @@
+"""Looking at models from outside: the contracts they keep, pictures of what they do."""

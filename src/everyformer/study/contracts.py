@@ -1,0 +1,349 @@
+"""The contracts: what every legal model keeps, checked on the model itself.
+
+    future      changing tokens from time t on moves no earlier output, by exactly 0
+    cache       token by token, or in pieces, with a past: the same as all at once
+    rewind      rolling back and reordering a past: the same as never having gone on, or having begun in that order
+    padding     padding on the left or right changes nothing
+    neighbours  the other sequences of the batch change nothing
+    kernels     every kernel that serves gives the reference's answer and its gradients
+    gradient    gradients equal finite differences
+    chunks      a feed-forward net in chunks: the same output and gradients
+    store       saved and loaded: equal to the last bit
+    compile     torch.compile takes it whole, without a break, and the answer is the same
+    overfit     it can learn one batch by heart
+
+All in float64, on a copy in evaluation mode, with limits that are the same for every model.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from everyformer.attention.attend import KERNELS, CannotServe
+from everyformer.family.table import build
+from everyformer.network.feedforward import FeedForwardLayer
+from everyformer.network.legal import looks_back_only
+from everyformer.network.model import EncoderDecoder, Model, Network, Output, PairNetwork
+from everyformer.network.past import Past
+from everyformer.network.store import load, save
+from everyformer.study.example import Example, example, parts
+from everyformer.value import nearest
+
+LIMITS = {"future": 0.0, "store": 0.0, "gradient": 1e-5, "overfit": 0.1}  # by contract; for the others:
+LIMIT = 1e-9
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One contract on one model: the error seen, and the most that is allowed."""
+
+    contract: str
+    cell: str
+    error: float
+    limit: float
+
+    @property
+    def kept(self) -> bool:
+        return self.error <= self.limit  # not a number is not kept
+
+
+@dataclass
+class Report:
+    """What was checked. Prints as a table: contract, cells, worst error, limit."""
+
+    findings: list[Finding] = field(default_factory=list)
+    refused: int = 0  # combinations that are illegal and were not built
+
+    @property
+    def broken(self) -> list[Finding]:
+        return [finding for finding in self.findings if not finding.kept]
+
+    @property
+    def ok(self) -> bool:
+        return not self.broken
+
+    def rows(self) -> Iterator[tuple[str, int, float, float, bool]]:
+        for name in CONTRACTS:
+            found = [finding for finding in self.findings if finding.contract == name]
+            if found:
+                worst = max(found, key=lambda finding: (not finding.kept, finding.error))
+                yield name, len(found), worst.error, worst.limit, all(finding.kept for finding in found)
+
+    def __str__(self) -> str:
+        lines = [f"{'contract':<12}{'cells':>7}{'worst error':>14}{'limit':>9}"]
+        for name, cells, error, limit, kept in self.rows():
+            lines.append(f"{name:<12}{cells:>7}{error:>14.1e}{limit:>9.0e}  {'kept' if kept else 'BROKEN'}")
+        lines += [f"broken: {found.contract} by {found.error:.1e} in {found.cell}" for found in self.broken[:10]]
+        return "\n".join(lines)
+
+
+def contracts(
+    model: Network | PairNetwork | Model | EncoderDecoder | str,
+    only: Iterable[str] | None = None,
+    *,
+    inputs: Example | None = None,
+    name: str | None = None,
+) -> Report:
+    """Check the contracts on a network, a value, or a member by name (its tiny size). Nothing of yours is changed.
+
+    `inputs` are used instead of random ones, for models whose inputs are not of a known kind.
+    """
+    chosen = list(CONTRACTS) if only is None else list(only)
+    for contract in chosen:
+        if contract not in CONTRACTS:
+            raise ValueError(f"no contract is named {contract!r}; {nearest(contract, CONTRACTS)}")
+    torch.manual_seed(0)
+    if isinstance(model, str):
+        name, network = name or model, build(model, "tiny")
+    else:
+        network = copy.deepcopy(model) if isinstance(model, nn.Module) else model.build()
+    network = network.double().cpu().eval()
+    report = Report()
+    for part, source_width in parts(network):
+        given = inputs or example(part.value, source_width=source_width)
+        for contract in chosen:
+            error = CONTRACTS[contract](part, given)
+            if error is not None:
+                limit = LIMITS.get(contract, LIMIT)
+                report.findings.append(Finding(contract, name or _describe(part.value), error, limit))
+    return report
+
+
+def _describe(value: Model) -> str:
+    attention = value.body.each[0].attention
+    if attention is None:
+        return f"a model of width {value.width}"
+    rules = ", ".join(type(rule).__name__ for rule in attention.rules) or "no rule"
+    place = type(value.position).__name__ if value.position else "no position"
+    return (
+        f"{attention.pattern} / {rules} / {type(value.body.wiring).__name__}({type(value.body.wiring.norm).__name__})"
+        f" / {type(attention.heads).__name__} / {place}"
+    )
+
+
+def _future(network: Network, given: Example) -> float | None:
+    if not (looks_back_only(network.value) and given.is_sequence):
+        return None
+    before = given.run(network).hidden
+    worst = 0.0
+    for time in (1, given.length // 2, given.length - 1):
+        after = given.change_after(time).run(network).hidden
+        worst = max(worst, _distance(before[:, :time], after[:, :time]))
+    return worst
+
+
+def _cache(network: Network, given: Example) -> float | None:
+    if not _goes_on(network, given):
+        return None
+    whole, half = given.run(network), given.length // 2
+    worst = 0.0
+    for cuts in ([*range(given.length)], [0, half], [0, 1, half]):
+        ragged = given.pad(2, 0)  # with padding in the past too
+        for start, data in ((0, given), (2, ragged)):
+            past, hidden = Past(), []
+            edges = [0, *(cut + start for cut in cuts[1:]), data.length]
+            for left, right in pairwise(edges):
+                output = data.cut(left, right).run(network, past=past)
+                past = output.past or past
+                hidden.append(output.hidden)
+            worst = max(worst, _distance(torch.cat(hidden, dim=1)[:, start:], whole.hidden))
+    return worst
+
+
+def _rewind(network: Network, given: Example) -> float | None:
+    if not _goes_on(network, given):
+        return None
+    half = given.length // 2
+    other = given.change_after(half)
+    begun = given.cut(0, half).run(network, past=Past()).past
+    assert begun is not None
+    astray = other.cut(half).run(network, past=begun).past
+    assert astray is not None
+    straight = given.run(network).hidden[:, half:]
+    again = given.cut(half).run(network, past=astray.roll_back(given.length - half)).hidden
+    order = torch.arange(given.inputs.shape[0]).flip(0)
+    turned = given.cut(half).rows(order).run(network, past=begun.reorder(order)).hidden
+    return max(_distance(again, straight), _distance(turned, straight[order]))
+
+
+def _padding(network: Network, given: Example) -> float | None:
+    if not given.is_sequence or network.class_token is not None:
+        return None
+    whole = given.run(network)
+    worst = 0.0
+    for left, right in ((3, 0), (0, 3), (2, 1)):
+        padded = given.pad(left, right).run(network)
+        worst = max(worst, _distance(padded.hidden[:, left : left + given.length], whole.hidden))
+        for one, two in zip(_logits(padded), _logits(whole), strict=True):
+            here = one if one.dim() == 2 else one[:, left : left + given.length]
+            worst = max(worst, _distance(here, two))
+    return worst
+
+
+def _neighbours(network: Network, given: Example) -> float | None:
+    if not given.is_sequence:
+        return None
+    together = given.run(network).hidden
+    alone = torch.cat([given.rows(torch.tensor([row])).run(network).hidden for row in range(len(together))])
+    return _distance(alone, together)
+
+
+def _kernels(network: Network, given: Example) -> float | None:
+    wanted = given.run(network, kernel="reference")
+    direction = torch.randn_like(wanted.hidden)
+    gradients = _gradients(network, wanted, direction)
+    worst = 0.0
+    for kernel in KERNELS:
+        if kernel == "reference":
+            continue
+        try:
+            if kernel == "flex":
+                with torch.no_grad():
+                    worst = max(worst, _distance(given.run(network, kernel=kernel).hidden, wanted.hidden))
+                continue
+            found = given.run(network, kernel=kernel)
+        except CannotServe:
+            continue
+        worst = max(worst, _distance(found.hidden, wanted.hidden))
+        for one, two in zip(_gradients(network, found, direction), gradients, strict=True):
+            worst = max(worst, _distance(one, two))
+    return worst
+
+
+def _gradient(network: Network, given: Example) -> float | None:
+    """The slope along one random direction in the space of weights, by autograd and by a central difference."""
+    weights = [p for p in network.parameters() if p.requires_grad]
+    random = torch.Generator().manual_seed(0)
+    direction = [torch.randn(p.shape, generator=random, dtype=p.dtype) for p in weights]
+    readout = torch.randn(given.run(network).hidden.shape, generator=random, dtype=torch.float64)
+
+    def value() -> Tensor:
+        output = given.run(network)
+        return (output.hidden * readout).sum() + sum(logits.square().sum() for logits in _logits(output))
+
+    slopes = torch.autograd.grad(value(), weights, allow_unused=True)
+    slope = sum(float((s * d).sum()) for s, d in zip(slopes, direction, strict=True) if s is not None)
+    step, sides = 1e-6, []
+    with torch.no_grad():
+        for sign in (1, -2):
+            for weight, d in zip(weights, direction, strict=True):
+                weight.add_(d, alpha=sign * step)
+            sides.append(float(value()))
+        for weight, d in zip(weights, direction, strict=True):
+            weight.add_(d, alpha=step)
+    measured = (sides[0] - sides[1]) / (2 * step)
+    return abs(measured - slope) / max(1.0, abs(slope))
+
+
+def _chunks(network: Network, given: Example) -> float | None:
+    layers = [module for module in network.modules() if isinstance(module, FeedForwardLayer)]
+    if not layers:
+        return None
+    whole = given.run(network)
+    direction = torch.randn_like(whole.hidden)
+    wanted = _gradients(network, whole, direction)
+    before = [layer.chunk for layer in layers]
+    for layer in layers:
+        layer.chunk = 2
+    chunked = given.run(network)
+    found = _gradients(network, chunked, direction)
+    for layer, chunk in zip(layers, before, strict=True):
+        layer.chunk = chunk
+    return max(
+        [
+            _distance(chunked.hidden, whole.hidden),
+            *(_distance(a, b) for a, b in zip(found, wanted, strict=True)),
+        ]
+    )
+
+
+def _store(network: Network, given: Example) -> float | None:
+    with tempfile.TemporaryDirectory() as folder:
+        save(network, folder)
+        again = load(folder)
+    assert isinstance(again, Network)
+    if again.value != network.value:
+        return float("inf")
+    return _distance(given.run(again).hidden, given.run(network).hidden)
+
+
+def _compile(network: Network, given: Example) -> float | None:
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(network, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        return _distance(given.run(compiled).hidden, given.run(network).hidden)
+
+
+def _overfit(network: Network, given: Example) -> float | None:
+    """How much of the first loss is left after at most 200 steps on one batch."""
+    heads = _logits(given.run(network))
+    if not heads:
+        return None
+    learner = copy.deepcopy(network).float().train()
+    for module in learner.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    data = given.floats(torch.float32)
+    random = torch.Generator().manual_seed(0)
+    targets = [torch.randint(0, logits.shape[-1], logits.shape[:-1], generator=random) for logits in heads]
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=3e-3, weight_decay=0.0)
+    losses = []
+    for _ in range(200):
+        logits = _logits(data.run(learner))
+        loss = sum(
+            (F.cross_entropy(one.flatten(0, -2), two.flatten()) for one, two in zip(logits, targets, strict=True)),
+            torch.zeros(()),
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if losses[-1] < LIMITS["overfit"] * losses[0]:
+            break
+    return losses[-1] / losses[0]
+
+
+Check = Callable[[Network, Example], float | None]
+CONTRACTS: dict[str, Check] = {
+    "future": _future,
+    "cache": _cache,
+    "rewind": _rewind,
+    "padding": _padding,
+    "neighbours": _neighbours,
+    "kernels": _kernels,
+    "gradient": _gradient,
+    "chunks": _chunks,
+    "store": _store,
+    "compile": _compile,
+    "overfit": _overfit,
+}
+
+
+def _goes_on(network: Network, given: Example) -> bool:
+    """May the model read its sequence piece by piece?"""
+    return looks_back_only(network.value) and given.is_sequence and network.class_token is None
+
+
+def _distance(one: Tensor, two: Tensor) -> float:
+    return float((one - two).detach().abs().max()) if one.numel() else 0.0
+
+
+def _logits(output: Output) -> tuple[Tensor, ...]:
+    if output.logits is None:
+        return ()
+    return output.logits if isinstance(output.logits, tuple) else (output.logits,)
+
+
+def _gradients(network: Network, output: Output, direction: Tensor) -> list[Tensor]:
+    weights = [p for p in network.parameters() if p.requires_grad]
+    found = torch.autograd.grad((output.hidden * direction).sum(), weights, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(weights, found, strict=True)]

@@ -1,0 +1,144 @@
+"""Example inputs for any model: random, of the right kind, cut and padded along time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everyformer.attention.pattern import Graph, SameDocument
+from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
+from everyformer.network.model import EncoderDecoder, Memory, Model, Network, Output, PairNetwork
+from everyformer.network.position import Position
+
+
+@dataclass(frozen=True)
+class Example:
+    """Inputs, what comes one per token with them, and what belongs to the whole call."""
+
+    inputs: Any
+    per_token: dict[str, Tensor] = field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_sequence(self) -> bool:
+        """May it be cut along time?"""
+        return isinstance(self.inputs, Tensor) and self.inputs.dim() in (2, 3)
+
+    @property
+    def length(self) -> int:
+        return int(self.inputs.shape[1])
+
+    def cut(self, start: int, end: int | None = None) -> Example:
+        return self._each(lambda x: x[:, start:end])
+
+    def rows(self, index: Tensor) -> Example:
+        whole = {
+            name: Memory(x.x_BSD[index], None if x.visible_BS is None else x.visible_BS[index])
+            if isinstance(x, Memory)
+            else x
+            for name, x in self.whole.items()
+        }
+        return replace(self._each(lambda x: x[index]), whole=whole)
+
+    def change_after(self, time: int) -> Example:
+        """The same until `time`, other tokens from there on."""
+        return self._each(lambda x: torch.cat((x[:, :time], x[:, time:].flip(0).roll(1, 1)), dim=1), only_inputs=True)
+
+    def pad(self, left: int, right: int) -> Example:
+        """With junk on both sides, said to be padding."""
+
+        def widen(x: Tensor) -> Tensor:
+            return torch.cat(
+                (x[:, :1].expand(-1, left, *x.shape[2:]), x, x[:, -1:].expand(-1, right, *x.shape[2:])), dim=1
+            )
+
+        visible = torch.zeros(self.inputs.shape[0], left + self.length + right, dtype=torch.bool)
+        visible[:, left : left + self.length] = True
+        wide = self._each(widen)
+        return replace(wide, per_token=wide.per_token | {"visible": visible})
+
+    def floats(self, dtype: torch.dtype) -> Example:
+        """With its floating-point tensors of another precision."""
+
+        def cast(x: Any) -> Any:
+            if isinstance(x, tuple):
+                return tuple(cast(part) for part in x)
+            if isinstance(x, Memory):
+                return Memory(x.x_BSD.to(dtype), x.visible_BS)
+            return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+        return replace(self, inputs=cast(self.inputs), whole={name: cast(x) for name, x in self.whole.items()})
+
+    def _each(self, change: Any, only_inputs: bool = False) -> Example:
+        per_token = self.per_token if only_inputs else {name: change(x) for name, x in self.per_token.items()}
+        return replace(self, inputs=change(self.inputs), per_token=per_token)
+
+    def run(self, network: Network, **options: Any) -> Output:
+        output: Output = network(self.inputs, **self.per_token, **self.whole, **options)
+        return output
+
+
+def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source_width: int | None = None) -> Example:
+    """Random inputs that a model accepts, at most `length` long."""
+    random = torch.Generator().manual_seed(seed)
+    limit = value.position.limit() if value.position else None
+    length = min(length, limit or length)
+    inputs = _inputs(value.embed, value.position, batch, length, random, value.class_token)
+    patterns = [part for layer in value.body.each for one in layer.attentions() for part in one.pattern.walk()]
+    per_token: dict[str, Tensor] = {}
+    whole: dict[str, Any] = {}
+    if any(isinstance(part, SameDocument) for part in patterns):
+        per_token["documents"] = torch.randint(0, 2, (batch, length), generator=random).cumsum(1)
+    if value.segments and isinstance(inputs, Tensor):
+        per_token["segments"] = torch.randint(0, value.segments, (batch, length), generator=random)
+    if any(isinstance(part, Graph) and part.edges is None for part in patterns):
+        edges = torch.rand(length, length, generator=random) < 0.5
+        whole["edges"] = edges | torch.eye(length, dtype=torch.bool)
+    if source_width is not None:
+        visible = torch.ones(batch, 5, dtype=torch.bool)
+        visible[0, 3:] = False
+        whole["source"] = Memory(torch.randn(batch, 5, source_width, generator=random, dtype=torch.float64), visible)
+    return Example(inputs, per_token, whole)
+
+
+def parts(network: Network | PairNetwork) -> list[tuple[Network, int | None]]:
+    """The single networks inside, each with the width of the source it needs."""
+    if isinstance(network, PairNetwork):
+        return [(network.encoder, None), (network.decoder, network.value.encoder.width)]
+    crosses = any(layer.cross for layer in network.value.body.each)
+    return [(network, network.value.width if crosses else None)]
+
+
+def models(value: Model | EncoderDecoder) -> list[Model]:
+    return [value.encoder, value.decoder] if isinstance(value, EncoderDecoder) else [value]
+
+
+def _inputs(
+    embed: Embed,
+    position: Position | None,
+    batch: int,
+    length: int,
+    random: torch.Generator,
+    class_token: bool = False,
+) -> Any:
+    if isinstance(embed, Tokens):
+        return torch.randint(0, embed.vocabulary, (batch, length), generator=random)
+    if isinstance(embed, Patches):
+        limit = position.limit() if position else None
+        side = int((limit - class_token) ** 0.5) if limit else 3
+        shape = (batch, embed.channels, side * embed.size, side * embed.size)
+        return torch.randn(shape, generator=random, dtype=torch.float64)
+    if isinstance(embed, Features | Nodes):
+        x_BTF = torch.randn(batch, length, embed.inputs, generator=random, dtype=torch.float64)
+        if isinstance(embed, Nodes) and embed.kinds:
+            return x_BTF, torch.randint(0, embed.kinds, (batch, length), generator=random)
+        return x_BTF
+    if isinstance(embed, Mixed):
+        return tuple(
+            _inputs(part, place, batch, min(length, (place and place.limit()) or length), random)
+            for part, place in embed.parts
+        )
+    raise ValueError(f"no example inputs are known for {type(embed).__name__}; give contracts an example= of your own")
