@@ -1,13 +1,13 @@
 """The sweep: every legal combination of the parts, as tiny models, for the contracts.
 
-All pairs of pattern, rule and wiring are built; the other parts (heads, positions, norms, feed-forward nets) are dealt
-out in turn so that each meets many of them. `everything=True` takes the whole product instead. Which combinations are
-legal is not decided here: they are offered to `objections`, and the refused ones are counted.
+Pattern x rules x wiring is built in full; heads, positions, feed-forward nets and outputs are dealt out by a fixed
+shuffle, so that each meets many of the others. `everything=True` takes the whole product instead. Which combinations
+are legal is not decided here: they are offered to `objections`, and the refused ones are counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from random import Random
 
@@ -43,8 +43,11 @@ from everyformer.network.position import (
     TimePosition,
 )
 from everyformer.network.wiring import PostNorm, PreNorm, Wiring
+from everyformer.study.contracts import Report, contracts
 
-WIDTH, LENGTH, VOCABULARY = 24, 9, 17
+WIDTH, VOCABULARY = 24, 17
+
+Others = tuple[Position | None, FeedForward, tuple[Embed, tuple[Head, ...]]]
 
 PATTERNS: tuple[Pattern, ...] = tuple(
     parse(text)
@@ -133,22 +136,42 @@ OUTPUTS: tuple[tuple[Embed, tuple[Head, ...]], ...] = (
 )
 
 
-def cells(everything: bool = False) -> Iterator[Model | None]:
-    """Every combination in a fixed order: the model, or None where it is refused."""
-    random = Random(0)
-    for pattern, rules, wiring in product(PATTERNS, RULES, WIRINGS):
-        others = list(product(HEADS, POSITIONS, NETS, OUTPUTS)) if everything else _deal(random)
-        for heads, position, net, (embed, outputs) in others:
-            model = Model(
-                width=WIDTH,
-                embed=embed,
-                position=position,
-                body=Stack(2, (Layer(Attention(heads, pattern, rules), net),), wiring),
-                heads=outputs,
-            )
-            yield None if any(True for _ in objections(model)) else model
+SWEPT = ("future", "cache", "rewind", "padding", "neighbours", "kernels", "gradient", "chunks", "store")
 
 
-def _deal(random: Random) -> list[tuple[Heads, Position | None, FeedForward, tuple[Embed, tuple[Head, ...]]]]:
-    """One hand of the other parts."""
-    return [(random.choice(HEADS), random.choice(POSITIONS), random.choice(NETS), random.choice(OUTPUTS))]
+def cells(patterns: Iterable[Pattern] = PATTERNS, everything: bool = False) -> Iterator[Model | None]:
+    """Every combination with these patterns in a fixed order: the model, or None where it is refused."""
+    for pattern, rules in product(patterns, RULES):
+        random = Random(f"{pattern} {rules}")  # the same hand whatever else is swept
+        forms = HEADS if everything else (random.choice(HEADS),)
+        for heads, wiring in product(forms, WIRINGS):
+            others: Iterable[Others] = product(POSITIONS, NETS, OUTPUTS)
+            if not everything:
+                others = [(random.choice(POSITIONS), random.choice(NETS), random.choice(OUTPUTS))]
+            for position, net, (embed, outputs) in others:
+                layer = Layer(Attention(heads, pattern, rules), net)
+                body = Stack(2, (layer,), wiring)
+                model = Model(width=WIDTH, embed=embed, position=position, body=body, heads=outputs)
+                yield None if any(True for _ in objections(model)) else model
+
+
+def sweep(
+    only: Sequence[str] | None = None,
+    *,
+    patterns: Iterable[Pattern] = PATTERNS,
+    everything: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """The contracts on every legal cell. `progress` is told how many of how many are done."""
+    offered = list(cells(patterns, everything))
+    report, seen = Report(refused=sum(model is None for model in offered)), set()
+    for done, model in enumerate(offered, 1):
+        if model is not None:
+            attention = model.body.each[0].attention
+            # What a kernel computes depends on the attention alone: each is checked once.
+            chosen = [name for name in only or SWEPT if name != "kernels" or attention not in seen]
+            seen.add(attention)
+            report.findings += contracts(model, chosen).findings
+        if progress:
+            progress(done, len(offered))
+    return report

@@ -1,0 +1,21 @@
+"""Every run ends with the contracts' table: cells and worst errors, gathered from all workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everyformer.study.contracts import LIMIT, Finding, Report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
+    properties = [pair for report in reports if report.when == "call" for pair in report.user_properties]
+    found = [Finding(*finding) for name, findings in properties if name == "findings" for finding in findings]
+    refused = sum(count for name, count in properties if name == "refused")
+    if found:
+        terminalreporter.section("contracts")
+        terminalreporter.write_line(str(Report(found, refused)))
+        worst = max(finding.error for finding in found if finding.limit == LIMIT)
+        terminalreporter.write_line(
+            f"{len(found)} cells, {refused} combinations refused, worst error of an equality {worst:.1e}"
+        )

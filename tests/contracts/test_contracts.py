@@ -1,0 +1,179 @@
+"""The contracts over every legal combination and every member, and that each contract notices what it is for."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import everyformer
+from everyformer.attention.rule import RuleModule
+from everyformer.attention.scene import Scene
+from everyformer.network import depth
+from everyformer.network.model import Model, Network
+from everyformer.network.past import Past
+from everyformer.network.wiring import PreNormStep
+from everyformer.study.contracts import CONTRACTS, Report, contracts
+from everyformer.study.sweep import PATTERNS, cells, sweep
+
+
+def held(report: Report, record_property) -> None:
+    record_property("findings", [astuple(finding) for finding in report.findings])
+    record_property("refused", report.refused)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_every_legal_combination_keeps_the_contracts(pattern, record_property):
+    held(sweep(patterns=[pattern]), record_property)
+
+
+@pytest.mark.parametrize("name", everyformer.members())
+def test_every_member_keeps_the_contracts(name, record_property):
+    held(contracts(name), record_property)
+
+
+@pytest.mark.slow
+def test_the_whole_product_keeps_the_contracts(record_property):
+    held(sweep(everything=True), record_property)
+
+
+def test_the_sweep_has_legal_and_refused_combinations():
+    models = list(cells())
+    assert sum(model is not None for model in models) > 500
+    assert sum(model is None for model in models) > 100
+
+
+def test_contracts_change_nothing_of_a_network():
+    network = everyformer.build("gpt2", "tiny").train()
+    before = {name: weight.clone() for name, weight in network.state_dict().items()}
+    contracts(network, ["future", "gradient", "overfit"])
+    assert network.training and all(torch.equal(before[name], weight) for name, weight in network.state_dict().items())
+
+
+def test_a_wrong_contract_gets_the_nearest_name():
+    with pytest.raises(ValueError, match="did you mean future"):
+        contracts("gpt2", ["futur"])
+
+
+def tiny() -> Network:
+    return everyformer.build("gpt2", "tiny", layers=1, width=32, heads=2)
+
+
+def broken(network: Network, contract: str) -> bool:
+    return not contracts(network, [contract]).ok
+
+
+class Mean(nn.Module):
+    """A norm that looks at other positions."""
+
+    def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
+        return x_BTD - x_BTD.mean(1, keepdim=True)
+
+
+class Ahead(RuleModule):
+    """A rule that lets the length of the sequence into the score."""
+
+    def turn(self, q_BHQE: Tensor, k_BHKE: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
+        return q_BHQE * scene.keys, k_BHKE
+
+
+def test_future_notices_a_norm_over_positions():
+    network = tiny()
+    step = network.body.layers[0].steps["attention"]
+    assert isinstance(step, PreNormStep)
+    step.norm = Mean()
+    assert broken(network, "future")
+
+
+def test_cache_and_padding_notice_a_rule_that_counts_keys():
+    network = tiny()
+    network.body.layers[0].attention.rules.append(Ahead())
+    assert broken(network, "cache") and broken(network, "padding")
+
+
+def test_rewind_notices_a_past_that_is_not_rolled_back(monkeypatch):
+    monkeypatch.setattr(Past, "roll_back", lambda past, count: past)
+    assert broken(tiny(), "rewind")
+
+
+def test_neighbours_notice_a_norm_over_the_batch():
+    network = tiny()
+    network.norm = nn.Identity()
+    network.norm.forward = lambda x, visible: x - x.mean(0, keepdim=True)
+    assert broken(network, "neighbours")
+
+
+def test_kernels_notice_a_kernel_that_forgets_the_scale(monkeypatch):
+    from everyformer.attention.kernels import sdpa
+
+    monkeypatch.setattr(
+        sdpa.F, "scaled_dot_product_attention", lambda q, k, v, **options: torch.softmax(q @ k.mT, -1) @ v
+    )
+    assert broken(tiny(), "kernels")
+
+
+def test_gradient_notices_a_detached_path(monkeypatch):
+    original = depth.AttentionLayer._attend
+    monkeypatch.setattr(
+        depth.AttentionLayer, "_attend", lambda layer, q, keys, scene: original(layer, q.detach(), keys, scene)
+    )
+    assert broken(tiny(), "gradient")
+
+
+def test_chunks_notice_a_net_that_looks_at_its_neighbours(monkeypatch):
+    from everyformer.network.feedforward import FeedForwardLayer
+
+    original = FeedForwardLayer._net
+    monkeypatch.setattr(FeedForwardLayer, "_net", lambda net, x: original(net, x) + x.mean(1, keepdim=True))
+    assert broken(tiny(), "chunks")
+
+
+def test_store_notices_a_lost_weight():
+    network = tiny()
+    network.register_buffer("hidden_state", torch.ones(1), persistent=False)
+    original = network.forward
+    network.forward = lambda *args, **options: _scaled(original(*args, **options), 2.0)  # lives on the object only
+    assert broken(network, "store")
+
+
+def test_compile_notices_a_graph_break():
+    network = tiny()
+    original = network.forward
+
+    def noisy(*args, **options):
+        torch._dynamo.graph_break()
+        return original(*args, **options)
+
+    network.forward = noisy
+    with pytest.raises(Exception, match="graph_break"):
+        contracts(network, ["compile"])
+
+
+def test_overfit_notices_a_frozen_model():
+    network = tiny()
+    network.requires_grad_(False)
+    network.body.layers[0].feedforward.out.bias.requires_grad_(True)
+    assert broken(network, "overfit")
+
+
+def _scaled(output, factor):
+    return everyformer.Output(output.hidden * factor, output.logits, output.past, output.aux)
+
+
+def test_every_contract_is_shown_to_fail():
+    """Each name in CONTRACTS has a test above that breaks it."""
+    import pathlib
+
+    text = pathlib.Path(__file__).read_text()
+    missing = [name for name in CONTRACTS if f'"{name}")' not in text and f'["{name}"]' not in text]
+    assert not missing, missing
+
+
+def test_a_model_of_ones_own_is_checked_from_python():
+    value = everyformer.member("gpt2", "tiny")
+    assert isinstance(value, Model)
+    report = contracts(value, ["future", "cache"])
+    assert report.ok and [finding.contract for finding in report.findings] == ["future", "cache"]
