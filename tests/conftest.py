@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from everyformer.study.contracts import LIMIT, Finding, Report
+
+collect_ignore = [] if torch.cuda.is_available() else ["device"]  # these need a GPU
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -29,17 +29,24 @@ def snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-class Value(msgspec.Struct, frozen=True, tag=snake, tag_field="type", omit_defaults=False):
+class Value(msgspec.Struct, frozen=True, tag=snake, tag_field="type", omit_defaults=False, forbid_unknown_fields=True):
     """A frozen struct whose fields are checked against their types when it is made."""
 
     def __post_init__(self) -> None:
         for field in msgspec.structs.fields(type(self)):
-            given = getattr(self, field.name)
-            try:
-                msgspec.convert(given, field.type, dec_hook=_decode)
-            except msgspec.ValidationError as error:
-                reason = str(error).replace("Expected", "expected").replace("`", "")
-                raise ValueError(f"{snake(type(self).__name__)}.{field.name} is {given!r}: {reason}") from None
+            value = checked(f"{snake(type(self).__name__)}.{field.name}", getattr(self, field.name), field.type)
+            msgspec.structs.force_setattr(self, field.name, value)  # a list becomes the tuple it means
+
+
+def checked(name: str, given: Any, kind: Any) -> Any:
+    """What is given, converted to the kind; or a ValueError that names it."""
+    try:
+        return msgspec.convert(given, kind, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        reason = str(error).replace("Expected", "expected").replace("`", "")
+        if get_origin(kind) is Literal:
+            reason = nearest(str(given), get_args(kind))
+        raise ValueError(f"{name} is {given!r}: {reason}") from None
 
 
 def to_json(value: Value, indent: int = 2) -> str:

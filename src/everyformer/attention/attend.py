@@ -51,6 +51,9 @@ def attend(
     """The answer B, H, Q, E' of every query. Without a pattern everybody sees everybody."""
     _check(q_BHQE, k_BHKE, v_BHKE)
     scene = scene or Scene(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
+    _check_scene(scene, q_BHQE.shape[0], q_BHQE.shape[2], k_BHKE.shape[2])
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {dropout}: it is a probability; give 0 or more and less than 1")
     scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
     for rule in rules:
         q_BHQE, k_BHKE = rule.turn(q_BHQE, k_BHKE, scene)
@@ -96,3 +99,20 @@ def _check(q_BHQE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor) -> None:
         raise ValueError(f"attention over {queries} queries and {keys} keys: give at least one of each")
     if len({x.dtype for x in (q_BHQE, k_BHKE, v_BHKE)}) > 1:
         raise ValueError(f"q, k and v have the dtypes {q_BHQE.dtype}, {k_BHKE.dtype}, {v_BHKE.dtype}: make them one")
+    if not q_BHQE.is_floating_point():
+        raise ValueError(
+            f"q, k and v are {q_BHQE.dtype}: weighted means of whole numbers are none; give floating point"
+        )
+
+
+def _check_scene(scene: Scene, batch: int, queries: int, keys: int) -> None:
+    for name, x in (("query_BQ", scene.query_BQ), ("key_BK", scene.key_BK)):
+        if x is not None and x.shape[0] not in (1, batch):
+            raise ValueError(f"{name} of the scene is for {x.shape[0]} sequences, q for {batch}; give one row for each")
+    if (scene.queries, scene.keys) != (queries, keys):
+        raise ValueError(
+            f"the scene is of {scene.queries} queries and {scene.keys} keys, q and k of {queries} and {keys}; "
+            "make a scene of their lengths"
+        )
+    if queries > keys and scene.query_BQ is None and scene.key_BK is not None:
+        raise ValueError(f"{queries} queries cannot be the last of {keys} keys; say where they stand with query_BQ=")

@@ -12,6 +12,7 @@ Sources: attention over a key set S_i (W), sparse patterns of Child et al. 2019 
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -71,12 +72,16 @@ class Pattern:
 
         Without a length, enough positions are tried for every number in the pattern to have had its effect twice.
         """
-        return _looks_ahead(bound(self), length or min(4096, 64 + 2 * sum(self.numbers())), heads)
+        numbers = self.numbers()
+        shares = [len(part.patterns) for part in self.walk() if isinstance(part, ByHead)]
+        length = length or min(4096, 64 + 2 * sum(numbers) + math.lcm(*(number for number in numbers if number)))
+        return _looks_ahead(bound(self), length, max(heads, math.lcm(*shares)))
 
     def numbers(self) -> list[int]:
-        """The whole numbers written in the pattern: window sizes, strides, block sizes."""
+        """The whole numbers written in the pattern: window sizes, strides, block sizes, the last node of a graph."""
         fields = [getattr(part, name) for part in self.walk() for name in part.__struct_fields__]  # type: ignore[attr-defined]
-        return [field for field in fields if isinstance(field, int)]
+        last = [max(map(max, part.edges)) for part in self.walk() if isinstance(part, Graph) and part.edges]
+        return [field for field in fields if isinstance(field, int)] + last
 
     def density(self, length: int, heads: int = 1) -> float:
         """The share of the Q x K pairs that are seen."""
@@ -236,6 +241,10 @@ class And(Pattern, Value, frozen=True):
 
     parts: tuple[Pattern, ...]
 
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        _some(self.parts)
+
     def __str__(self) -> str:
         return " & ".join(f"({part})" if isinstance(part, Or) else str(part) for part in self.parts)
 
@@ -253,6 +262,10 @@ class Or(Pattern, Value, frozen=True):
     """Any of them."""
 
     parts: tuple[Pattern, ...]
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        _some(self.parts)
 
     def __str__(self) -> str:
         return " | ".join(map(str, self.parts))
@@ -314,7 +327,10 @@ def parse(text: str) -> Pattern:
         raise ValueError(
             f"cannot read the pattern {text!r}: {error.msg}; write for example causal & window(8)"
         ) from None
-    pattern = _read(tree, text)
+    try:
+        pattern = _read(tree, text)
+    except TypeError:  # & | or ~ of a number or a list
+        raise ValueError(f"cannot read the pattern {text!r}: & | ~ combine patterns only") from None
     if not isinstance(pattern, Pattern):
         raise ValueError(f"{text!r} is a number or a list, not a pattern; write for example causal & window(8)")
     return pattern
@@ -353,6 +369,11 @@ def _make(name: str, arguments: list[Any], text: str) -> Pattern:
         return kinds[name](*arguments)
     except TypeError as error:
         raise ValueError(f"{name} in the pattern {text!r}: {error}") from None
+
+
+def _some(parts: tuple[Pattern, ...]) -> None:
+    if not parts:
+        raise ValueError("& and | of no patterns at all say nothing; give at least one")
 
 
 def _parts(kind: type[And] | type[Or], pattern: Pattern) -> tuple[Pattern, ...]:

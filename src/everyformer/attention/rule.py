@@ -80,8 +80,8 @@ class RotaryRule(RuleModule):
         # Angles in at least float32: bfloat16 cannot tell position 256 from 257.
         exact = torch.promote_types(x_BHTE.dtype, torch.float32)
         exponent = torch.arange(0, self.head_width, 2, device=x_BHTE.device, dtype=exact) / self.head_width
-        angle_B1TE = position_BT[:, None, :, None].to(exact) * self.base**-exponent
-        cos, sin = angle_B1TE.cos().to(x_BHTE.dtype), angle_B1TE.sin().to(x_BHTE.dtype)
+        angle = position_BT[:, None, :, None].to(exact) * self.base**-exponent
+        cos, sin = angle.cos().to(x_BHTE.dtype), angle.sin().to(x_BHTE.dtype)
         even, odd = x_BHTE[..., 0::2], x_BHTE[..., 1::2]
         return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
@@ -167,6 +167,15 @@ class T5Bias(Rule, Value, frozen=True):
     reach: Size = 128
     both_sides: bool = False
 
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        exact = self.buckets // (4 if self.both_sides else 2)  # the distances that have a bucket of their own
+        if not 1 <= exact < self.reach:
+            raise ValueError(
+                f"t5_bias has {self.buckets} buckets and a reach of {self.reach}: {exact} distances have a bucket of their "
+                "own, which must be at least 1 and less than the reach; change one of the two"
+            )
+
     def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
         return T5Rule(self, heads)
 
@@ -183,7 +192,7 @@ class T5Rule(RuleModule):
         side = (back < 0) * half if self.both_sides else torch.zeros_like(back)
         back = back.abs() if self.both_sides else back.clamp(min=0)
         exact = half // 2
-        ratio = (back.clamp(min=1) / exact).log() / math.log(self.reach / exact)
+        ratio = (back.clamp(min=1).float() / exact).log() / math.log(self.reach / exact)
         far = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
         return side + torch.where(back < exact, back, far)
 
@@ -224,9 +233,12 @@ class ImageRule(RuleModule):
         return torch.where((cell_q < 0) | (cell_k < 0), self.bias_RH.shape[0] - 1, offset)
 
     def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
-        if scene.keys > self.before + self.rows * self.columns and scene.key_BK is None:
+        last = scene.keys
+        if scene.key_BK is not None:  # padding stands nowhere; a compiled graph cannot look at positions
+            last = 0 if torch.compiler.is_compiling() else int(scene.key_BK.max()) + 1
+        if last > self.before + self.rows * self.columns:
             raise ValueError(
-                f"image_bias knows {self.before} + {self.rows} x {self.columns} positions, but {scene.keys} are given; "
+                f"image_bias knows {self.before} + {self.rows} x {self.columns} positions, but {last} are given; "
                 "make the grid larger or the input smaller"
             )
         bias_RH = self.bias_RH.to(q_BHQE.dtype)

@@ -40,7 +40,7 @@ class Scene:
     edges_BNN: Tensor | None = None  # who is joined to whom, for Graph without edges of its own
     kernel: str = "auto"
     probe: Probe | None = None
-    masks: dict[tuple[int, int], tuple[Pattern, Tensor]] = field(default_factory=dict, compare=False, repr=False)
+    masks: dict[tuple[int, int, int], tuple[Pattern, Tensor]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def in_place(self) -> bool:
@@ -61,7 +61,9 @@ class Scene:
         """B or 1, Q."""
         if self.query_BQ is not None:
             return self.query_BQ
-        return self.key_positions()[:, self.keys - self.queries :]
+        if self.key_BK is None:
+            return torch.arange(self.keys - self.queries, self.keys, device=self.device)[None]
+        return self.key_BK[:, self.keys - self.queries :]
 
     def key_positions(self) -> Tensor:
         """B or 1, K."""
@@ -84,7 +86,7 @@ class Scene:
 
     def mask(self, pattern: Pattern, batch: int, heads: int) -> Tensor:
         """Who sees whom as booleans that broadcast to B, H, Q, K. Computed once per scene and pattern."""
-        key = (id(pattern), heads)  # the pattern is kept beside its mask, so its id stays its own
+        key = (id(pattern), batch, heads)  # the pattern is kept beside its mask, so its id stays its own
         if key not in self.masks:
             b, h, i, j = self.indices(batch, heads)
             q, k = self.query_at(b, i), self.key_at(b, j)

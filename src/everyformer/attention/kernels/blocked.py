@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.attention.kernels.request import Request
+from everyformer.attention.kernels.sdpa import shown
 from everyformer.attention.pattern import And, Or, Pattern, Stride, bound, for_head
 from everyformer.attention.scene import Scene
 
@@ -51,7 +52,7 @@ def run(request: Request) -> Tensor:
     scene = request.scene
     answer_BHQE = request.q_BHQE.new_zeros(*request.q_BHQE.shape[:3], request.v_BHKE.shape[-1])
     for heads, pattern in _groups(request.pattern, request.heads):
-        parts = plan(pattern, scene.queries, scene.keys, scene.device)
+        parts = plan(pattern, scene.queries, scene.keys, request.heads, scene.device)
         head_H = torch.tensor(heads, device=scene.device)
         pieces = [_attend(request, part, head_H, alone=len(parts) == 1) for part in parts]
         answer_BHQE = answer_BHQE.index_copy(1, head_H, _merge(pieces))
@@ -62,7 +63,7 @@ def live_share(pattern: Pattern, queries: int, keys: int, heads: int) -> float:
     """The share of the Q x K scores that this kernel computes: 1 is what a dense kernel does."""
     cost = 0
     for members, one in _groups(pattern, heads):
-        cost += len(members) * sum(part.cost for part in plan(one, queries, keys, torch.device("cpu")))
+        cost += len(members) * sum(part.cost for part in plan(one, queries, keys, heads, torch.device("cpu")))
     return cost / (heads * queries * keys)
 
 
@@ -101,10 +102,11 @@ def _attend(request: Request, part: Part, head_H: Tensor, alone: bool) -> tuple[
     bias = q_BHNQE.new_zeros(())
     for term in request.terms:
         bias = bias + term(b, h, i, j)
-    bias = bias.masked_fill(~seen, -torch.inf)
-    bias_BHNQK = bias.expand(request.batch, len(head_H), *i_NQ.shape, j_NK.shape[1])
+    some, alive = shown(seen)
+    shape = (request.batch, len(head_H), *i_NQ.shape, j_NK.shape[1])
+    bias_BHNQK = bias.masked_fill(~some, -torch.inf).expand(shape)
 
-    answer_BXQE = F.scaled_dot_product_attention(
+    answer = F.scaled_dot_product_attention(
         q_BHNQE.flatten(1, 2),
         k_BHNKE.flatten(1, 2),
         v_BHNKE.flatten(1, 2),
@@ -112,11 +114,13 @@ def _attend(request: Request, part: Part, head_H: Tensor, alone: bool) -> tuple[
         dropout_p=request.dropout,
         scale=request.scale,
     )
-    answer_BHQE = answer_BXQE.unflatten(1, q_BHNQE.shape[1:3]).flatten(2, 3)[:, :, part.back_Q]
+    answer_BHNQE = answer.unflatten(1, q_BHNQE.shape[1:3]).masked_fill(~alive, 0)
+    answer_BHTE = answer_BHNQE.flatten(2, 3)[:, :, part.back_Q]
     if alone:
-        return answer_BHQE, None
-    total_BHNQ1 = _log_sum_exp(q_BHNQE @ k_BHNKE.transpose(-1, -2) * request.scale + bias)
-    return answer_BHQE, total_BHNQ1.flatten(2, 3)[:, :, part.back_Q]
+        return answer_BHTE, None
+    score = q_BHNQE @ k_BHNKE.transpose(-1, -2) * request.scale + bias
+    total_BHNQ1 = _log_sum_exp(score.masked_fill(~seen, -torch.inf))
+    return answer_BHTE, total_BHNQ1.flatten(2, 3)[:, :, part.back_Q]
 
 
 def _log_sum_exp(score: Tensor) -> Tensor:
@@ -140,11 +144,11 @@ def _merge(pieces: list[tuple[Tensor, Tensor | None]]) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def plan(pattern: Pattern, queries: int, keys: int, device: torch.device) -> tuple[Part, ...]:
+def plan(pattern: Pattern, queries: int, keys: int, heads: int, device: torch.device) -> tuple[Part, ...]:
     """The cheaper of: the pattern as one part, or one part for each of its alternatives."""
     with torch.device("cpu"):
-        whole = (_best(pattern, queries, keys),)
-        split = tuple(_best(part, queries, keys) for part in _disjoint(pattern))
+        whole = (_best(pattern, queries, keys, heads),)
+        split = tuple(_best(part, queries, keys, heads) for part in _disjoint(pattern))
     parts = min((whole, split), key=lambda parts: sum(part.cost for part in parts) * (1 + 0.5 * (len(parts) > 1)))
     return tuple(Part(p.pattern, p.i_NQ.to(device), p.j_NK.to(device), p.back_Q.to(device)) for p in parts)
 
@@ -171,14 +175,14 @@ def _alternatives(pattern: Pattern) -> list[Pattern]:
     return [pattern]
 
 
-def _best(pattern: Pattern, queries: int, keys: int) -> Part:
+def _best(pattern: Pattern, queries: int, keys: int, heads: int) -> Part:
     """The order of the queries and the size of the blocks that leave the fewest scores to compute."""
     at_Q = torch.arange(queries) + (keys - queries)
     orders = [torch.arange(queries)]
     orders += [(at_Q % part.step).argsort(stable=True) for part in pattern.walk() if isinstance(part, Stride)]
     found: list[tuple[int, Tensor, Tensor, int]] = []
     for order_Q in orders:
-        fine_NK = _live(bound(pattern), at_Q[order_Q], keys)
+        fine_NK = _live(bound(pattern), at_Q[order_Q], keys, heads)
         for size in SIZES:
             live_NK = _pad_rows(fine_NK, size // FINEST).unflatten(0, (-1, size // FINEST)).any(1)
             width = max(1, int(live_NK.sum(1).max()))
@@ -192,13 +196,15 @@ def _best(pattern: Pattern, queries: int, keys: int) -> Part:
     return Part(pattern, torch.cat((order_Q, filler)).view(-1, size), j_NK, order_Q.argsort())
 
 
-def _live(pattern: Pattern, at_Q: Tensor, keys: int) -> Tensor:
-    """Which keys any query of each finest block sees: N, K."""
+def _live(pattern: Pattern, at_Q: Tensor, keys: int, heads: int) -> Tensor:
+    """Which keys any query of each finest block sees, in any head: N, K."""
     k_K, rows, step = torch.arange(keys), [], FINEST * max(1, 2**20 // keys)
     for start in range(0, len(at_Q), step):
         q_Q1 = at_Q[start : start + step, None]
-        zero = torch.zeros((), dtype=torch.long)
-        seen_QK = pattern.sees(zero, zero, q_Q1, k_K, Scene(len(at_Q), keys, k_K.device)).expand(len(q_Q1), keys)
+        zero, h = torch.zeros((), dtype=torch.long), torch.arange(heads).view(-1, 1, 1)
+        seen = pattern.sees(zero, h, q_Q1, k_K, Scene(len(at_Q), keys, k_K.device))
+        # Most patterns read no head and come back without that axis.
+        seen_QK = (seen.any(0) if seen.dim() == 3 else seen).expand(len(q_Q1), keys)
         rows.append(_pad_rows(seen_QK, FINEST).unflatten(0, (-1, FINEST)).any(1))
     return torch.cat(rows)
 

@@ -7,7 +7,8 @@ served, but their gradient is slow there; `sdpa` and `blocked` are the kernels t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +29,8 @@ def objection(request: Request) -> str | None:
     device = request.q_BHQE.device.type
     if device != "cuda" and torch.is_grad_enabled() and request.wants_gradient:
         return f"FlexAttention has no backward pass on {device}; train with sdpa, blocked or reference"
+    if device == "cuda" and request.q_BHQE.dtype == torch.float64:
+        return "FlexAttention on CUDA knows no float64; use float32 or less, or sdpa"
     return None
 
 
@@ -77,12 +80,32 @@ def _make(pattern: Pattern, scene: Scene, batch: int, heads: int) -> BlockMask:
 @lru_cache(maxsize=2)
 def _kernel(device: str) -> Callable[..., Any]:
     if device == "cuda":
-        return torch.compile(flex_attention, dynamic=False)
+        compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
+
+        def fused(*tensors: Tensor, **options: Any) -> Any:
+            # Every pattern and rule is a program of its own. Past its limit of programs torch would go on unfused and
+            # say so only in a warning: the limit is set far away, and reaching it is an error.
+            with (
+                _quiet(),
+                torch._dynamo.config.patch(
+                    recompile_limit=4096, accumulated_recompile_limit=4096, fail_on_recompile_limit_hit=True
+                ),
+            ):
+                return compiled(*tensors, **options)
+
+        return fused
 
     def unfused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        with warnings.catch_warnings():  # it warns that it is unfused: on a CPU that is the choice
-            warnings.simplefilter("ignore")
+        with _quiet():
             # Detached, because it refuses tensors that want a gradient even under no_grad.
             return flex_attention(q.detach(), k.detach(), v.detach(), **options)
 
     return unfused
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warnings: that it is unfused (on a CPU that is the choice), that it looks at inner gradients."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

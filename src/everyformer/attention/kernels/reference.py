@@ -23,8 +23,9 @@ def run(request: Request) -> Tensor:
     score_BHQK = score_BHQK.masked_fill(~seen_BHQK, -torch.inf)
     # A query that sees nothing answers zero: its weights are 0 / 0, taken as 0.
     top_BHQ1 = score_BHQK.amax(-1, keepdim=True).detach()
-    share_BHQK = (score_BHQK - top_BHQ1.masked_fill(top_BHQ1 == -torch.inf, 0)).exp()
-    weights_BHQK = share_BHQK / share_BHQK.sum(-1, keepdim=True).clamp(min=torch.finfo(share_BHQK.dtype).tiny)
+    empty_BHQ1 = top_BHQ1 == -torch.inf
+    share_BHQK = (score_BHQK - top_BHQ1.masked_fill(empty_BHQ1, 0)).exp()
+    weights_BHQK = share_BHQK / share_BHQK.sum(-1, keepdim=True).masked_fill(empty_BHQ1, 1)
     if scene.probe is not None:
         scene.probe.weights.append(weights_BHQK.detach())
     weights_BHQK = F.dropout(weights_BHQK, request.dropout, training=request.dropout > 0)

@@ -15,7 +15,32 @@ def objection(request: Request) -> str | None:
 
 
 def run(request: Request) -> Tensor:
-    bias, causal = _bias(request)
+    scene, pattern = request.scene, request.pattern
+    plain = not request.terms and scene.in_place and type(pattern) is Causal
+    if plain and scene.queries == scene.keys:
+        return _fused(request, None, causal=True)
+    if plain and scene.queries == 1:
+        return _fused(request, None)
+    everything = type(pattern) is Full and scene.key_BK is None
+    if everything and not request.terms:
+        return _fused(request, None)
+    if everything:
+        return _fused(request, _bias(request))
+    seen, alive = shown(scene.mask(pattern, request.batch, request.heads))
+    bias = _bias(request).masked_fill(~seen, -torch.inf) if request.terms else seen
+    return _fused(request, bias).masked_fill(~alive, 0)
+
+
+def shown(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """A mask in which every query sees something, and which queries really do (..., Q, 1).
+
+    Backends disagree about a query that sees nothing, and some give NaN: it is shown everything and its answer dropped.
+    """
+    alive = seen.any(-1, keepdim=True)
+    return seen | ~alive, alive
+
+
+def _fused(request: Request, bias: Tensor | None, causal: bool = False) -> Tensor:
     return F.scaled_dot_product_attention(
         request.q_BHQE,
         request.k_BHKE,
@@ -27,27 +52,10 @@ def run(request: Request) -> Tensor:
     )
 
 
-def _bias(request: Request) -> tuple[Tensor | None, bool]:
-    """The mask or additive bias, and whether PyTorch's own causal path says the same without one."""
-    scene = request.scene
-    if not request.terms and scene.key_BK is None:
-        if type(request.pattern) is Full:
-            return None, False
-        if type(request.pattern) is Causal and scene.in_place:
-            if scene.queries == 1:
-                return None, False
-            if scene.queries == scene.keys:
-                return None, True
-    seen = None if type(request.pattern) is Full and scene.key_BK is None else _mask(request)
-    if not request.terms:
-        return seen, False
-    index = scene.indices(request.batch, request.heads)
+def _bias(request: Request) -> Tensor:
+    """The terms of all rules, dense."""
+    index = request.scene.indices(request.batch, request.heads)
     bias = request.terms[0](*index)
     for term in request.terms[1:]:
         bias = bias + term(*index)
-    bias = bias.to(request.q_BHQE.dtype)
-    return (bias if seen is None else bias.masked_fill(~seen, -torch.inf)), False
-
-
-def _mask(request: Request) -> Tensor:
-    return request.scene.mask(request.pattern, request.batch, request.heads)
+    return bias.to(request.q_BHQE.dtype)

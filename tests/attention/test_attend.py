@@ -1,0 +1,214 @@
+"""The waist: the scaled dot product over a key set, its limits and special cases, what it shows and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from everyformer.attention.attend import attend
+from everyformer.attention.heads import Standard, Sum
+from everyformer.attention.pattern import ByHead, Causal, Full, Graph, Pattern, SameDocument, Window, parse
+from everyformer.attention.rule import ImageBias, Rotary
+from everyformer.attention.scene import Probe, Scene
+from everyformer.network.depth import Attention, AttentionLayer, Layer, Stack
+from everyformer.network.embed import Tokens
+from everyformer.network.feedforward import FeedForward
+from everyformer.network.model import Model
+from everyformer.network.wiring import PreNorm
+from tests.spec import attention as spec
+
+CLOSE = {"rtol": 0.0, "atol": 1e-12}
+CPU = torch.device("cpu")
+
+
+def draw(queries: int = 4, keys: int = 6, width: int = 3, values: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(2, 2, queries, width), torch.randn(2, 2, keys, width), torch.randn(2, 2, keys, values)
+
+
+def watched(*given: Any, **options: Any) -> Tensor:
+    """The weights of one attention."""
+    q, k = given[:2]
+    probe = Probe()
+    attend(*given, scene=Scene(q.shape[2], k.shape[2], CPU, probe=probe), **options)
+    return probe.weights[0]
+
+
+@pytest.mark.spec(6)
+@pytest.mark.parametrize(("queries", "keys"), [(4, 6), (6, 6), (7, 3), (1, 6)])
+def test_attend_is_the_scaled_dot_product(queries: int, keys: int) -> None:
+    q, k, v = draw(queries, keys)
+    y, weights = attend(q, k, v), watched(q, k, v)
+    for b in range(2):
+        for h in range(2):
+            torch.testing.assert_close(y[b, h], spec.scaled_dot_product(q[b, h], k[b, h], v[b, h]), **CLOSE)
+            torch.testing.assert_close(weights[b, h], spec.weights(q[b, h], k[b, h], 3**-0.5), **CLOSE)
+
+
+@pytest.mark.spec(6)
+def test_weights_sum_to_one_and_the_misprinted_form_does_not() -> None:
+    q, k, v = draw()
+    torch.testing.assert_close(watched(q, k, v).sum(-1), torch.ones(2, 2, 4), **CLOSE)
+    outside = spec.weights_scaled_outside(q[0, 0], k[0, 0])
+    torch.testing.assert_close(outside.sum(-1), torch.full((4,), 1 / math.sqrt(3)), **CLOSE)
+
+
+@pytest.mark.spec(7, 71)
+def test_a_pattern_is_a_key_set() -> None:
+    q, k, v = draw(6, 6)
+    seen = torch.rand(6, 6) < 0.5
+    seen[2] = False  # S_2 is empty
+    sets = [[j for j in range(6) if seen[i, j]] for i in range(6)]
+    edges = tuple((i, j) for i, members in enumerate(sets) for j in members)
+    y = attend(q, k, v, Graph(edges))
+    for b in range(2):
+        for h in range(2):
+            torch.testing.assert_close(y[b, h], spec.over_sets(q[b, h], k[b, h], v[b, h], sets), **CLOSE)
+    assert torch.equal(y[:, :, 2], torch.zeros(2, 2, 5))
+
+
+@pytest.mark.spec(9)
+def test_scale_may_be_split_between_queries_and_keys() -> None:
+    q, k, v = draw()
+    root = 3**0.25
+    torch.testing.assert_close(attend(q / root, k / root, v, scale=1.0), attend(q, k, v), **CLOSE)
+    torch.testing.assert_close(attend(q, k, v)[0, 0], spec.scale_split(q[0, 0], k[0, 0], v[0, 0]), **CLOSE)
+
+
+@pytest.mark.spec(17)
+def test_scores_of_the_distance_alone_are_a_convolution() -> None:
+    """Weights A_{i-j}: with q = 0 only the learned function of j - i is left. It is softmaxed, so the kernel's taps are
+    positive and sum to one; zero values around the sequence are the convolution's zero padding."""
+    time, width, around = 5, 3, 4  # the kernel reaches every position from every other: full support
+    rule: Any = ImageBias(1, time + 2 * around).build(heads=1, key_width=2, value_width=width)
+    torch.nn.init.normal_(rule.bias_RH)
+    x_TD = torch.randn(time, width)
+    v = F.pad(x_TD, (0, 0, around, around))[None, None]
+    nothing = torch.zeros(1, 1, time + 2 * around, 2)
+    y = attend(nothing, nothing, v, Window(time), [rule])[0, 0, around : around + time]
+    middle = time + 2 * around - 1  # the row of the offset 0
+    taps = rule.bias_RH[middle - time + 1 : middle + time, 0].softmax(0)
+    wanted = F.conv1d(x_TD.T[:, None], taps[None, None], padding=time - 1)[:, 0]
+    torch.testing.assert_close(y, wanted.T, **CLOSE)
+
+
+@pytest.mark.spec(12, 17)
+def test_one_head_for_each_offset_is_any_convolution() -> None:
+    """K's sum form with A_h the shift by one offset: Y = sum_h V_h X A_h is conv1d with the taps V_h, whatever they are.
+    Where a shift leaves the sequence the query sees nothing and answers zero: zero padding."""
+    time, width = 4, 7
+    shifts: list[Pattern] = [Window(1)]
+    for offset in range(1, time):
+        ring = Window(offset + 1) & ~Window(offset)
+        shifts = [ring & Causal(), *shifts, ring & ~Causal()]  # offsets -(T-1) .. T-1
+    heads: Any = Sum(len(shifts)).build(width)
+    x_BTD = torch.randn(2, time, width)
+    y = heads.merge(attend(*heads.project(x_BTD), ByHead(tuple(shifts)), scale=heads.scale))
+    taps = heads.out.weight.unflatten(1, (len(shifts), width)).transpose(1, 2)
+    wanted = F.conv1d(x_BTD.transpose(1, 2), taps, padding=time - 1)
+    torch.testing.assert_close(y, wanted.transpose(1, 2), **CLOSE)
+
+
+@pytest.mark.spec(18)
+def test_cold_attention_is_a_hard_lookup() -> None:
+    q, k, v = draw()
+    best = (q @ k.transpose(-1, -2)).argmax(-1)
+    wanted = v.gather(2, best[..., None].expand(-1, -1, -1, 5))
+    errors = [float((attend(q, k, v, scale=1 / temperature) - wanted).abs().max()) for temperature in (1, 0.1, 1e-5)]
+    assert errors[0] > errors[1] > errors[2] == 0
+    dictionary = torch.eye(6)[None, None]  # a query that is a key gets that key's value
+    assert torch.equal(attend(dictionary, dictionary, v[:1, :1], scale=1e4), v[:1, :1])
+
+
+@pytest.mark.spec(19)
+def test_a_probe_shows_all_weights_of_all_layers() -> None:
+    layer = Layer(Attention(Standard(3), Causal()), FeedForward(16))
+    network = Model(width=12, embed=Tokens(11), body=Stack(2, (layer,), PreNorm())).build()
+    inputs: list[Tensor] = []
+    layers = [module for module in network.modules() if isinstance(module, AttentionLayer)]
+    for module in layers:
+        module.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    probe, tokens_BT = Probe(), torch.randint(0, 11, (2, 5))
+    watched, alone = network(tokens_BT, probe=probe), network(tokens_BT)
+    torch.testing.assert_close(watched.hidden, alone.hidden, **CLOSE)
+    assert [tuple(weights.shape) for weights in probe.weights] == [(2, 3, 5, 5)] * 2
+    for module, x_BTD, weights_BHQK in zip(layers, inputs[:2], probe.weights, strict=True):
+        torch.testing.assert_close(weights_BHQK.sum(-1), torch.ones(2, 3, 5), **CLOSE)
+        q_BHTE, k_BHTE, _ = module.heads.project(x_BTD)
+        for b in range(2):
+            for h in range(3):
+                for i in range(5):  # query i, over the keys up to i
+                    wanted = spec.weights(q_BHTE[b, h, i : i + 1], k_BHTE[b, h, : i + 1], 4**-0.5)[0]
+                    torch.testing.assert_close(weights_BHQK[b, h, i], F.pad(wanted, (0, 4 - i)), **CLOSE)
+
+
+@pytest.mark.spec(15)
+def test_more_queries_than_keys_stand_at_one_row_of_positions() -> None:
+    """Query i stands at K - Q + i, be that negative: patterns and rules count alike."""
+    q, k, v = draw(5, 4, width=4)
+    rule = Rotary().build(2, 4, 5)
+    placed = Scene(5, 4, CPU, query_BQ=torch.arange(-1, 4)[None])
+    torch.testing.assert_close(
+        attend(q, k, v, Causal(), [rule]), attend(q, k, v, Causal(), [rule], scene=placed), **CLOSE
+    )
+    assert torch.equal(attend(q, k, v, Causal())[:, :, 0], torch.zeros(2, 2, 5))
+
+
+@pytest.mark.spec(7)
+def test_looking_at_a_pattern_does_not_change_the_scene() -> None:
+    q, k, v = draw(6, 6)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 2, 2]])
+    fresh, looked_at = (Scene(6, 6, CPU, document_BP=documents) for _ in range(2))
+    pattern = SameDocument()
+    pattern.mask(6, heads=2, scene=looked_at)  # the first sequence's only
+    torch.testing.assert_close(attend(q, k, v, pattern, scene=looked_at), attend(q, k, v, pattern, scene=fresh))
+
+
+@pytest.mark.spec(6)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"q": (2, 4, 3)}, "each must be batch, heads, positions, head width"),
+        ({"q": (1, 2, 4, 3)}, "nothing is broadcast"),
+        ({"q": (2, 1, 4, 3)}, "nothing is broadcast"),
+        ({"q": (2, 2, 4, 4)}, "q and k must be equally wide"),
+        ({"v": (2, 2, 5, 5)}, "k and v equally long"),
+        ({"q": (2, 2, 0, 3)}, "over 0 queries and 6 keys: give at least one of each"),
+        ({"k": torch.float32}, "torch.float64, torch.float32, torch.float64: make them one"),
+        (dict.fromkeys("qkv", torch.long), "torch.int64.*give floating point"),
+        ({"dropout": 1.0}, "dropout is 1.0: it is a probability"),
+        ({"dropout": -0.1}, "dropout is -0.1: it is a probability"),
+        ({"kernel": "sdqa"}, "no kernel is named 'sdqa'; did you mean sdpa?"),
+        ({"scene": Scene(1, 6, CPU)}, "the scene is of 1 queries and 6 keys, q and k of 4 and 6"),
+        (
+            {"q": (2, 2, 7, 3), "scene": Scene(7, 6, CPU, key_BK=torch.arange(6)[None])},
+            "7 queries cannot be the last of 6 keys",
+        ),
+        ({"pattern": SameDocument()}, "call the model with documents="),
+        ({"pattern": Graph()}, "call the model with edges="),
+    ],
+)
+def test_wrong_input_is_named(change: dict[str, Any], reason: str) -> None:
+    given = dict(zip("qkv", draw(), strict=True))
+    for name in set(change) & set("qkv"):  # another shape, or another dtype
+        new = change[name]
+        given[name] = torch.zeros(new) if isinstance(new, tuple) else given[name].to(new)
+    options = {name: x for name, x in change.items() if name not in "qkv"}
+    with pytest.raises(ValueError, match=reason):
+        attend(given["q"], given["k"], given["v"], **options)
+
+
+@pytest.mark.spec(55)
+def test_causal_is_a_triangle_in_both_orientations() -> None:
+    q, k, v = draw(5, 5)
+    weights_QK = watched(q, k, v, Causal())[0, 0]
+    assert torch.equal(weights_QK, weights_QK.tril())
+    assert torch.equal(weights_QK.T, weights_QK.T.triu())  # K's A, tokens as columns
+    score = (q @ k.transpose(-1, -2) / math.sqrt(3)).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+    torch.testing.assert_close(watched(q, k, v, Causal()), score.softmax(-1), **CLOSE)
+    assert torch.equal(attend(q, k, v), attend(q, k, v, Full()))
+    assert torch.equal(attend(q, k, v, parse("causal")), attend(q, k, v, Causal()))

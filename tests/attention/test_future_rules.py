@@ -1,0 +1,254 @@
+"""Rules that the library has not got yet, written against the protocol as a user would: nothing in it has to change.
+
+Transformer-XL's four terms (Dai et al. 2019) and adaptive span (Sukhbaatar et al. 2019), through every kernel.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from everyformer.attention.attend import attend
+from everyformer.attention.heads import Standard
+from everyformer.attention.pattern import Causal, Full, parse
+from everyformer.attention.rule import Rule, RuleModule, Term
+from everyformer.attention.scene import Scene
+from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.embed import Tokens
+from everyformer.network.head import Language
+from everyformer.network.model import Model
+from everyformer.network.wiring import PreNorm
+from everyformer.value import Positive, Size, Value, from_json, to_json
+from tests.spec import attention
+from tests.spec import rules as spec
+
+CLOSE = {"rtol": 0.0, "atol": 1e-10}
+CPU = torch.device("cpu")
+BATCH, HEADS, WIDTH, VALUES = 2, 3, 4, 5
+SIZES = [(9, 9), (4, 9), (1, 9)]
+KERNELS = ["reference", "sdpa", "blocked"]
+
+
+class Relative(Rule, Value, frozen=True):
+    """Transformer-XL: q.k + q.(W_R r) + u.k + v.(W_R r), r the sinusoid of i - j, all times the scale."""
+
+    width: Size  # of the sinusoid
+
+    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+        return RelativeRule(self.width, heads, key_width)
+
+
+class RelativeRule(RuleModule):
+    def __init__(self, width: int, heads: int, key_width: int):
+        super().__init__()
+        self.width = width
+        self.u_HE, self.v_HE = (nn.Parameter(torch.randn(heads, key_width)) for _ in range(2))
+        self.w_r_HED = nn.Parameter(torch.randn(heads, key_width, width))
+
+    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
+        far = scene.keys - 1
+        offset_R = torch.arange(-far, far + 1, device=q_BHQE.device)
+        frequency = 10000 ** (-torch.arange(0, self.width, 2, device=q_BHQE.device) / self.width)
+        angle = (offset_R[:, None] * frequency).to(q_BHQE.dtype)
+        r_HER = self.w_r_HED @ torch.cat((angle.sin(), angle.cos()), dim=1).T
+        place_BHQR = scale * (q_BHQE + self.v_HE[:, None]) @ r_HER
+        content_BHK = scale * (k_BHKE @ self.u_HE[:, :, None])[..., 0]
+
+        def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
+            row = (scene.query_at(b, i) - scene.key_at(b, j)).clamp(-far, far) + far
+            return content_BHK[b, h, j] + place_BHQR[b, h, i, row]
+
+        return term
+
+
+class Span(Rule, Value, frozen=True):
+    """Adaptive span: every head learns how far back it looks, m_z(x) = clamp((R + z - x) / R, 0, 1).
+
+    m exp(s) / sum m exp(s) is softmax(s + log m), so the soft mask is one more term of the score.
+    """
+
+    longest: Size  # S, the largest span
+    ramp: Size  # R
+    cost: Positive = 0.1  # lambda
+
+    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+        return SpanRule(self, heads)
+
+
+class SpanRule(RuleModule):
+    def __init__(self, value: Span, heads: int):
+        super().__init__()
+        self.value = value
+        self.z_H = nn.Parameter(torch.rand(heads) * value.longest)
+
+    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
+        z_H, ramp = self.z_H.to(q_BHQE.dtype), self.value.ramp
+
+        def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
+            back = (scene.query_at(b, i) - scene.key_at(b, j)).abs()
+            m = ((ramp + z_H[h] - back) / ramp).clamp(0, 1)
+            # The slope of log m at 0 is infinite, and infinity times the weight 0 is no number: no slope there.
+            return torch.where(m > 0, torch.where(m > 0, m, 1).log(), -torch.inf)
+
+        return term
+
+    def penalty(self) -> Tensor:
+        return self.value.cost * self.z_H.mean()  # lambda / M of the sum over M heads
+
+
+def draw(queries: int, keys: int) -> tuple[Tensor, ...]:
+    shapes = ((queries, WIDTH), (keys, WIDTH), (keys, VALUES))
+    return tuple(torch.randn(BATCH, HEADS, *shape).requires_grad_() for shape in shapes)
+
+
+def literal_relative(rule: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The four terms, causal, one query at a time."""
+    first, answers = k.shape[2] - q.shape[2], torch.zeros(BATCH, HEADS, q.shape[2], VALUES)
+    for b, h in product(range(BATCH), range(HEADS)):
+        score_QK = spec.transformer_xl_scores(
+            q[b, h], k[b, h], rule.w_r_HED[h], rule.u_HE[h], rule.v_HE[h], first=first
+        )
+        for i, score_K in enumerate(score_QK):
+            seen = first + i + 1
+            answers[b, h, i] = attention.softmax(score_K[:seen]) @ v[b, h, :seen]
+    return answers
+
+
+def literal_span(rule: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    first, ramp = k.shape[2] - q.shape[2], rule.value.ramp
+    return torch.stack(
+        [
+            torch.stack([spec.adaptive_span(q[b, h], k[b, h], v[b, h], rule.z_H[h], ramp, first) for h in range(HEADS)])
+            for b in range(BATCH)
+        ]
+    )
+
+
+RULES = {"transformer-xl": (Relative(8), literal_relative), "adaptive span": (Span(4, ramp=3), literal_span)}
+each_rule = pytest.mark.parametrize(
+    ("rule", "literal"),
+    [
+        pytest.param(*RULES["transformer-xl"], id="transformer-xl", marks=pytest.mark.spec(38)),
+        pytest.param(*RULES["adaptive span"], id="adaptive-span", marks=pytest.mark.spec(93, 94)),
+    ],
+)
+
+
+@each_rule
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("queries", "keys"), SIZES)
+def test_a_new_rule_is_its_equation_and_has_its_gradients(
+    rule: Rule, literal: Any, kernel: str, queries: int, keys: int
+) -> None:
+    module, qkv = rule.build(HEADS, WIDTH, VALUES), draw(queries, keys)
+    weights = [*qkv, *module.parameters()]
+    y, wanted = attend(*qkv, Causal(), [module], kernel=kernel), literal(module, *qkv)
+    torch.testing.assert_close(y, wanted, **CLOSE)
+    direction = torch.randn_like(y)
+    found, true = (torch.autograd.grad((answer * direction).sum(), weights) for answer in (y, wanted))
+    for one, two in zip(found, true, strict=True):
+        torch.testing.assert_close(one, two, **CLOSE)
+
+
+@each_rule
+def test_a_new_rule_serves_flex(rule: Rule, literal: Any) -> None:
+    module, qkv = rule.build(HEADS, WIDTH, VALUES), draw(4, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(*qkv, Causal(), [module], kernel="flex"), literal(module, *qkv), **CLOSE)
+
+
+@each_rule
+@pytest.mark.parametrize("kernel", KERNELS[1:])
+def test_a_new_rule_serves_gathered_blocks(rule: Rule, literal: Any, kernel: str) -> None:
+    """More positions than a block has, and a pattern of which little is left."""
+    module, qkv, pattern = rule.build(HEADS, WIDTH, VALUES), draw(70, 70), parse("causal & (window(9) | stride(16))")
+    weights = [*qkv, *module.parameters()]
+    one, two = (attend(*qkv, pattern, [module], kernel=name) for name in (kernel, "reference"))
+    torch.testing.assert_close(one, two, **CLOSE)
+    found, true = (torch.autograd.grad(y.square().sum(), weights) for y in (one, two))
+    for a, b in zip(found, true, strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
+@pytest.mark.spec(93, 94)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_span_that_ends_on_a_key_has_the_slope_of_shrinking(kernel: str) -> None:
+    """At whole z the soft mask has a corner on a key: at distance R + z it is exactly 0, at distance z exactly 1.
+
+    There the equation has two slopes. Autograd of the literal equation takes the inner one at both corners (clamp lets
+    the gradient through at its ends), which is the slope of no movement of z at all. Ours drops it where m is 0: a key
+    with the weight 0 passes nothing back. What is left is the slope from below: of the span being made shorter.
+    """
+    ramp, z = 2, 3.0
+    module: Any = Span(4, ramp=ramp).build(HEADS, WIDTH, VALUES)
+    nn.init.constant_(module.z_H, z)
+    q, k, v = draw(9, 9)
+    direction = torch.randn(BATCH, HEADS, 9, VALUES)
+
+    def loss(literal: bool = False, move: float = 0.0) -> Tensor:
+        with torch.no_grad():
+            module.z_H.fill_(z + move)
+        y = literal_span(module, q, k, v) if literal else attend(q, k, v, Causal(), [module], kernel=kernel)
+        return (y * direction).sum(dim=(0, 2, 3))
+
+    (ours,) = torch.autograd.grad(loss().sum(), module.z_H)
+    (inner,) = torch.autograd.grad(loss(literal=True).sum(), module.z_H)
+    step = 1e-6
+    with torch.no_grad():
+        here, below, above = (loss(literal=True, move=move) for move in (0.0, -step, step))
+    torch.testing.assert_close(ours, (here - below) / step, rtol=1e-5, atol=1e-5)
+    for slope in ((above - here) / step, (here - below) / step):
+        assert bool(((inner - slope).abs() > 1e-3).all())
+    # The difference is what the keys at distance R + z would send: dm/dz = 1/R, times the answer's change with m.
+    lost = torch.zeros(HEADS)
+    for b, h, i in product(range(BATCH), range(HEADS), range(ramp + int(z), 9)):
+        score = torch.stack([q[b, h, i] @ k[b, h, j] / 2 for j in range(i + 1)])
+        m = torch.stack([spec.soft_mask(torch.tensor(z), ramp, i - j) for j in range(i + 1)])
+        total = (m * score.exp()).sum()
+        answer, edge = (m * score.exp()) @ v[b, h, : i + 1] / total, i - ramp - int(z)
+        lost[h] += score[edge].exp() / total / ramp * (v[b, h, edge] - answer) @ direction[b, h, i]
+    torch.testing.assert_close(inner - ours, lost.detach(), **CLOSE)
+
+
+@pytest.mark.spec(94)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_span_that_ends_before_every_key_is_no_nan(kernel: str) -> None:
+    """A span may leave a query nothing, where a pattern hides its neighbours: it answers zero and learns nothing."""
+    module: Any = Span(4, ramp=2).build(HEADS, WIDTH, VALUES)
+    nn.init.zeros_(module.z_H)
+    qkv = draw(9, 9)
+    y = attend(*qkv, parse("causal & ~window(2)"), [module], kernel=kernel)  # distance 2 = R + z has the weight 0
+    assert torch.equal(y, torch.zeros_like(y))
+    for gradient in torch.autograd.grad(y.sum(), [*qkv, module.z_H]):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+@pytest.mark.spec(95)
+def test_the_penalty_of_every_layer_reaches_the_loss() -> None:
+    layer = Layer(Attention(Standard(HEADS), Causal(), (Span(4, ramp=2, cost=0.5), Relative(8))))
+    model = Model(width=12, embed=Tokens(7), body=Stack(2, (layer,), PreNorm()), heads=(Language(),))
+    assert from_json(to_json(model), Model) == model  # a user's rules take part in JSON
+    network = model.build()
+    spans = [module.z_H for module in network.modules() if isinstance(module, SpanRule)]
+    penalty = network(torch.randint(0, 7, (2, 5))).aux["penalty"]
+    torch.testing.assert_close(penalty, sum(0.5 / HEADS * z_H.sum() for z_H in spans))
+    for gradient in torch.autograd.grad(penalty, spans):
+        torch.testing.assert_close(gradient, torch.full((HEADS,), 0.5 / HEADS))
+
+
+@pytest.mark.spec(38)
+def test_the_four_terms_need_no_mask_and_no_memory_of_their_own() -> None:
+    """Both sides of the diagonal have their distance, and queries that are the last of the keys see what they would
+    see if all were queries: that is segment memory."""
+    rule: Any = Relative(8).build(HEADS, WIDTH, VALUES)
+    q, k, v = draw(9, 9)
+    whole = attend(q, k, v, Full(), [rule])
+    torch.testing.assert_close(attend(q[:, :, 5:], k, v, Full(), [rule]), whole[:, :, 5:], **CLOSE)
+    for b, h in product(range(BATCH), range(HEADS)):
+        score_QK = spec.transformer_xl_scores(q[b, h], k[b, h], rule.w_r_HED[h], rule.u_HE[h], rule.v_HE[h])
+        wanted = torch.stack([attention.softmax(score_K) @ v[b, h] for score_K in score_QK])
+        torch.testing.assert_close(whole[b, h], wanted, **CLOSE)

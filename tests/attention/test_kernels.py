@@ -1,0 +1,329 @@
+"""Every kernel gives the reference's answer and gradients, or says why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from everyformer.attention.attend import KERNELS, CannotServe, attend, choose
+from everyformer.attention.kernels.blocked import live_share, plan
+from everyformer.attention.kernels.request import Request
+from everyformer.attention.pattern import Causal, Full, Graph, Pattern, SameDocument, parse
+from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, RuleModule, Shaw, T5Bias
+from everyformer.attention.scene import Probe, Scene
+from everyformer.value import Size, Value
+from tests.spec import attention as spec
+
+CLOSE = {"rtol": 0.0, "atol": 1e-11}
+CPU = torch.device("cpu")
+BATCH, HEADS, WIDTH, VALUES, LENGTH = 2, 2, 4, 6, 41  # several of the blocks of 16, the last one not full
+FAST = ("sdpa", "blocked")  # with a backward pass anywhere
+
+
+class Steps(Pattern, Value, frozen=True):
+    """What Stride is, as a user might write it: a kernel cannot know the order that makes it dense."""
+
+    step: Size
+
+    def sees(self, b: Any, h: Any, q: Any, k: Any, scene: Scene | None) -> Any:
+        return (q - k) % self.step == 0
+
+
+class Further(Pattern, Value, frozen=True):
+    """A user's own that reads the head: head h sees `step` times h positions back."""
+
+    step: Size
+
+    def sees(self, b: Any, h: Any, q: Any, k: Any, scene: Scene | None) -> Any:
+        return q - k == self.step * h
+
+
+PATTERNS = [
+    parse(text)
+    for text in (
+        "full",
+        "causal",
+        "~causal",
+        "causal & window(5)",
+        "causal & (window(4) | stride(7))",
+        "causal & (block(8) | summary(8, 2))",
+        "prefix(3) | window(3)",
+        "by_head(causal & window(6), stride(5))",
+        "graph(((0, 1), (1, 1), (9, 3), (20, 40), (40, 0), (40, 39)))",
+        "further(19)",
+    )
+]
+RULES: list[tuple[Rule, ...]] = [
+    (),
+    (Rotary(),),
+    (Alibi(),),
+    (Shaw(3),),
+    (T5Bias(8, 16, both_sides=True),),
+    (ImageBias(7, 6),),
+    (Rotary(), Alibi(), T5Bias(8, 16)),
+]
+SIZES = [(LENGTH, LENGTH), (5, LENGTH), (1, LENGTH)]
+
+
+def draw(queries: int, keys: int, dtype: torch.dtype = torch.float64, batch: int = BATCH) -> tuple[Tensor, ...]:
+    """q, k and v that want gradients."""
+    shapes = ((queries, WIDTH), (keys, WIDTH), (keys, VALUES))
+    return tuple(torch.randn(batch, HEADS, *shape, dtype=dtype).requires_grad_() for shape in shapes)
+
+
+def build(rules: Sequence[Rule]) -> list[RuleModule]:
+    return [rule.build(HEADS, WIDTH, VALUES) for rule in rules]
+
+
+def answer_and_gradients(
+    qkv: tuple[Tensor, ...], pattern: Pattern, rules: Sequence[RuleModule], kernel: str, scene: Scene | None = None
+) -> list[Tensor]:
+    y = attend(*qkv, pattern, rules, scene=scene, kernel=kernel)
+    direction = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+    weights = [*qkv, *(table for rule in rules for table in rule.parameters())]
+    found = torch.autograd.grad((y * direction).sum(), weights, materialize_grads=True)
+    return [y.detach(), *found]
+
+
+@pytest.mark.spec(6, 7)
+@pytest.mark.parametrize("kernel", FAST)
+@pytest.mark.parametrize("rules", RULES, ids=repr)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_kernels_equal_the_reference(pattern: Pattern, rules: tuple[Rule, ...], kernel: str) -> None:
+    for queries, keys in SIZES:
+        qkv, modules = draw(queries, keys), build(rules)
+        wanted = answer_and_gradients(qkv, pattern, modules, "reference")
+        for one, two in zip(answer_and_gradients(qkv, pattern, modules, kernel), wanted, strict=True):
+            torch.testing.assert_close(one, two, **CLOSE)
+
+
+@pytest.mark.spec(6, 7)
+@pytest.mark.parametrize(
+    ("pattern", "rules", "queries"),  # every pattern and every rule once: it traces anew each time
+    [(pattern, RULES[n % len(RULES)], SIZES[n % 3][0]) for n, pattern in enumerate(PATTERNS)],
+    ids=str,
+)
+def test_flex_equals_the_reference(pattern: Pattern, rules: tuple[Rule, ...], queries: int) -> None:
+    qkv, modules = draw(queries, LENGTH), build(rules)
+    with torch.no_grad():
+        one, two = (attend(*qkv, pattern, modules, kernel=kernel) for kernel in ("flex", "reference"))
+    torch.testing.assert_close(one, two, **CLOSE)
+
+
+@pytest.mark.spec(7, 104, 105)
+@pytest.mark.parametrize("queries", [300, 37])
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("(window(16) | stride(16))", 2),
+        ("(window(16) | stride(16)) & ~window(3)", 2),  # the first queries see nothing, in either part
+        ("(block(16) | summary(16, 2))", 1),
+    ],
+)
+def test_blocked_merges_reordered_parts(text: str, parts: int, queries: int) -> None:
+    pattern = parse(f"causal & {text}")
+    assert len(plan(pattern, 300, 300, HEADS, CPU)) == parts
+    qkv, modules = draw(queries, 300, batch=1), build((Shaw(5), Alibi()))
+    wanted = answer_and_gradients(qkv, pattern, modules, "reference")
+    for one, two in zip(answer_and_gradients(qkv, pattern, modules, "blocked"), wanted, strict=True):
+        torch.testing.assert_close(one, two, **CLOSE)
+
+
+@pytest.mark.spec(7)
+@pytest.mark.parametrize("kernel", ["reference", *FAST])
+@pytest.mark.parametrize("rules", [(), (Alibi(),), (Shaw(3),)], ids=repr)
+@pytest.mark.parametrize(
+    "text", ["prefix(0)", "causal & ~window(3)", "causal & (stride(5) | window(2)) & ~window(3)", "graph(((1, 0),))"]
+)
+def test_a_query_that_sees_nothing_answers_zero(text: str, rules: tuple[Rule, ...], kernel: str) -> None:
+    pattern, qkv = parse(text), draw(LENGTH, LENGTH)
+    blind = ~pattern.mask(LENGTH)[0].any(-1)
+    assert bool(blind.any())
+    y, *gradients = answer_and_gradients(qkv, pattern, build(rules), kernel)
+    assert torch.equal(y[:, :, blind], torch.zeros_like(y[:, :, blind]))
+    assert torch.equal(gradients[0][:, :, blind], torch.zeros_like(gradients[0][:, :, blind]))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+@pytest.mark.spec(7)
+def test_flex_too_answers_zero() -> None:
+    pattern, qkv = parse("causal & ~window(3)"), draw(LENGTH, LENGTH)
+    with torch.no_grad():
+        y = attend(*qkv, pattern, build((Alibi(),)), kernel="flex")
+    assert torch.equal(y[:, :, :3], torch.zeros_like(y[:, :, :3])) and bool(y.isfinite().all())
+
+
+def scenes() -> dict[str, Scene]:
+    """Data that patterns read: padding right and left (a whole sequence too), documents, edges."""
+    right = torch.tensor([[0, 1, 2, 3, -1, -1], [0, 1, 2, 3, 4, 5], [-1] * 6])
+    left = torch.tensor([[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5], [-1] * 6])
+    documents = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1], [3, 2, 1, 1, 2, 3]])
+    edges = torch.arange(108).view(3, 6, 6) % 5 < 2
+    return {
+        "right": Scene(6, 6, CPU, key_BK=right, document_BP=documents, edges_BNN=edges),
+        "left": Scene(6, 6, CPU, key_BK=left, document_BP=documents, edges_BNN=edges),
+        "none": Scene(6, 6, CPU, document_BP=documents, edges_BNN=edges),
+    }
+
+
+@pytest.mark.spec(7, 71)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("padding", ["right", "left", "none"])
+@pytest.mark.parametrize("pattern", [Causal(), SameDocument() | parse("prefix(1)"), Graph()], ids=str)
+def test_padding_documents_and_edges_in_every_kernel(pattern: Pattern, padding: str, kernel: str) -> None:
+    """Each sequence, without its padding, is the literal attention over the key sets."""
+    scene = scenes()[padding]
+    if (kernel, padding) == ("blocked", "left"):
+        with pytest.raises(CannotServe, match="left padding"):
+            attend(*draw(6, 6, batch=3), pattern, scene=scene, kernel=kernel)
+        return
+    with torch.no_grad():
+        q, k, v = draw(6, 6, batch=3)
+        y = attend(q, k, v, pattern, scene=scene, kernel=kernel)
+    documents, edges = scene.document_BP, scene.edges_BNN
+    assert documents is not None and edges is not None
+    place_BK = scene.key_positions().expand(3, 6)
+    sees: dict[str, Callable[[int, int, int], bool]] = {
+        "causal": lambda b, i, j: j <= i,
+        "same_document | prefix(1)": lambda b, i, j: j < 1 or bool(documents[b, i] == documents[b, j]),
+        "graph": lambda b, i, j: bool(edges[b, i, j]),
+    }
+    for b, h in product(range(3), range(HEADS)):
+        real = (place_BK[b] >= 0).nonzero()[:, 0]
+        sets = [[j for j in range(len(real)) if sees[str(pattern)](b, i, j)] for i in range(len(real))]
+        if sets:
+            wanted = spec.over_sets(q[b, h, real], k[b, h, real], v[b, h, real], sets)
+            torch.testing.assert_close(y[b, h, real], wanted, **CLOSE)
+        assert bool(y[b, h].isfinite().all())
+
+
+@pytest.mark.spec(6)
+@pytest.mark.parametrize("kernel", [*FAST, "flex"])
+@pytest.mark.parametrize("rules", [(), (Rotary(), Alibi())], ids=repr)
+@pytest.mark.parametrize("text", ["causal", "causal & (window(16) | stride(16))"])
+def test_the_error_in_float32_is_at_most_twice_the_references(text: str, rules: tuple[Rule, ...], kernel: str) -> None:
+    pattern, modules = parse(text), build(rules)
+    low = draw(300, 300, torch.float32)
+    high = tuple(x.detach().double().requires_grad_() for x in low)
+    if kernel == "flex":
+        with torch.no_grad():
+            exact = [attend(*high, pattern, modules, kernel="reference")]
+            plain, fast = ([attend(*low, pattern, modules, kernel=name)] for name in ("reference", kernel))
+    else:
+        exact = answer_and_gradients(high, pattern, modules, "reference")
+        plain, fast = (answer_and_gradients(low, pattern, modules, name) for name in ("reference", kernel))
+    for one, two, true in zip(fast, plain, exact, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - true).norm() <= 2 * (two - true).norm()  # all together: the largest alone is a matter of luck
+
+
+@pytest.mark.spec(6)
+@pytest.mark.parametrize("kernel", ["reference", *FAST])
+def test_dropout_drops_single_weights_and_scales_the_rest(kernel: str) -> None:
+    """With the unit matrix for values the answer is the weights: each is 0 or w / (1 - p), and a share p is 0."""
+    pattern, p = parse("causal & (window(30) | stride(8))"), 0.3
+    q, k, _ = draw(120, 120)
+    v = torch.eye(120).expand(BATCH, HEADS, 120, 120)
+    with torch.no_grad():
+        weights = attend(q, k, v, pattern, kernel="reference")
+        dropped = attend(q, k, v, pattern, dropout=p, kernel=kernel)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped, torch.where(kept, weights / (1 - p), 0.0), **CLOSE)
+    seen = weights > 0
+    count = int(seen.sum())
+    gone = 1 - int(kept.sum()) / count
+    assert abs(gone - p) < 5 * (p * (1 - p) / count) ** 0.5  # five standard deviations
+    with torch.no_grad():
+        assert not torch.equal(dropped, attend(q, k, v, pattern, dropout=p, kernel=kernel))
+
+
+WEIGHTS, PROBE = "Shaw's value terms", "a probe wants the weights"
+
+
+@pytest.mark.spec(19, 37)
+@pytest.mark.parametrize(
+    ("kernel", "options", "reason"),
+    [
+        ("flex", {"dropout": 0.1}, "FlexAttention has no dropout on the weights; set the attention's dropout to 0"),
+        ("flex", {}, "FlexAttention has no backward pass on cpu; train with sdpa, blocked or reference"),
+        ("blocked", {"scene": Scene(6, 6, CPU, key_BK=torch.tensor([[-1, 0, 1, 2, 3, 4]]))}, "left padding.*use sdpa"),
+        ("blocked", {"scene": Scene(6, 6, CPU, query_BQ=torch.arange(6)[None])}, "stand at different positions"),
+        *((kernel, {"rules": [Shaw(2, values=True)]}, WEIGHTS) for kernel in ("sdpa", "flex", "blocked")),
+        *((kernel, {"scene": Scene(6, 6, CPU, probe=Probe())}, PROBE) for kernel in ("sdpa", "flex", "blocked")),
+    ],
+)
+def test_a_kernel_that_cannot_serve_says_why(kernel: str, options: dict[str, Any], reason: str) -> None:
+    options = options | {"rules": build(options.get("rules", ()))}
+    qkv = draw(6, 6)
+    with pytest.raises(CannotServe, match=f"the kernel {kernel} cannot serve: .*{reason}"):
+        attend(*qkv, **options, kernel=kernel)
+    assert attend(*qkv, **options, kernel="reference").shape == (BATCH, HEADS, 6, VALUES)
+
+
+def chosen(pattern: Pattern, queries: int, keys: int, rules: Sequence[Rule] = (), **scene: Any) -> str:
+    """The name of the kernel that `auto` takes."""
+    q, k, v = (torch.zeros(1, HEADS, size, 1) for size in (queries, keys, keys))
+    answers = tuple(rule for rule in build(rules) if rule.needs_weights)
+    request = Request(q, k, v, pattern, (), answers, Scene(queries, keys, CPU, **scene), 1.0, 0.0)
+    return next(name for name, kernel in KERNELS.items() if kernel is choose(request, "auto"))
+
+
+@pytest.mark.spec(7)
+def test_auto_follows_its_rule() -> None:
+    local = parse("causal & window(64)")
+    assert chosen(local, 1024, 1024) == "blocked"
+    assert chosen(local, 1024, 2048) == "blocked"
+    assert chosen(local, 1023, 2048) == "sdpa"  # fewer than 1,024 queries
+    assert chosen(local, 1, 2048) == "sdpa"
+    assert chosen(Full(), 1024, 1024) == chosen(Causal(), 1024, 1024) == "sdpa"
+    assert chosen(SameDocument(), 1024, 1024, document_BP=torch.zeros(1, 1024).long()) == "sdpa"  # may be anything
+    assert chosen(local, 1024, 1024, key_BK=torch.arange(1024)[None] - 1) == "sdpa"  # left padding: blocked cannot
+    assert chosen(local, 1024, 1024, probe=Probe()) == "reference"
+    assert chosen(local, 1024, 1024, rules=(Shaw(2, values=True),)) == "reference"
+    taken = {}
+    for window in (64, 96, 128, 160, 192, 256):
+        pattern = parse(f"causal & window({window})")
+        taken[window] = chosen(pattern, 1024, 1024)
+        assert (taken[window] == "blocked") == (live_share(pattern, 1024, 1024, HEADS) <= 0.25)
+    assert set(taken.values()) == {"blocked", "sdpa"}  # a quarter of the scores lies between
+
+
+@pytest.mark.spec(7, 104, 105)
+@pytest.mark.parametrize(
+    ("text", "share"),  # of the scores of a dense kernel, at 2,048 positions
+    [
+        ("causal & window(64)", 127 / 2048),  # 64 queries see 64 + 63 keys
+        ("block(64)", 64 / 2048),
+        ("causal & stride(64)", 64 / 2048),  # two residues of 32 queries a block
+        ("causal & (window(64) | stride(64))", (127 + 62) / 2048),
+        ("causal & (block(64) | summary(64, 8))", (64 + 31 * 8) / 2048),
+    ],
+)
+def test_blocked_computes_few_scores(text: str, share: float) -> None:
+    pattern, length = parse(text), 2048
+    assert live_share(pattern, length, length, HEADS) == pytest.approx(share, abs=1e-9)
+    assert pattern.density(length) <= share < live_share(pattern, length // 2, length // 2, HEADS)
+    q, k, v = (torch.randn(1, HEADS, length, 4, dtype=torch.float32) for _ in range(3))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        attend(q, k, v, pattern, kernel="blocked")
+    parts = len(plan(pattern, length, length, HEADS, CPU))
+    # Two products a score, and a third where parts are merged by their log-sum-exp.
+    products = share * HEADS * length**2 * 4 * (2 if parts == 1 else 3)
+    assert counter.get_total_flops() // 2 == round(products)
+
+
+@pytest.mark.spec(104)
+@pytest.mark.parametrize("length", [1024, 2048])
+def test_reordering_makes_strides_dense(length: int) -> None:
+    reordered, as_they_come = (
+        live_share(parse(f"causal & {name}(64)"), length, length, HEADS) for name in ("stride", "steps")
+    )
+    assert as_they_come == 16 / 64  # 16 queries in a row see 16 of the 64 residues, however long the sequence is
+    assert reordered == 64 / length

@@ -1,0 +1,288 @@
+"""Patterns: each predicate is the set its source defines; the algebra, the text and the JSON keep what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everyformer.attention.pattern import (
+    Block,
+    ByHead,
+    Causal,
+    Full,
+    Graph,
+    Pattern,
+    Prefix,
+    SameDocument,
+    Stride,
+    Summary,
+    Visible,
+    Window,
+    bound,
+    for_head,
+    parse,
+)
+from everyformer.attention.scene import Scene
+from everyformer.value import Count, Value, from_json, to_json
+
+CPU = torch.device("cpu")
+LENGTH, HEADS = 13, 3
+
+
+class Antidiagonal(Pattern, Value, frozen=True):
+    """A user's own: i + j = total."""
+
+    total: Count
+
+    def sees(self, b: Any, h: Any, q: Any, k: Any, scene: Scene | None) -> Any:
+        return q + k == self.total
+
+
+numbers = st.integers(1, 6)
+plain = st.one_of(
+    st.sampled_from([Full(), Causal()]),
+    st.builds(Window, numbers),
+    st.builds(Block, numbers),
+    st.builds(Stride, numbers),
+    st.builds(lambda last, more: Summary(last + more, last), numbers, st.integers(0, 3)),
+    st.builds(Prefix, st.integers(0, 6)),
+    st.builds(Antidiagonal, st.integers(0, 12)),
+    st.builds(Graph, st.lists(st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)), max_size=4).map(tuple)),
+)
+
+
+def trees(leaves: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
+    def combine(parts: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
+        return st.one_of(
+            st.builds(lambda a, b: a & b, parts, parts),
+            st.builds(lambda a, b: a | b, parts, parts),
+            st.builds(lambda a: ~a, parts),
+            st.builds(ByHead, st.lists(parts, min_size=1, max_size=HEADS).map(tuple)),
+        )
+
+    return st.recursive(leaves, combine, max_leaves=6)
+
+
+patterns = trees(plain)
+any_patterns = trees(st.one_of(plain, st.sampled_from([Graph(), SameDocument(), Visible()])))
+DOCUMENTS, EDGES = torch.arange(LENGTH)[None] // 5, torch.arange(LENGTH**2).view(1, LENGTH, LENGTH) % 3 == 0
+swept = settings(max_examples=100, deadline=None, derandomize=True)
+
+
+def mask(pattern: Pattern) -> torch.Tensor:
+    scene = Scene(LENGTH, LENGTH, CPU, document_BP=DOCUMENTS, edges_BNN=EDGES)
+    return pattern.mask(LENGTH, heads=HEADS, scene=scene)
+
+
+EDGE = ((0, 1), (2, 2), (5, 3), (9, 10), (3, 12))
+SETS: dict[str, Callable[[int, int], bool]] = {  # does j belong to S_i?
+    "full": lambda i, j: True,
+    "causal": lambda i, j: j <= i,
+    "window(3)": lambda i, j: abs(i - j) < 3,
+    "block(4)": lambda i, j: i // 4 == j // 4,
+    "stride(3)": lambda i, j: (i - j) % 3 == 0,
+    "summary(4, 2)": lambda i, j: j % 4 in (2, 3),
+    "prefix(3)": lambda i, j: j in (0, 1, 2),
+    "prefix(0)": lambda i, j: False,
+    f"graph({EDGE})": lambda i, j: (i, j) in EDGE,
+    "graph(())": lambda i, j: False,
+    "antidiagonal(9)": lambda i, j: i + j == 9,
+    "~causal": lambda i, j: j > i,
+    "causal & window(3)": lambda i, j: i - 3 < j <= i,
+    "prefix(2) | window(2)": lambda i, j: j < 2 or i - 1 <= j <= i + 1,
+}
+
+
+@pytest.mark.spec(7, 55, 71, 72)
+@pytest.mark.parametrize("text", SETS)
+@pytest.mark.parametrize(("queries", "keys"), [(LENGTH, LENGTH), (3, LENGTH), (1, LENGTH)])
+def test_a_predicate_is_its_set(text: str, queries: int, keys: int) -> None:
+    wanted = [[SETS[text](i, j) for j in range(keys)] for i in range(keys - queries, keys)]
+    assert parse(text).mask(queries, keys)[0].tolist() == wanted
+
+
+@pytest.mark.spec(104, 105, 106)
+def test_sparse_patterns_are_their_sets_with_the_past_restored() -> None:
+    """Child et al. 2019. W leaves j <= i out of three of the four, and its first A1 has l + 1 keys; the kernel has l."""
+    size, last = 4, 2
+    strided = parse(f"causal & window({size})"), parse(f"causal & stride({size})")
+    fixed = parse(f"causal & block({size})"), parse(f"causal & summary({size}, {last})")
+    for i in range(LENGTH):
+        past = set(range(i + 1))
+        wanted = (
+            (strided[0], set(range(max(0, i - size + 1), i + 1))),
+            (parse(f"causal & window({size + 1})"), set(range(max(0, i - size), i + 1))),
+            (strided[1], {j for j in past if (i - j) % size == 0}),
+            (fixed[0], {j for j in past if j // size == i // size}),
+            (fixed[1], {j for j in past if j % size in range(size - last, size)}),
+        )
+        for pattern, members in wanted:
+            assert set(pattern.mask(LENGTH)[0, i].nonzero()[:, 0].tolist()) == members
+    assert bool((strided[0] & strided[1]).mask(LENGTH)[0].diagonal().all())  # the two sets overlap in i itself
+
+
+@pytest.mark.spec(7, 71)
+def test_patterns_of_data_read_it() -> None:
+    documents = torch.tensor([[0, 0, 1, 1, 0], [2, 2, 2, 3, 3]])
+    edges = torch.rand(2, 5, 5) < 0.5
+    place = torch.tensor([[0, 1, -1, 2, -1], [-1, -1, 0, 1, 2]])
+    by_document = Scene(5, 5, CPU, document_BP=documents).mask(SameDocument(), 2, 1)
+    assert torch.equal(by_document[:, 0], documents[:, :, None] == documents[:, None, :])
+    assert torch.equal(Scene(5, 5, CPU, edges_BNN=edges).mask(Graph(), 2, 1)[:, 0], edges)
+    padded = Scene(5, 5, CPU, key_BK=place)
+    for pattern in (Visible(), Full()):  # what is not visible is seen by nobody, named or not
+        assert torch.equal(
+            padded.mask(pattern, 2, 1).expand(2, 1, 5, 5)[:, 0], (place >= 0)[:, None, :].expand(2, 5, 5)
+        )
+    # Positions, not places: a document is read at the position of its token.
+    shifted = Scene(5, 5, CPU, key_BK=place, document_BP=documents)
+    there = documents.gather(1, place.clamp(min=0))
+    wanted = there[:, :, None] == there[:, None, :]
+    assert torch.equal(shifted.mask(SameDocument(), 2, 1)[:, 0], wanted & (place >= 0)[:, None, :])
+
+
+@pytest.mark.spec(72)
+@swept
+@given(st.lists(patterns, min_size=1, max_size=4))
+def test_heads_take_their_patterns_in_turn(parts: list[Pattern]) -> None:
+    dealt = mask(ByHead(tuple(parts)))
+    for head in range(HEADS):
+        assert torch.equal(dealt[head], mask(parts[head % len(parts)])[head])
+
+
+@pytest.mark.spec(72)
+@swept
+@given(any_patterns, any_patterns)
+def test_the_algebra_is_boolean(a: Pattern, b: Pattern) -> None:
+    assert torch.equal(mask(a & b), mask(a) & mask(b))
+    assert torch.equal(mask(a | b), mask(a) | mask(b))
+    assert torch.equal(mask(~a), ~mask(a))
+    assert ~~a == a
+    for one, two in ((~(a & b), ~a | ~b), (~(a | b), ~a & ~b), (a & b, b & a), (a | b, b | a), (a & (a | b), a)):
+        assert torch.equal(mask(one), mask(two))
+
+
+@pytest.mark.spec(72)
+@swept
+@given(any_patterns)
+def test_text_and_json_give_the_same_pattern_back(pattern: Pattern) -> None:
+    for again in (parse(str(pattern)), from_json(to_json(pattern), Pattern)):
+        assert again == pattern and hash(again) == hash(pattern) and repr(again) == repr(pattern)
+
+
+@pytest.mark.spec(72)
+@swept
+@given(any_patterns, any_patterns)
+def test_equal_patterns_are_those_that_print_alike(a: Pattern, b: Pattern) -> None:
+    assert (a == b) == (str(a) == str(b))
+    assert len({a, b, parse(str(a))}) == len({str(a), str(b)})
+
+
+@pytest.mark.spec(72)
+@swept
+@given(patterns, st.integers(1, LENGTH), st.integers(1, 5))
+def test_what_is_told_of_a_pattern_is_counted_from_it(pattern: Pattern, length: int, size: int) -> None:
+    seen = pattern.mask(length, heads=HEADS)
+    pairs = [(h, i, j) for h in range(HEADS) for i in range(length) for j in range(length) if seen[h, i, j]]
+    assert pattern.looks_ahead(length, HEADS) == any(j > i for _, i, j in pairs)
+    assert pattern.density(length, HEADS) == len(pairs) / (HEADS * length**2)
+    blocks = -(-length // size)
+    live = {(h, i // size, j // size) for h, i, j in pairs}
+    assert pattern.live_blocks(length, size, HEADS) == len(live) / (HEADS * blocks**2)
+
+
+@pytest.mark.spec(72)
+@swept
+@given(any_patterns)
+def test_a_bound_sees_all_that_the_pattern_may_see(pattern: Pattern) -> None:
+    whole = bound(pattern)
+    assert all(not part.needs or getattr(part, "edges", None) is not None for part in whole.walk())
+    assert not bool((mask(pattern) & ~mask(whole)).any())
+    for head in range(HEADS):
+        alone = for_head(pattern, head)
+        assert not any(isinstance(part, ByHead) for part in alone.walk())
+        assert torch.equal(mask(alone)[head], mask(pattern)[head])
+
+
+@pytest.mark.spec(55)
+@pytest.mark.parametrize(
+    ("text", "ahead"),
+    [
+        ("full", True),
+        ("causal", False),
+        ("window(1)", False),
+        ("window(2)", True),
+        ("causal | window(2)", True),
+        ("causal & (window(9) | stride(3))", False),
+        ("~causal", True),
+        ("stride(200)", True),
+        ("window(300) & ~window(299)", True),
+        ("same_document", True),  # what depends on data may see anything
+        ("~same_document", True),
+        ("causal & ~same_document", False),
+        ("causal & graph", False),
+        ("graph(((100, 0), (7, 7)))", False),
+        ("graph(((0, 100),))", True),
+    ],
+)
+def test_looking_ahead_is_found_without_a_length(text: str, ahead: bool) -> None:
+    assert parse(text).looks_ahead() is ahead
+
+
+@pytest.mark.spec(72)
+def test_values_are_frozen_and_take_lists_for_tuples() -> None:
+    with pytest.raises(AttributeError):
+        setattr(Window(3), "size", 4)  # noqa: B010
+    assert len({Window(3), Window(3), Window(4), Block(4), Block(3)}) == 4
+    listed: Any = [Causal(), Window(2)]
+    assert ByHead(listed) == ByHead((Causal(), Window(2)))
+    edges: Any = [[0, 1], (2, 3)]
+    assert hash(Graph(edges)) == hash(Graph(((0, 1), (2, 3))))
+
+
+@pytest.mark.spec(72)
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Window(-3), "window.size is -3: expected int >= 1"),
+        (lambda: Window(0), "window.size is 0: expected int >= 1"),
+        (lambda: Window(2.5), "window.size is 2.5: expected int, got float"),
+        (lambda: Block("4"), "block.size is '4': expected int, got str"),
+        (lambda: Stride(True), "stride.step is True: expected int, got bool"),
+        (lambda: Summary(4, 5), "summary.last is 5: a block has only 4 columns; give 4 or fewer"),
+        (lambda: Prefix(-1), "prefix.length is -1: expected int >= 0"),
+        (lambda: Graph(((0, -1),)), r"graph.edges is \(\(0, -1\),\): expected int >= 0"),
+        (lambda: Graph(((0, 1, 2),)), "graph.edges .* expected array of length 2, got 3"),
+        (lambda: ByHead(()), "by_head has no patterns"),
+        (lambda: ByHead((3,)), "by_head.patterns .* expected a pattern value, got int"),
+        (lambda: Causal() & 3, "3 is not a pattern; combine patterns with"),
+        (lambda: parse("causal & windw(3)"), "no pattern is named 'windw' .*did you mean window"),
+        (lambda: parse("antidiagnal(3)"), "no pattern is named 'antidiagnal' .*did you mean antidiagonal"),
+        (lambda: parse("xyz"), "no pattern is named 'xyz' .*the names are antidiagonal, block, "),
+        (lambda: parse("window(-3)"), "window.size is -3"),
+        (lambda: parse("window"), "window in the pattern 'window': Missing required argument 'size'"),
+        (lambda: parse("window(3, 4)"), "window in the pattern .* Extra positional arguments"),
+        (lambda: parse("window(size=3)"), "cannot read 'window.size=3.' .* use names, whole numbers"),
+        (lambda: parse("causal + full"), "cannot read 'causal . full' in the pattern"),
+        (lambda: parse("causal &"), "cannot read the pattern 'causal &'"),
+        (lambda: parse(""), "cannot read the pattern ''"),
+        (lambda: parse("3"), "'3' is a number or a list, not a pattern"),
+        (lambda: parse("3 & causal"), "cannot read the pattern '3 & causal': & | ~ combine patterns only"),
+        (lambda: parse("~(1, 2)"), "combine patterns only"),
+        (
+            lambda: from_json('{"type": "windw", "size": 3}', Pattern),
+            "no pattern is named 'windw'; did you mean window",
+        ),
+        (lambda: from_json('{"type": "window", "size": -3}', Pattern), "not a Pattern: Expected `int` >= 1"),
+        (lambda: from_json('{"size": 3}', Pattern), "expected a pattern value, got dict"),
+        (lambda: from_json("{", Pattern), "this JSON is not a Pattern"),
+    ],
+)
+def test_a_wrong_pattern_is_named(make: Callable[[], Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        make()

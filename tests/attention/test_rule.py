@@ -1,0 +1,189 @@
+"""The rules of relative position against their papers' equations and numbers."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from everyformer.attention.attend import attend
+from everyformer.attention.pattern import Causal, Full, Pattern
+from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, Shaw, T5Bias, alibi_slopes
+from everyformer.attention.scene import Scene
+from everyformer.value import from_json, to_json
+from tests.spec import attention
+from tests.spec import rules as spec
+
+CLOSE = {"rtol": 0.0, "atol": 1e-12}
+CPU = torch.device("cpu")
+BATCH, HEADS, WIDTH, VALUES = 2, 3, 4, 5
+
+
+def draw(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.randn(BATCH, HEADS, queries, WIDTH),
+        torch.randn(BATCH, HEADS, keys, WIDTH),
+        torch.randn(BATCH, HEADS, keys, VALUES),
+    )
+
+
+def build(rule: Rule) -> Any:
+    """The rule's module, its tables large enough to tell their rows apart."""
+    module = rule.build(HEADS, WIDTH, VALUES)
+    for table in module.parameters():
+        torch.nn.init.normal_(table)
+    return module
+
+
+def bias(rule: Any, positions: int, queries: int | None = None) -> Tensor:
+    """What the rule adds to every score, H, Q, K, where q and k are zero."""
+    queries = queries or positions
+    scene = Scene(queries, positions, CPU)
+    term = rule.score(torch.zeros(1, HEADS, queries, WIDTH), torch.zeros(1, HEADS, positions, WIDTH), 1.0, scene)
+    return term(*scene.indices(1, HEADS)).expand(1, HEADS, queries, positions)[0]
+
+
+@pytest.mark.spec(37)
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (3, 7), (1, 7)])
+def test_shaw_is_its_equations(values: bool, queries: int, keys: int) -> None:
+    rule = build(Shaw(reach=2, values=values))
+    q, k, v = draw(queries, keys)
+    y = attend(q, k, v, rules=[rule])
+    for b, h in product(range(BATCH), range(HEADS)):
+        wanted = spec.shaw(q[b, h], k[b, h], v[b, h], rule.key_RE, rule.value_RE, 2, first=keys - queries)
+        torch.testing.assert_close(y[b, h], wanted, **CLOSE)
+
+
+@pytest.mark.spec(37)
+def test_alibi_slopes_are_the_papers() -> None:
+    assert alibi_slopes(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+    # "For 16 heads: 1/2^0.5, 1/2^1, 1/2^1.5, .., 1/2^8"; for 12, the paper's code adds every other one of these to the 8.
+    sixteen = [2 ** (-n / 2) for n in range(1, 17)]
+    assert alibi_slopes(16) == sixteen
+    assert alibi_slopes(12) == alibi_slopes(8) + sixteen[0:8:2]
+
+
+@pytest.mark.spec(37)
+def test_alibi_is_its_equation() -> None:
+    q, k, v = draw(6, 6)
+    y = attend(q, k, v, Causal(), [build(Alibi())])
+    for b, h in product(range(BATCH), range(HEADS)):
+        wanted = spec.alibi(q[b, h], k[b, h], v[b, h], alibi_slopes(HEADS)[h])
+        torch.testing.assert_close(y[b, h], wanted, **CLOSE)
+
+
+@pytest.mark.spec(37)
+@pytest.mark.parametrize("both_sides", [False, True])
+@pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 16), (6, 20)])
+def test_t5_buckets_are_the_published_ones(both_sides: bool, buckets: int, reach: int) -> None:
+    rule = build(T5Bias(buckets, reach, both_sides))
+    back = torch.arange(-300, 301)
+    wanted = spec.t5_bucket(-back, both_sides, buckets, reach)
+    assert torch.equal(rule.bucket(back), wanted)
+    bias_HQK = bias(rule, 40)
+    for i, j in product(range(40), range(40)):
+        assert torch.equal(bias_HQK[:, i, j], rule.bias_RH[wanted[300 + i - j]])
+
+
+@pytest.mark.spec(37)
+def test_rotary_is_a_complex_rotation() -> None:
+    q, k, _ = draw(5, 5)
+    turned = build(Rotary(base=50.0)).turn(q, k, Scene(5, 5, CPU))
+    for x, y in zip((q, k), turned, strict=True):
+        for b, h, i in product(range(BATCH), range(HEADS), range(5)):
+            torch.testing.assert_close(y[b, h, i], spec.rotate(x[b, h, i], i, 50.0), **CLOSE)
+
+
+@pytest.mark.spec(37)
+def test_rotary_products_depend_on_the_distance_alone() -> None:
+    x, y = torch.randn(WIDTH), torch.randn(WIDTH)
+    q, k = (one.expand(1, 1, 9, WIDTH) for one in (x, y))
+    turned_q, turned_k = build(Rotary()).turn(q, k, Scene(9, 9, CPU))
+    score_QK = (turned_q @ turned_k.transpose(-1, -2))[0, 0]
+    for offset in range(-8, 9):
+        diagonal = score_QK.diagonal(offset)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), **CLOSE)
+    firsts = torch.cat((score_QK[0], score_QK[1:, 0]))
+    assert firsts.unique().numel() == 17  # and every distance has a product of its own
+
+
+@pytest.mark.spec(37)
+@pytest.mark.parametrize("before", [0, 1])
+def test_image_bias_is_one_number_for_each_offset(before: int) -> None:
+    rows, columns = 3, 4
+    bias_HQK = bias(build(ImageBias(rows, columns, before)), before + rows * columns)
+    seen: dict[tuple[int, int] | str, set[float]] = {}
+    cells = [None] * before + list(product(range(rows), range(columns)))
+    for (i, one), (j, two) in product(enumerate(cells), enumerate(cells)):
+        offset = "class token" if one is None or two is None else (two[0] - one[0], two[1] - one[1])
+        seen.setdefault(offset, set()).add(bias_HQK[0, i, j].item())
+    assert all(len(numbers) == 1 for numbers in seen.values())  # equal offsets, equal bias
+    assert len(set().union(*seen.values())) == len(seen) == (2 * rows - 1) * (2 * columns - 1) + before
+
+
+@pytest.mark.spec(37)
+@pytest.mark.parametrize("pattern", [Full(), Causal()], ids=str)
+@pytest.mark.parametrize("rule", [T5Bias(8, 16), T5Bias(8, 16, both_sides=True), ImageBias(2, 3)], ids=repr)
+def test_a_learned_bias_is_added_to_the_scaled_score(rule: Rule, pattern: Pattern) -> None:
+    module = build(rule)
+    q, k, v = draw(2, 6)
+    y, bias_HQK = attend(q, k, v, pattern, [module]), bias(module, 6, queries=2)
+    for b, h, i in product(range(BATCH), range(HEADS), range(2)):
+        last = 6 if pattern == Full() else 5 + i
+        score = torch.stack([q[b, h, i] @ k[b, h, j] / 2 + bias_HQK[h, i, j] for j in range(last)])
+        torch.testing.assert_close(y[b, h, i], attention.softmax(score) @ v[b, h, :last], **CLOSE)
+
+
+@pytest.mark.spec(37)
+@pytest.mark.parametrize("rule", [Rotary(), Alibi(), Shaw(2), T5Bias(8, 16), ImageBias(2, 4)], ids=repr)
+def test_rules_speak_of_positions_not_of_places(rule: Rule) -> None:
+    """Holes in the keys (padding at -1) move nothing: the others keep the positions they have."""
+    module = build(rule)
+    q, k, v = draw(8, 8)
+    straight = attend(q[:, :, :6], k[:, :, :6], v[:, :, :6], Causal(), [module])
+    place = torch.tensor([-1, 0, 1, -1, 2, 3, 4, 5])
+    real = (place >= 0).nonzero()[:, 0]
+    scattered = [torch.randn_like(x).index_copy(2, real, x[:, :, :6]) for x in (q, k, v)]
+    scene = Scene(8, 8, CPU, key_BK=place[None])
+    torch.testing.assert_close(attend(*scattered, Causal(), [module], scene=scene)[:, :, real], straight, **CLOSE)
+
+
+@pytest.mark.spec(37)
+@pytest.mark.parametrize(
+    "rule", [Rotary(500.0), Alibi(), Shaw(3, values=True), T5Bias(8, 16, True), ImageBias(2, 3, 1)], ids=repr
+)
+def test_rules_round_trip_through_json(rule: Rule) -> None:
+    assert from_json(to_json(rule), Rule) == rule
+
+
+@pytest.mark.spec(37)
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Rotary(base=-1.0), "rotary.base is -1.0: expected float > 0"),
+        (lambda: Rotary().build(2, 3, 3), "a head is 3 wide; make it even"),
+        (lambda: Shaw(reach=0), "shaw.reach is 0: expected int >= 1"),
+        (lambda: T5Bias(buckets=1), "t5_bias has 1 buckets .* must be at least 1"),
+        (lambda: T5Bias(buckets=3, both_sides=True), "t5_bias has 3 buckets .* must be at least 1"),
+        (
+            lambda: T5Bias(buckets=32, reach=16),
+            "reach of 16: 16 distances have a bucket of their own, .* less than the reach",
+        ),
+        (lambda: ImageBias(0, 3), "image_bias.rows is 0: expected int >= 1"),
+        (lambda: ImageBias(2, 3, before=-1), "image_bias.before is -1: expected int >= 0"),
+    ],
+)
+def test_a_wrong_number_is_named(make: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        make()
+
+
+@pytest.mark.spec(37)
+@pytest.mark.parametrize("key_BK", [None, torch.arange(7)[None]])
+def test_positions_past_the_grid_are_refused(key_BK: Tensor | None) -> None:
+    with pytest.raises(ValueError, match=r"image_bias knows 0 \+ 2 x 3 positions, but 7 are given"):
+        attend(*draw(7, 7), rules=[build(ImageBias(2, 3))], scene=Scene(7, 7, CPU, key_BK=key_BK))

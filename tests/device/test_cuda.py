@@ -1,0 +1,112 @@
+"""What only a GPU shows: the fused kernels, in the precisions they are made for. Collected where there is one."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+import everyformer
+from everyformer.attention.attend import CannotServe, attend
+from everyformer.attention.pattern import parse
+from everyformer.attention.rule import Alibi, ImageBias, Rotary, Shaw, T5Bias
+from everyformer.attention.scene import Scene
+from everyformer.study.contracts import contracts
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Attempting to run cuBLAS", "ignore:TensorFloat32 tensor cores", "ignore:Online softmax is disabled"
+)
+
+PATTERNS = (
+    "full",
+    "causal",
+    "causal & window(40)",
+    "causal & (window(16) | stride(16))",
+    "causal & (block(16) | summary(16, 4))",
+    "by_head(causal, window(9), ~causal, block(32))",
+)
+RULES = ((), (Rotary(),), (Alibi(),), (Shaw(8),), (T5Bias(),), (ImageBias(16, 16),))
+
+
+def made(dtype, queries=256, keys=256):
+    torch.manual_seed(0)
+    sizes = ((2, 4, queries, 64), (2, 4, keys, 64), (2, 4, keys, 64))
+    return [torch.randn(size, device="cuda", dtype=torch.float64).to(dtype) for size in sizes]
+
+
+def answers(tensors, pattern, rules, dtype, kernel):
+    """The answer and the gradients to q, k, v of the same numbers in a precision."""
+    leaves = [x.to(dtype).requires_grad_() for x in tensors]
+    torch.manual_seed(1)
+    modules = [rule.build(4, 64, 64).cuda().to(dtype) for rule in rules]
+    answer = attend(*leaves, parse(pattern), modules, kernel=kernel)
+    torch.manual_seed(2)
+    slope = torch.randn(answer.shape, device="cuda", dtype=torch.float64).to(dtype)
+    return [answer, *torch.autograd.grad(answer, leaves, slope)]
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "blocked", "flex"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fast_kernels_err_at_most_twice_as_much_as_the_plain_one(kernel, dtype):
+    over = []
+    for pattern, rules in product(PATTERNS, RULES):
+        if kernel == "flex" and rules and pattern not in PATTERNS[1:3]:
+            continue  # each is compiled anew: two patterns with every rule, every pattern without
+        tensors = made(dtype)
+        exact = answers(tensors, pattern, rules, torch.float64, "reference")
+        plain = answers(tensors, pattern, rules, dtype, "reference")
+        fast = answers(tensors, pattern, rules, dtype, kernel)
+        for name, e, p, f in zip(("answer", "dq", "dk", "dv"), exact, plain, fast, strict=True):
+            plain_error, fast_error = (float((x.detach() - e.detach()).square().mean().sqrt()) for x in (p, f))
+            if not fast_error <= 2 * plain_error:
+                over.append((pattern, rules, name, fast_error / plain_error))
+    assert not over, over
+
+
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "blocked", "flex"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_query_that_sees_nothing_answers_zero(kernel, dtype):
+    tensors = [x.requires_grad_() for x in made(dtype)]
+    answer = attend(*tensors, parse("~full"), kernel=kernel)
+    gradients = torch.autograd.grad(answer.sum(), tensors)
+    assert all((x == 0).all() for x in (answer, *gradients))
+    position_BK = torch.arange(256, device="cuda").repeat(2, 1)
+    position_BK[0, 128:] = -1
+    scene = Scene(256, 256, torch.device("cuda"), key_BK=position_BK)
+    answer = attend(*tensors, parse("~causal"), scene=scene, kernel=kernel)
+    assert (answer[0, :, 127] == 0).all() and torch.isfinite(answer).all()
+    assert all(torch.isfinite(x).all() for x in torch.autograd.grad(answer.float().square().sum(), tensors))
+
+
+@pytest.mark.parametrize("name", everyformer.members())
+def test_members_keep_the_contracts_on_a_gpu(name):
+    report = contracts(name, device="cuda")
+    assert report.ok, str(report)
+
+
+def test_refusals():
+    with pytest.raises(CannotServe, match="float64"):
+        attend(*made(torch.float64), kernel="flex")
+    with pytest.raises(ValueError, match="token 256 is outside"):
+        everyformer.build("gpt2", "tiny").cuda()(torch.tensor([[256]], device="cuda"))
+
+
+def test_cached_generation_equals_uncached():
+    network = everyformer.build("gpt2", "tiny").cuda().double()
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8]]
+    one, two = (everyformer.generate(network, prompts, 80, temperature=0, cached=cached) for cached in (True, False))
+    assert one == two
+
+
+def test_a_compiled_training_step_equals_the_eager_one():
+    network = everyformer.build("gpt2", "tiny", dropout=0.0).cuda()
+    token_BT = torch.randint(0, 256, (4, 64), device="cuda")
+    found = []
+    for run in (network, torch.compile(network, fullgraph=True)):
+        network.zero_grad()
+        loss = torch.nn.functional.cross_entropy(run(token_BT).logits[:, :-1].flatten(0, 1), token_BT[:, 1:].flatten())
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in network.parameters())])
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-5)
