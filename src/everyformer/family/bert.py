@@ -18,6 +18,7 @@ from everyformer.network.model import Model
 from everyformer.network.norm import LayerNorm
 from everyformer.network.position import Learned
 from everyformer.network.wiring import PostNorm
+from everyformer.value import Share, Size
 
 SIZES = {
     "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "vocabulary": 256},
@@ -27,14 +28,14 @@ SIZES = {
 
 
 def bert(
-    width: int = 768,
-    heads: int | None = None,
-    layers: int = 12,
-    context: int = 512,
-    vocabulary: int = 30522,
-    dropout: float = 0.1,
+    width: Size = 768,
+    heads: Size | None = None,
+    layers: Size = 12,
+    context: Size = 512,
+    vocabulary: Size = 30522,
+    dropout: Share = 0.1,
 ) -> Model:
-    attention = Attention(Standard(heads or width // 64, bias=True), Full(), dropout=dropout)
+    attention = Attention(Standard(heads or max(1, width // 64), bias=True), Full(), dropout=dropout)
     norm = LayerNorm(1e-12)
     return Model(
         width=width,

@@ -17,6 +17,7 @@ from everyformer.network.head import Classify, Head, Language
 from everyformer.network.model import Model
 from everyformer.network.position import Learned
 from everyformer.network.wiring import PostNorm
+from everyformer.value import Share, Size
 
 LANGUAGE_SIZES = {
     "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64},
@@ -31,12 +32,12 @@ CLASSIFIER_SIZES = {
 def _model(
     pattern: Pattern,
     head: Head,
-    width: int,
-    heads: int,
-    layers: int,
-    context: int,
-    vocabulary: int,
-    dropout: float,
+    width: Size,
+    heads: Size,
+    layers: Size,
+    context: Size,
+    vocabulary: Size,
+    dropout: Share,
 ) -> Model:
     layer = Layer(Attention(Standard(heads), pattern), FeedForward(4 * width, "relu", dropout=0.0))
     return Model(
@@ -50,23 +51,23 @@ def _model(
 
 
 def byte_language(
-    width: int = 256,
-    heads: int = 8,
-    layers: int = 12,
-    context: int = 256,
-    vocabulary: int = 256,
-    dropout: float = 0.0,
+    width: Size = 256,
+    heads: Size = 8,
+    layers: Size = 12,
+    context: Size = 256,
+    vocabulary: Size = 256,
+    dropout: Share = 0.0,
 ) -> Model:
     return _model(Causal(), Language(tied=False, bias=True), width, heads, layers, context, vocabulary, dropout)
 
 
 def byte_classifier(
-    width: int = 128,
-    heads: int = 8,
-    layers: int = 6,
-    context: int = 512,
-    vocabulary: int = 50000,
-    classes: int = 2,
-    dropout: float = 0.0,
+    width: Size = 128,
+    heads: Size = 8,
+    layers: Size = 6,
+    context: Size = 512,
+    vocabulary: Size = 50000,
+    classes: Size = 2,
+    dropout: Share = 0.0,
 ) -> Model:
     return _model(Full(), Classify(classes, "mean"), width, heads, layers, context, vocabulary, dropout)

@@ -18,6 +18,7 @@ from everyformer.network.initial import Normal
 from everyformer.network.model import Model
 from everyformer.network.position import Learned
 from everyformer.network.wiring import PreNorm
+from everyformer.value import Share, Size
 
 SIZES = {
     "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "vocabulary": 256},
@@ -29,14 +30,14 @@ SIZES = {
 
 
 def gpt2(
-    width: int = 768,
-    heads: int | None = None,
-    layers: int = 12,
-    context: int = 1024,
-    vocabulary: int = 50257,
-    dropout: float = 0.1,
+    width: Size = 768,
+    heads: Size | None = None,
+    layers: Size = 12,
+    context: Size = 1024,
+    vocabulary: Size = 50257,
+    dropout: Share = 0.1,
 ) -> Model:
-    attention = Attention(Standard(heads or width // 64, bias=True), Causal(), dropout=dropout)
+    attention = Attention(Standard(heads or max(1, width // 64), bias=True), Causal(), dropout=dropout)
     return Model(
         width=width,
         embed=Tokens(vocabulary),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from inspect import signature
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -20,7 +19,7 @@ from everyformer.family.transformer import transformer
 from everyformer.family.vit import SIZES as VIT_SIZES
 from everyformer.family.vit import vit
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
-from everyformer.value import nearest
+from everyformer.value import checked, nearest
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,25 @@ class Member:
     sizes: Mapping[str, Mapping[str, Any]]
     size: str
 
+    def settings(self) -> dict[str, Any]:
+        """What can be set, by name, with its type."""
+        kinds = get_type_hints(self.make, include_extras=True)
+        del kinds["return"]
+        return kinds
+
     def value(self, size: str | None = None, **changes: Any) -> Model | EncoderDecoder:
         size = size or self.size
         if size not in self.sizes:
             raise ValueError(f"{self.name} has no size {size!r}; {nearest(size, self.sizes)}")
-        known = signature(self.make).parameters
-        for name in changes:
-            if name not in known:
-                raise ValueError(f"{self.name} has no {name!r} to set; {nearest(name, known)}")
-        given = dict(self.sizes[size])
+        kinds = self.settings()
+        for name, given in changes.items():
+            if name not in kinds:
+                raise ValueError(f"{self.name} has no {name!r} to set; {nearest(name, kinds)}")
+            checked(f"{self.name}.{name}", given, kinds[name])
+        numbers = dict(self.sizes[size])
         if "width" in changes and "heads" not in changes:
-            given.pop("heads", None)  # heads follow the width
-        return self.make(**(given | changes))
+            numbers.pop("heads", None)  # heads follow the width
+        return self.make(**(numbers | changes))
 
 
 MEMBERS = {

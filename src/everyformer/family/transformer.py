@@ -22,6 +22,7 @@ from everyformer.network.initial import Xavier
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.position import Sinusoidal
 from everyformer.network.wiring import PostNorm
+from everyformer.value import Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 64, "heads": 4, "layers": 2, "vocabulary": 256},
@@ -31,14 +32,14 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def transformer(
-    width: int = 512,
-    heads: int | None = None,
-    layers: int = 6,
-    hidden: int | None = None,
-    vocabulary: int = 37000,
-    dropout: float = 0.1,
+    width: Size = 512,
+    heads: Size | None = None,
+    layers: Size = 6,
+    hidden: Size | None = None,
+    vocabulary: Size = 37000,
+    dropout: Share = 0.1,
 ) -> EncoderDecoder:
-    attention = Attention(heads=Standard(heads or width // 64, merge_bias=False), pattern=Full())
+    attention = Attention(heads=Standard(heads or max(1, width // 64), merge_bias=False), pattern=Full())
     masked = Attention(heads=attention.heads, pattern=Causal())
     feedforward = FeedForward(hidden or 4 * width, "relu")
     wiring = PostNorm(dropout=dropout)

@@ -18,6 +18,7 @@ from everyformer.network.model import Model
 from everyformer.network.norm import LayerNorm
 from everyformer.network.position import Learned
 from everyformer.network.wiring import PreNorm
+from everyformer.value import Share, Size
 
 SIZES = {
     "tiny": {"width": 64, "heads": 4, "layers": 2, "image": 28, "patch": 7, "channels": 1, "classes": 10},
@@ -28,16 +29,18 @@ SIZES = {
 
 
 def vit(
-    width: int = 768,
-    heads: int | None = None,
-    layers: int = 12,
-    image: int = 224,
-    patch: int = 16,
-    channels: int = 3,
-    classes: int = 1000,
-    dropout: float = 0.0,
+    width: Size = 768,
+    heads: Size | None = None,
+    layers: Size = 12,
+    image: Size = 224,
+    patch: Size = 16,
+    channels: Size = 3,
+    classes: Size = 1000,
+    dropout: Share = 0.0,
 ) -> Model:
-    attention = Attention(Standard(heads or width // 64, bias=True), Full())
+    if image % patch:
+        raise ValueError(f"an image of {image} does not divide into patches of {patch}; make it a multiple of {patch}")
+    attention = Attention(Standard(heads or max(1, width // 64), bias=True), Full())
     return Model(
         width=width,
         embed=Patches(patch, channels),

@@ -7,8 +7,11 @@ with weights of their own, going round the given ones in turn (one: all alike; t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from everyformer.attention.attend import attend
 from everyformer.attention.heads import Heads
@@ -157,11 +160,18 @@ class StackLayers(nn.Module):
         self.layers = nn.ModuleList(LayerModule(width, layer, value.wiring) for layer in layers)
         self.ends = value.wiring.ends(width)
         self.attentions = [len(layer.attentions()) for layer in layers]
+        self.sections = 0  # set by a run: recompute activations in the backward pass, so many sections at a time
 
     def forward(
         self, x_BTD: Tensor, scene: Scene, past: tuple[Keys, ...] | None, source: Source | None
     ) -> tuple[Tensor, tuple[Keys, ...] | None, dict[str, Tensor]]:
         """`past` None keeps nothing; otherwise the keys of every attention come back, in the order of execution."""
+        if past and len(past) != sum(self.attentions):
+            raise ValueError(
+                f"the past is of {len(past)} attentions, the model has {sum(self.attentions)}: it is of another model; begin with Past()"
+            )
+        if self.sections and past is None and self.training and torch.is_grad_enabled():
+            return self.ends.close(self._recomputed(self.ends.open(x_BTD), scene, source), scene.visible_BQ()), None, {}
         state, start = self.ends.open(x_BTD), 0
         found: list[Keys] = []
         for layer, count in zip(self.layers, self.attentions, strict=True):
@@ -170,3 +180,16 @@ class StackLayers(nn.Module):
             if past is not None:
                 found += keys
         return self.ends.close(state, scene.visible_BQ()), None if past is None else tuple(found), {}
+
+    def _recomputed(self, state: Tensor, scene: Scene, source: Source | None) -> Tensor:
+        """The layers in sections that keep only their input; dropout falls alike in both computations."""
+
+        def section(state: Tensor, start: int, end: int) -> Tensor:
+            for layer in self.layers[start:end]:
+                state, _ = layer(state, scene, [], source)
+            return state
+
+        bounds = [len(self.layers) * number // self.sections for number in range(self.sections + 1)]
+        for start, end in pairwise(bounds):
+            state = checkpoint(section, state, start, end, use_reentrant=False)
+        return state

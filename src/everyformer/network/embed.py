@@ -20,6 +20,8 @@ from torch.nn import functional as F
 from everyformer.network.position import Position
 from everyformer.value import Count, Share, Size, Value
 
+WHOLE = (torch.int64, torch.int32)  # what may number rows of a table
+
 
 class Embed:
     """A value that builds a module from inputs to B, T, width."""
@@ -93,9 +95,9 @@ class TokenEmbedding(EmbedModule):
         self.table = nn.Embedding(vocabulary, width)
 
     def check(self, inputs: Any) -> None:
-        if not isinstance(inputs, Tensor) or inputs.dim() != 2 or inputs.dtype not in (torch.int64, torch.int32):
+        if not isinstance(inputs, Tensor) or inputs.dim() != 2 or inputs.dtype not in WHOLE:
             raise ValueError(
-                f"tokens must be whole numbers of the shape batch, time (int64 or int32), not {_describe(inputs)}"
+                f"tokens must be whole numbers of the shape batch, time (int64 or int32), not {describe(inputs)}"
             )
         if inputs.numel() == 0:
             raise ValueError(f"tokens have the shape {tuple(inputs.shape)}: give at least one sequence of one token")
@@ -123,9 +125,9 @@ class PatchEmbedding(EmbedModule):
     def check(self, inputs: Any) -> None:
         wanted = f"images must be floats of the shape batch, {self.channels}, rows, columns"
         if not isinstance(inputs, Tensor) or inputs.dim() != 4 or not inputs.is_floating_point():
-            raise ValueError(f"{wanted}, not {_describe(inputs)}")
+            raise ValueError(f"{wanted}, not {describe(inputs)}")
         if inputs.shape[1] != self.channels or 0 in inputs.shape:
-            raise ValueError(f"{wanted}, not {_describe(inputs)}")
+            raise ValueError(f"{wanted}, not {describe(inputs)}")
         if inputs.shape[2] % self.size or inputs.shape[3] % self.size:
             raise ValueError(
                 f"an image of {inputs.shape[2]} x {inputs.shape[3]} does not divide into patches of {self.size} x {self.size}; "
@@ -133,6 +135,7 @@ class PatchEmbedding(EmbedModule):
             )
 
     def forward(self, image_BCYX: Tensor) -> Tensor:
+        _check_precision(image_BCYX, self.map.weight)
         return self.map(patches(image_BCYX, self.size))
 
 
@@ -144,7 +147,8 @@ class FeatureEmbedding(EmbedModule):
         self.kind = nn.Embedding(kinds, width) if kinds else None
 
     def check(self, inputs: Any) -> None:
-        x, kind = inputs if self.kind is not None and isinstance(inputs, tuple) else (inputs, None)
+        pair = self.kind is not None and isinstance(inputs, tuple) and len(inputs) == 2
+        x, kind = inputs if pair else (inputs, None)
         if (
             not isinstance(x, Tensor)
             or x.dim() != 3
@@ -152,23 +156,23 @@ class FeatureEmbedding(EmbedModule):
             or x.shape[-1] != self.inputs
             or 0 in x.shape
         ):
-            raise ValueError(f"features must be floats of the shape batch, tokens, {self.inputs}, not {_describe(x)}")
+            raise ValueError(f"features must be floats of the shape batch, tokens, {self.inputs}, not {describe(x)}")
         if self.kind is None:
             return
-        if not isinstance(kind, Tensor) or kind.shape != x.shape[:2] or kind.is_floating_point():
+        if not isinstance(kind, Tensor) or kind.shape != x.shape[:2] or kind.dtype not in WHOLE:
             raise ValueError(
-                f"nodes of {self.kinds} kinds: give (features, kinds), kinds of the shape {tuple(x.shape[:2])}, not {_describe(kind)}"
+                f"nodes of {self.kinds} kinds: give (features, kinds), kinds of the shape {tuple(x.shape[:2])}, not {describe(kind)}"
             )
         if not torch.compiler.is_compiling() and not 0 <= int(kind.min()) <= int(kind.max()) < self.kinds:
             raise ValueError(
                 f"kinds of nodes go from {int(kind.min())} to {int(kind.max())}, but there are {self.kinds} (0 to {self.kinds - 1})"
             )
 
-    def forward(self, inputs: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-        if self.kind is None:
-            return self.map(inputs)
-        x_BTF, kind_BT = inputs
-        return self.map(x_BTF) + self.kind(kind_BT)
+    def forward(self, inputs: Any) -> Tensor:
+        x_BTF, kind_BT = (inputs, None) if self.kind is None else inputs
+        _check_precision(x_BTF, self.map.weight)
+        x_BTD = self.map(x_BTF)
+        return x_BTD if self.kind is None else x_BTD + self.kind(kind_BT)
 
 
 class MixedEmbedding(EmbedModule):
@@ -186,7 +190,7 @@ class MixedEmbedding(EmbedModule):
     def check(self, inputs: Any) -> None:
         if not isinstance(inputs, tuple | list) or len(inputs) != len(self.embeds):
             raise ValueError(
-                f"a mixed sequence has {len(self.embeds)} parts: give a tuple of as many inputs, not {_describe(inputs)}"
+                f"a mixed sequence has {len(self.embeds)} parts: give a tuple of as many inputs, not {describe(inputs)}"
             )
         for embed, part in zip(self.embeds, inputs, strict=True):
             assert isinstance(embed, EmbedModule)
@@ -201,6 +205,10 @@ class MixedEmbedding(EmbedModule):
                 check_limit(length, self.limits[number])
                 x_BTD = position(x_BTD, torch.arange(length, device=x_BTD.device)[None])
             found.append(x_BTD + self.kind_ND[number])
+            if x_BTD.shape[0] != found[0].shape[0]:
+                raise ValueError(
+                    f"part 0 of a mixed sequence has {found[0].shape[0]} sequences, part {number} {x_BTD.shape[0]}; give as many of each"
+                )
         return torch.cat(found, dim=1)
 
 
@@ -217,5 +225,10 @@ def check_limit(length: int, limit: int | None) -> None:
         )
 
 
-def _describe(x: Any) -> str:
+def _check_precision(x: Tensor, weight: Tensor) -> None:
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ValueError(f"the input is {x.dtype}, the model {weight.dtype}; give it as input.to({weight.dtype})")
+
+
+def describe(x: Any) -> str:
     return f"{x.dtype} of the shape {tuple(x.shape)}" if isinstance(x, Tensor) else repr(type(x).__name__)

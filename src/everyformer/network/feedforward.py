@@ -51,15 +51,16 @@ class FeedForwardLayer(nn.Module):
         return torch.cat([self._net(part) for part in x_BTD.split(self.chunk, dim=1)], dim=1)
 
     def _net(self, x_BTD: Tensor) -> Tensor:
+        x = x_BTD
         for layer in self.hidden:
-            x_BTD = self._act(layer(x_BTD))
-        return self.out(self.dropout(x_BTD))
+            x = self._act(layer(x))
+        return self.out(self.dropout(x))
 
-    def _act(self, x_BTF: Tensor) -> Tensor:
+    def _act(self, x: Tensor) -> Tensor:
         if self.gated:
-            gate, x_BTF = x_BTF.chunk(2, dim=-1)
-            return activate(gate, self.activation) * x_BTF
-        return activate(x_BTF, self.activation)
+            gate_BTF, x_BTF = x.chunk(2, dim=-1)
+            return activate(gate_BTF, self.activation) * x_BTF
+        return activate(x, self.activation)
 
 
 def activate(x: Tensor, name: Activation) -> Tensor:

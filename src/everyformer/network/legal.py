@@ -42,8 +42,11 @@ def objections(value: Model) -> Iterator[str]:
             yield "a masked head predicts tokens and the inputs are none; use PerToken"
         tied = isinstance(head, Masked) or (isinstance(head, Language) and head.tied and not head.vocabulary)
         if tied and value.position and value.position.content_width(value.width) != value.width:
-            yield "concatenated positions make the embedding narrower than the model, so its weights cannot be the head's; untie it"
-        if isinstance(head, Classify) and head.reading == "first" and not value.class_token and _causal(layers):
+            yield (
+                "concatenated positions make the embedding narrower than the model, so its weights cannot be the head's; "
+                "untie it, or add the positions"
+            )
+        if isinstance(head, Classify) and head.reading == "first" and _causal(layers):
             yield "the first token of a causal model has seen nothing but itself; read the last one or the mean"
     if wiring.norm.mixes_positions and _causal(layers):
         yield (
@@ -52,7 +55,7 @@ def objections(value: Model) -> Iterator[str]:
         )
     if value.norm is not None and value.norm.mixes_positions and _causal(layers):
         yield f"{type(value.norm).__name__} of the embedding mixes positions in a causal model; use LayerNorm or RMSNorm"
-    if isinstance(value.embed, Mixed) and value.position is not None:
+    if value.position is not None and isinstance(value.embed, Mixed) and any(place for _, place in value.embed.parts):
         yield "the parts of a mixed sequence have positions of their own; give none to the model, or none to the parts"
 
 

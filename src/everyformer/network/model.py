@@ -7,7 +7,7 @@ output = network(tokens_BT, past=Past())         # the same, and output.past to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from everyformer.attention.rule import RuleModule
 from everyformer.attention.scene import Probe, Scene
 from everyformer.network.depth import Depth, Source
-from everyformer.network.embed import Embed, EmbedModule, check_limit
+from everyformer.network.embed import WHOLE, Embed, EmbedModule, Mixed, check_limit, describe
 from everyformer.network.head import Head
 from everyformer.network.initial import AsTorch, Initial
 from everyformer.network.legal import objections, pair_objections, refuse
@@ -100,6 +100,8 @@ class Network(nn.Module):
         self.norm = value.norm.build(value.width) if value.norm else None
         self.dropout = nn.Dropout(value.dropout)
         self.body = value.body.build(value.width)
+        attentions = [layer.attention for layer in value.body.each if layer.attention]
+        self.ahead = [one for one in attentions if one.pattern.looks_ahead(heads=one.heads.heads)]
         self.rules = tuple(module for module in self.body.modules() if isinstance(module, RuleModule))
         self.heads = nn.ModuleList(head.build(value.width, value.embed) for head in value.heads)
 
@@ -131,9 +133,9 @@ class Network(nn.Module):
         x_BTD = self.embed(inputs)
         batch, length = x_BTD.shape[:2]
         check_visible(visible, batch, length)
+        if past is not None:
+            self._check_past(past, batch)
         if self.class_token is not None:
-            if past is not None:
-                raise ValueError("a model with a class token reads its sequence at once; call it without past")
             x_BTD = torch.cat((self.class_token.expand(batch, -1, -1), x_BTD), dim=1)
             visible = None if visible is None else torch.cat((visible.new_ones(batch, 1), visible), dim=1)
         before = past or Past()
@@ -146,13 +148,15 @@ class Network(nn.Module):
             device=x_BTD.device,
             key_BK=position_BK,
             document_BP=_by_position(document_BK, position_BK),
-            edges_BNN=_edges(edges),
+            edges_BNN=_edges(edges, batch, keys, position_BK),
             kernel=kernel,
             probe=probe,
         )
+        if before.length:
+            self._check_unseen(before.length, batch, scene)
         x_BTD = self._place(x_BTD, scene, segments)
         x_BTD, layers, aux = self.body(
-            x_BTD, scene, None if past is None else before.layers, self._source(source, scene)
+            x_BTD, scene, None if past is None else before.layers, self._source(source, x_BTD, scene)
         )
         for rule in self.rules:
             if (cost := rule.penalty()) is not None:
@@ -172,10 +176,7 @@ class Network(nn.Module):
             segments = (
                 torch.zeros(x_BTD.shape[:2], dtype=torch.long, device=x_BTD.device) if segments is None else segments
             )
-            if segments.shape != x_BTD.shape[:2]:
-                raise ValueError(
-                    f"segments have the shape {tuple(segments.shape)}, the tokens {tuple(x_BTD.shape[:2])}; give one for each"
-                )
+            _check_ids(segments, x_BTD, "segments")
             _check_range(segments, self.segments.num_embeddings, "segment")
             x_BTD = x_BTD + self.segments(segments)
         elif segments is not None:
@@ -189,12 +190,44 @@ class Network(nn.Module):
         x_BTD = x_BTD if self.norm is None else self.norm(x_BTD, scene.visible_BQ())
         return self.dropout(x_BTD)
 
-    def _source(self, memory: Memory | None, scene: Scene) -> Source | None:
+    def _check_past(self, past: Past, batch: int) -> None:
+        if not isinstance(past, Past):
+            raise ValueError(f"past is a {type(past).__name__}: give Past() to begin, then the last output's past")
+        if self.class_token is not None:
+            raise ValueError("a model with a class token reads its sequence at once; call it without past")
+        if isinstance(self.value.embed, Mixed):
+            raise ValueError("a mixed sequence has all its parts in one call; call it without past")
+        if past.batch not in (None, batch):
+            raise ValueError(
+                f"the past has {past.batch} sequences, the input {batch}; reorder it, or begin with Past()"
+            )
+
+    def _check_unseen(self, before: int, batch: int, scene: Scene) -> None:
+        """What the past has answered must not change: none of its positions may see one that comes now."""
+        if not self.ahead or torch.compiler.is_compiling():
+            return
+        whole = replace(scene, queries=scene.keys, masks={})
+        for attention in self.ahead:
+            seen = whole.mask(attention.pattern, batch, attention.heads.heads)[..., :before, before:]
+            if bool(seen.any()):
+                raise ValueError(
+                    f"the pattern {attention.pattern} lets the past see what comes now, but it has answered already; "
+                    "read the sequence at once, or add causal &"
+                )
+
+    def _source(self, memory: Memory | None, x_BTD: Tensor, scene: Scene) -> Source | None:
         if memory is None:
             return None
-        length, width = memory.x_BSD.shape[1:]
-        if width != self.value.width:
-            raise ValueError(f"the source is {width} wide, the model {self.value.width}; they must be equal")
+        if not isinstance(memory, Memory):
+            raise ValueError(f"source is a {type(memory).__name__}: give a Memory, as encode() returns it")
+        batch, length, width = memory.x_BSD.shape
+        if (batch, width) != (x_BTD.shape[0], self.value.width):
+            raise ValueError(
+                f"the source is of {batch} sequences and {width} wide, the model's input of {x_BTD.shape[0]} and "
+                f"{self.value.width} wide; they must be equal"
+            )
+        if memory.x_BSD.dtype != x_BTD.dtype and not torch.is_autocast_enabled(x_BTD.device.type):
+            raise ValueError(f"the source is {memory.x_BSD.dtype}, the model {x_BTD.dtype}; make them one")
         visible_BS = memory.visible_BS
         position_BS = None if visible_BS is None else _count(visible_BS, 0)
         seen = Scene(
@@ -246,19 +279,27 @@ class PairNetwork(nn.Module):
 def check_visible(visible: Tensor | None, batch: int, length: int) -> None:
     if visible is None:
         return
-    if visible.dtype != torch.bool or tuple(visible.shape) != (batch, length):
+    if not isinstance(visible, Tensor) or visible.dtype != torch.bool or tuple(visible.shape) != (batch, length):
         raise ValueError(
-            f"visible is {visible.dtype} of the shape {tuple(visible.shape)}: give booleans of the shape ({batch}, {length}), "
-            "True where a token is real"
+            f"visible is {describe(visible)}: give booleans of the shape ({batch}, {length}), True where a token is real"
         )
     if not torch.compiler.is_compiling() and not bool(visible.any(1).all()):
         row = int((~visible.any(1)).nonzero()[0])
         raise ValueError(f"sequence {row} of the batch is all padding; leave it out or give it a token")
 
 
+def _check_ids(x: Tensor, x_BTD: Tensor, name: str) -> None:
+    if not isinstance(x, Tensor) or x.dtype not in WHOLE or x.shape != x_BTD.shape[:2]:
+        raise ValueError(
+            f"{name} are {describe(x)}: give whole numbers (int64 or int32) of the shape {tuple(x_BTD.shape[:2])}, one a token"
+        )
+
+
 def _check_range(x: Tensor, size: int, name: str) -> None:
     if not torch.compiler.is_compiling() and not 0 <= int(x.min()) <= int(x.max()) < size:
-        raise ValueError(f"{name}s go from {int(x.min())} to {int(x.max())}, but the model knows 0 to {size - 1}")
+        raise ValueError(
+            f"{name}s go from {int(x.min())} to {int(x.max())}, but the model knows 0 to {size - 1}; build it for more"
+        )
 
 
 def _count(visible_BT: Tensor, start: Tensor | int) -> Tensor:
@@ -286,10 +327,7 @@ def _documents(past: Past, documents: Tensor | None, x_BTD: Tensor) -> Tensor | 
         if past.document_BK is not None:
             raise ValueError("the past has documents, these tokens have none; give documents= with every call")
         return None
-    if documents.shape != x_BTD.shape[:2]:
-        raise ValueError(
-            f"documents have the shape {tuple(documents.shape)}, the tokens {tuple(x_BTD.shape[:2])}; give one id for each"
-        )
+    _check_ids(documents, x_BTD, "documents")
     if past.length and past.document_BK is None:
         raise ValueError("these tokens have documents, the past has none; give documents= from the first call on")
     return documents if past.document_BK is None else torch.cat((past.document_BK, documents), dim=1)
@@ -304,11 +342,14 @@ def _by_position(document_BK: Tensor | None, position_BK: Tensor | None) -> Tens
     return table_BP.scatter(1, position_BK.masked_fill(position_BK < 0, spare).expand_as(document_BK), document_BK)
 
 
-def _edges(edges: Tensor | None) -> Tensor | None:
+def _edges(edges: Tensor | None, batch: int, keys: int, position_BK: Tensor | None) -> Tensor | None:
     if edges is None:
         return None
-    if edges.dtype != torch.bool or edges.dim() not in (2, 3) or edges.shape[-1] != edges.shape[-2]:
+    nodes = keys if position_BK is None or torch.compiler.is_compiling() else int(position_BK.max()) + 1
+    fits = isinstance(edges, Tensor) and edges.dtype == torch.bool and edges.dim() in (2, 3)
+    fits = fits and nodes <= edges.shape[-1] == edges.shape[-2] and (edges.dim() == 2 or edges.shape[0] in (1, batch))
+    if not fits:
         raise ValueError(
-            f"edges are {edges.dtype} of the shape {tuple(edges.shape)}: give booleans of the shape N, N or batch, N, N"
+            f"edges are {describe(edges)}: give booleans of the shape N, N or {batch}, N, N, for N nodes, at least {nodes}"
         )
     return edges if edges.dim() == 3 else edges[None]

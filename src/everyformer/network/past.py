@@ -22,6 +22,12 @@ class Keys:
     fixed: bool = False
 
     def append(self, k_BHTE: Tensor, v_BHTE: Tensor) -> Keys:
+        for old, new in ((self.k_BHKE, k_BHTE), (self.v_BHKE, v_BHTE)):
+            if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
+                raise ValueError(
+                    f"the past has keys or values of the shape {tuple(old.shape)}, the new ones {tuple(new.shape)} (batch, heads, "
+                    "positions, head width): it is of another model; begin with Past()"
+                )
         return Keys(torch.cat((self.k_BHKE, k_BHTE), dim=2), torch.cat((self.v_BHKE, v_BHTE), dim=2))
 
 
@@ -34,8 +40,19 @@ class Past:
     position_BK: Tensor | None = None
     document_BK: Tensor | None = None
 
+    @property
+    def batch(self) -> int | None:
+        """How many sequences it is of, or None while it is empty."""
+        return self.layers[0].k_BHKE.shape[0] if self.layers else None
+
     def reorder(self, index_B: Tensor) -> Past:
         """The past of other sequences of the batch: for beam search, or to drop finished ones."""
+        if index_B.dim() != 1 or index_B.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"reorder takes a list of whole numbers, not {index_B.dtype} of {tuple(index_B.shape)}")
+        if self.batch and not 0 <= int(index_B.min()) <= int(index_B.max()) < self.batch:
+            raise ValueError(
+                f"cannot reorder by {index_B.tolist()}: the past has {self.batch} sequences; give 0 to {self.batch - 1}"
+            )
         return self._each(lambda x: x.index_select(0, index_B), batch=True)
 
     def roll_back(self, count: int) -> Past:
@@ -48,11 +65,16 @@ class Past:
     def trim(self, length: int) -> Past:
         """The past without all but its last `length` positions. Exact where the pattern sees no further back.
 
-        What is kept stays at its positions: a window slides over the sequence, the sequence does not move.
+        What is kept stays at its positions: a window slides over the sequence, the sequence does not move. Where there
+        are holes, as much is kept as the sequence with the most of them needs.
         """
         if length < 1:
             raise ValueError(f"cannot trim a past to {length} positions; keep at least 1")
         drop = max(0, self.length - length)
+        if drop and self.position_BK is not None:
+            seen_BK = self.position_BK >= 0
+            left_BK = seen_BK.sum(1, keepdim=True) - seen_BK.cumsum(1)  # how many are left after this one
+            drop = int(((left_BK >= length) | (seen_BK.cumsum(1) == 0)).sum(1).min())
         if drop == 0:
             return self
         full = self
@@ -65,7 +87,8 @@ class Past:
         """The same past with every tensor changed; keys of another sequence only when the batch changes."""
 
         def table(x: Tensor | None) -> Tensor | None:
-            return x if x is None or (batch and x.shape[0] == 1) else change(x)
+            shared = batch and x is not None and x.shape[0] == 1 != self.batch  # one row for all sequences
+            return x if x is None or shared else change(x)
 
         layers = tuple(
             keys if keys.fixed and not batch else Keys(change(keys.k_BHKE), change(keys.v_BHKE), keys.fixed)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors import safe_open
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, load_model, save_model
 
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.value import Value, from_json, to_json
@@ -26,13 +25,16 @@ def load(folder: str | Path) -> Network | PairNetwork:
     for name in ("model.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} has no {name}: give a folder that everyformer.save wrote")
-    text = (folder / "model.json").read_text()
-    value: Value = from_json(text, EncoderDecoder if '"encoder_decoder"' in text else Model)
+    text = (folder / "model.json").read_bytes()
+    value: Value = from_json(text, EncoderDecoder if b'"encoder_decoder"' in text else Model)
     assert isinstance(value, Model | EncoderDecoder)
     network = value.build()
     try:
-        with safe_open(folder / "model.safetensors", framework="pt") as tensors:
-            network.to(next(tensors.get_tensor(name).dtype for name in tensors.keys()))  # noqa: SIM118
+        # What is loaded is copied into what is there, so that must have its precision first.
+        here = dict(network.named_parameters(remove_duplicate=False)) | dict(network.named_buffers())
+        for name, weight in load_file(folder / "model.safetensors").items():
+            if name in here:
+                here[name].data = here[name].data.to(weight.dtype)
         load_model(network, str(folder / "model.safetensors"))
     except Exception as error:
         raise ValueError(f"{folder / 'model.safetensors'} does not fit {folder / 'model.json'}: {error}") from error

@@ -92,6 +92,7 @@ def contracts(
     *,
     inputs: Example | None = None,
     name: str | None = None,
+    device: str = "cpu",
 ) -> Report:
     """Check the contracts on a network, a value, or a member by name (its tiny size). Nothing of yours is changed.
 
@@ -106,10 +107,10 @@ def contracts(
         name, network = name or model, build(model, "tiny")
     else:
         network = copy.deepcopy(model) if isinstance(model, nn.Module) else model.build()
-    network = network.double().cpu().eval()
+    network = network.double().to(device).eval()
     report = Report()
     for part, source_width in parts(network):
-        given = inputs or example(part.value, source_width=source_width)
+        given = (inputs or example(part.value, source_width=source_width)).to(device)
         for contract in chosen:
             error = CONTRACTS[contract](part, given)
             if error is not None:
@@ -170,7 +171,7 @@ def _rewind(network: Network, given: Example) -> float | None:
     assert astray is not None
     straight = given.run(network).hidden[:, half:]
     again = given.cut(half).run(network, past=astray.roll_back(given.length - half)).hidden
-    order = torch.arange(given.inputs.shape[0]).flip(0)
+    order = torch.arange(len(given.inputs), device=given.inputs.device).flip(0)
     turned = given.cut(half).rows(order).run(network, past=begun.reorder(order)).hidden
     return max(_distance(again, straight), _distance(turned, straight[order]))
 
@@ -193,7 +194,9 @@ def _neighbours(network: Network, given: Example) -> float | None:
     if not given.is_sequence:
         return None
     together = given.run(network).hidden
-    alone = torch.cat([given.rows(torch.tensor([row])).run(network).hidden for row in range(len(together))])
+    alone = torch.cat(
+        [given.rows(torch.tensor([row], device=together.device)).run(network).hidden for row in range(len(together))]
+    )
     return _distance(alone, together)
 
 
@@ -226,7 +229,7 @@ def _gradient(network: Network, given: Example) -> float | None:
     """
     weights = [p for p in network.parameters() if p.requires_grad]
     random = torch.Generator().manual_seed(0)
-    readout = torch.randn(given.run(network).hidden.shape, generator=random, dtype=torch.float64)
+    readout = torch.randn_like(given.run(network).hidden)
 
     def value() -> Tensor:
         output = given.run(network)
@@ -244,7 +247,7 @@ def _gradient(network: Network, given: Example) -> float | None:
     slopes = torch.autograd.grad(value(), weights, allow_unused=True)
     errors = []
     for _ in range(2):
-        direction = [torch.randn(p.shape, generator=random, dtype=p.dtype) for p in weights]
+        direction = [torch.randn(p.shape, generator=random, dtype=p.dtype).to(p.device) for p in weights]
         slope = sum(float((s * d).sum()) for s, d in zip(slopes, direction, strict=True) if s is not None)
         for step in (1e-5, 1e-6, 1e-7):
             measured = (moved(direction, step) - moved(direction, -step)) / (2 * step)
@@ -281,6 +284,7 @@ def _store(network: Network, given: Example) -> float | None:
     assert isinstance(again, Network)
     if again.value != network.value:
         return float("inf")
+    again.to(next(network.parameters()).device)
     return _distance(given.run(again).hidden, given.run(network).hidden)
 
 
@@ -300,9 +304,11 @@ def _overfit(network: Network, given: Example) -> float | None:
     for module in learner.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    data = given.floats(torch.float32)
+    data = given.to(dtype=torch.float32)
     random = torch.Generator().manual_seed(0)
-    targets = [torch.randint(0, logits.shape[-1], logits.shape[:-1], generator=random) for logits in heads]
+    targets = [
+        torch.randint(0, logits.shape[-1], logits.shape[:-1], generator=random).to(logits.device) for logits in heads
+    ]
     optimizer = torch.optim.AdamW(learner.parameters(), lr=3e-3, weight_decay=0.0)
     losses = []
     for _ in range(200):

@@ -55,22 +55,25 @@ class Example:
                 (x[:, :1].expand(-1, left, *x.shape[2:]), x, x[:, -1:].expand(-1, right, *x.shape[2:])), dim=1
             )
 
-        visible = torch.zeros(self.inputs.shape[0], left + self.length + right, dtype=torch.bool)
+        visible = self.inputs.new_zeros(self.inputs.shape[0], left + self.length + right, dtype=torch.bool)
         visible[:, left : left + self.length] = True
         wide = self._each(widen)
         return replace(wide, per_token=wide.per_token | {"visible": visible})
 
-    def floats(self, dtype: torch.dtype) -> Example:
-        """With its floating-point tensors of another precision."""
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Example:
+        """On another device, its floating-point tensors in another precision."""
 
-        def cast(x: Any) -> Any:
+        def move(x: Any) -> Any:
             if isinstance(x, tuple):
-                return tuple(cast(part) for part in x)
+                return tuple(move(part) for part in x)
             if isinstance(x, Memory):
-                return Memory(x.x_BSD.to(dtype), x.visible_BS)
-            return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+                return Memory(move(x.x_BSD), move(x.visible_BS))
+            if isinstance(x, Tensor):
+                return x.to(device, dtype if x.is_floating_point() else None)
+            return x
 
-        return replace(self, inputs=cast(self.inputs), whole={name: cast(x) for name, x in self.whole.items()})
+        per_token, whole = ({name: move(x) for name, x in some.items()} for some in (self.per_token, self.whole))
+        return replace(self, inputs=move(self.inputs), per_token=per_token, whole=whole)
 
     def _each(self, change: Any, only_inputs: bool = False) -> Example:
         per_token = self.per_token if only_inputs else {name: change(x) for name, x in self.per_token.items()}

@@ -1,0 +1,131 @@
+"""The names of Hugging Face transformers' weights as data, so that published weights load into our members.
+
+    state = safetensors.torch.load_file("gpt2/model.safetensors")
+    network = everyformer.build("gpt2", "small")
+    network.load_state_dict(from_transformers("gpt2", state))
+
+The names are those of the published files (GPT2LMHeadModel, BertForPreTraining, ViTForImageClassification as
+`save_pretrained` writes them), with or without the prefix of the base model.
+A row reads ours: theirs. {n} numbers the layers, * stands for weight and bias, several names are stacked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from everyformer.value import nearest
+
+Rows = dict[str, tuple[str, ...]]
+
+_LAYER = "body.layers.{n}."
+_BERT = "encoder.layer.{n}."
+
+ROWS: dict[str, Rows] = {
+    "gpt2": {
+        "embed.table.weight": ("wte.weight",),
+        "position.table.weight": ("wpe.weight",),
+        _LAYER + "steps.attention.norm.*": ("h.{n}.ln_1.*",),
+        _LAYER + "attention.heads.qkv.*": ("h.{n}.attn.c_attn.*",),
+        _LAYER + "attention.heads.out.*": ("h.{n}.attn.c_proj.*",),
+        _LAYER + "steps.feedforward.norm.*": ("h.{n}.ln_2.*",),
+        _LAYER + "feedforward.hidden.0.*": ("h.{n}.mlp.c_fc.*",),
+        _LAYER + "feedforward.out.*": ("h.{n}.mlp.c_proj.*",),
+        "body.ends.norm.*": ("ln_f.*",),
+    },
+    "bert": {
+        "embed.table.weight": ("embeddings.word_embeddings.weight",),
+        "segments.weight": ("embeddings.token_type_embeddings.weight",),
+        "position.table.weight": ("embeddings.position_embeddings.weight",),
+        "norm.*": ("embeddings.LayerNorm.*",),
+        _LAYER + "attention.heads.qkv.*": tuple(f"{_BERT}attention.self.{x}.*" for x in ("query", "key", "value")),
+        _LAYER + "attention.heads.out.*": (_BERT + "attention.output.dense.*",),
+        _LAYER + "steps.attention.norm.*": (_BERT + "attention.output.LayerNorm.*",),
+        _LAYER + "feedforward.hidden.0.*": (_BERT + "intermediate.dense.*",),
+        _LAYER + "feedforward.out.*": (_BERT + "output.dense.*",),
+        _LAYER + "steps.feedforward.norm.*": (_BERT + "output.LayerNorm.*",),
+        "heads.0.map.*": ("cls.predictions.transform.dense.*",),
+        "heads.0.norm.*": ("cls.predictions.transform.LayerNorm.*",),
+        "heads.0.bias": ("cls.predictions.bias",),
+        "heads.1.pooler.*": ("pooler.dense.*",),
+        "heads.1.map.*": ("cls.seq_relationship.*",),
+    },
+    "vit": {
+        "class_token": ("embeddings.cls_token",),
+        "embed.map.*": ("embeddings.patch_embeddings.projection.*",),
+        "position.table.weight": ("embeddings.position_embeddings",),
+        _LAYER + "steps.attention.norm.*": (_BERT + "layernorm_before.*",),
+        _LAYER + "attention.heads.qkv.*": tuple(f"{_BERT}attention.attention.{x}.*" for x in ("query", "key", "value")),
+        _LAYER + "attention.heads.out.*": (_BERT + "attention.output.dense.*",),
+        _LAYER + "steps.feedforward.norm.*": (_BERT + "layernorm_after.*",),
+        _LAYER + "feedforward.hidden.0.*": (_BERT + "intermediate.dense.*",),
+        _LAYER + "feedforward.out.*": (_BERT + "output.dense.*",),
+        "body.ends.norm.*": ("layernorm.*",),
+        "heads.0.map.*": ("classifier.*",),
+    },
+}
+
+# What is stored otherwise than we store it: GPT-2's maps lie the other way round, a patch map is a convolution.
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    r"\.c_(attn|proj|fc)\.weight$": lambda x: x.T,
+    r"\.projection\.weight$": lambda x: x.flatten(1),
+    r"\.position_embeddings$": lambda x: x[0],
+}
+
+# Copies of a weight under a second name, as a state dict has them where they are tied.
+TIED = {
+    "lm_head.weight": "wte.weight",
+    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+# Causal masks and numbers of positions, which old files keep among the weights.
+NOT_WEIGHTS = re.compile(r"^h\.\d+\.attn\.(masked_)?bias$|^embeddings\.position_ids$")
+
+
+def from_transformers(member: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our state dict of a member ("gpt2", "bert" or "vit") from theirs. Raises on names missing or left over."""
+    if member not in ROWS:
+        raise ValueError(f"no names of transformers are known for {member!r}; {nearest(member, ROWS)}")
+    given = {_plain(name): weight for name, weight in state.items()}
+    given = {name: weight for name, weight in given.items() if not NOT_WEIGHTS.search(name)}
+    for copy, name in TIED.items():
+        if copy in given and name in given and not torch.equal(given.pop(copy), given[name]):
+            raise ValueError(f"{copy} differs from {name}, but {member} ties them; give a model with tied weights")
+    rows = dict(_rows(ROWS[member], _layers(given)))
+    wanted = {name for names in rows.values() for name in names}
+    wrong = [f"{name} is missing" for name in sorted(wanted - given.keys())]
+    wrong += [f"{name} is left over" for name in sorted(given.keys() - wanted)]
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ValueError(f"these are not the weights of a {member}: {', '.join(wrong[:5])}{more}")
+    return {ours: torch.cat([_changed(name, given[name]) for name in names]) for ours, names in rows.items()}
+
+
+def _plain(name: str) -> str:
+    """Without the base model's prefix; old files call a norm's weight and bias gamma and beta."""
+    name = re.sub(r"^(transformer|bert|vit)\.", "", name)
+    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
+
+
+def _layers(given: Mapping[str, Tensor]) -> int:
+    found = (re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name) for name in given)
+    return max((int(match[1]) + 1 for match in found if match), default=1)
+
+
+def _rows(table: Rows, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for ours, theirs in table.items():
+        for n in range(layers) if "{n}" in ours else (0,):
+            for kind in ("weight", "bias") if "*" in ours else ("",):
+                ours_n, *theirs_n = (x.replace("{n}", str(n)).replace("*", kind) for x in (ours, *theirs))
+                yield ours_n, tuple(theirs_n)
+
+
+def _changed(name: str, weight: Tensor) -> Tensor:
+    for pattern, change in CHANGES.items():
+        if re.search(pattern, name):
+            return change(weight)
+    return weight

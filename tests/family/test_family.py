@@ -1,0 +1,194 @@
+"""The members: parameter counts as published, JSON, sizes by name, and that each tiny one learns what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from everyformer import EncoderDecoder, Model, build, from_json, member, members, to_json
+from everyformer.family.table import MEMBERS, parameters
+
+SIZES = [(name, size) for name, one in MEMBERS.items() for size in one.sizes]
+
+# Counted on the published implementations: OpenAI's and Google's released weights in Hugging Face transformers
+# (GPT2LMHeadModel, BertForPreTraining, ViTForImageClassification with 1000 classes).
+PUBLISHED = {
+    ("gpt2", "small"): 124_439_808,
+    ("gpt2", "medium"): 354_823_168,
+    ("gpt2", "large"): 774_030_080,
+    ("gpt2", "xl"): 1_557_611_200,
+    ("bert", "base"): 110_106_428,
+    ("bert", "large"): 336_226_108,
+    ("vit", "b16"): 86_567_656,
+    ("vit", "l16"): 304_326_632,
+}
+# The papers' rounded numbers in millions, and how far we are from them, in percent. The Transformer's paper does not
+# state its vocabulary ("about 37,000"); GPT-2's first table gave 1542M for what was released as 1558M.
+STATED = {
+    ("transformer", "base"): (65, 3.1),
+    ("transformer", "big"): (213, 0.6),
+    ("bert", "base"): (110, 0.1),
+    ("bert", "large"): (340, 1.2),
+    ("gpt2", "xl"): (1542, 1.1),
+    ("vit", "b16"): (86, 0.7),
+    ("vit", "l16"): (307, 0.9),
+}
+
+
+@pytest.mark.spec(29)
+@pytest.mark.parametrize("name, size", PUBLISHED)
+def test_parameters_are_those_of_the_published_implementation(name, size):
+    assert parameters(member(name, size)) == PUBLISHED[name, size]
+
+
+@pytest.mark.spec(29)
+@pytest.mark.parametrize("name, size", STATED)
+def test_parameters_are_near_the_papers_rounded_number(name, size):
+    stated, percent = STATED[name, size]
+    assert abs(parameters(member(name, size)) / (stated * 1e6) - 1) * 100 < percent
+
+
+def test_sizes_that_the_sources_state():
+    """B: 12 blocks of width 256 over 256 bytes; depth 6 over 512 words. BERT large: 24, 1024, 16. GPT-2: 48, 1600, 1024."""
+    stated = {
+        ("byte-language", "paper"): (12, 256, 8, 256, 256),
+        ("byte-classifier", "paper"): (6, 128, 8, 512, 50_000),
+        ("bert", "large"): (24, 1024, 16, 512, 30_522),
+        ("gpt2", "xl"): (48, 1600, 25, 1024, 50_257),
+    }
+    for (name, size), numbers in stated.items():
+        value = member(name, size)
+        heads = value.body.each[0].attention.heads.heads
+        assert (value.body.layers, value.width, heads, value.position.length, value.embed.vocabulary) == numbers
+
+
+def test_parameters_of_the_byte_models_by_hand():
+    """Tables, then per layer 4 D^2 + D (attention), 8 D^2 + 5 D (net) and 4 D (norms), then the head."""
+
+    def count(width: int, layers: int, tables: int, outputs: int) -> int:
+        return tables * width + layers * (12 * width**2 + 10 * width) + (width + 1) * outputs
+
+    assert parameters(member("byte-language")) == count(256, 12, 256 + 256, 256)
+    assert parameters(member("byte-classifier")) == count(128, 6, 50_000 + 512, 2)
+
+
+@pytest.mark.parametrize("name, size", SIZES)
+def test_every_member_is_the_same_after_json(name, size):
+    value = member(name, size)
+    kind = EncoderDecoder if isinstance(value, EncoderDecoder) else Model
+    again = from_json(to_json(value), kind)
+    assert again == value and hash(again) == hash(value) and to_json(again) == to_json(value)
+
+
+def test_a_members_numbers_may_be_changed_and_others_follow():
+    network = build("gpt2", width=256)
+    attention = network.value.body.each[0].attention
+    assert (network.value.width, attention.heads.heads, network.value.body.layers) == (256, 4, 12)
+    assert network(torch.tensor([[1, 2]])).logits.shape == (1, 2, 50257)
+    assert member("gpt2", width=32).body.each[0].attention.heads.heads == 1
+    assert member("gpt2", "tiny", width=128).body.each[0].attention.heads.heads == 2  # not the tiny size's 4
+    assert member("gpt2", "tiny", width=128, heads=8).body.each[0].attention.heads.heads == 8
+    assert member("bert") == member("bert", "base") != member("bert", "large")
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: member("gpt3"), "no member of the family is named 'gpt3'; did you mean gpt2?"),
+        (lambda: member("transfomer"), "did you mean transformer"),
+        (lambda: build("gpt2", "smal"), "gpt2 has no size 'smal'; did you mean small?"),
+        (lambda: build("bert", "xl"), "bert has no size 'xl'; the names are base, large, tiny"),
+        (lambda: build("gpt2", widht=3), "gpt2 has no 'widht' to set; did you mean width?"),
+        (lambda: build("vit", patches=4), "vit has no 'patches' to set; did you mean patch or"),
+        (lambda: build("gpt2", width=-64), "gpt2.width is -64: expected int >= 1"),
+        (lambda: build("gpt2", layers="two"), "gpt2.layers is 'two': expected int, got str"),
+        (lambda: build("gpt2", dropout=1.0), "gpt2.dropout is 1.0: expected float < 1.0"),
+        (
+            lambda: build("gpt2", "tiny", heads=5),
+            "a width of 64 does not divide into 5 heads; take for example 4 heads",
+        ),
+        (lambda: build("vit", image=225), "an image of 225 does not divide into patches of 16"),
+    ],
+)
+def test_wrong_names_and_numbers_get_the_nearest(call: Callable[[], Any], message: str):
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert message in str(caught.value)
+
+
+# Learning: each tiny member on a small task of its own kind, judged on what it has not seen.
+
+Batch = tuple[Callable[[Any], Tensor], Tensor]  # the logits of a network, the targets
+
+
+def counting(random: torch.Generator) -> Batch:
+    """A language of 16 letters that counts on by a step of 1 or 2, told from the first two."""
+    start, step = (torch.randint(low, high, (32, 1), generator=random) for low, high in ((0, 16), (1, 3)))
+    x = (start + step * torch.arange(10)) % 16
+    return lambda network: network(x[:, :-1]).logits[:, 1:], x[:, 2:]
+
+
+def reversing(random: torch.Generator) -> Batch:
+    """Source backwards, after a start token."""
+    x = torch.randint(1, 7, (32, 3), generator=random)
+    target = torch.cat((torch.zeros(32, 1, dtype=torch.long), x.flip(1)), dim=1)
+    return lambda network: network(x, target[:, :-1]).logits, target[:, 1:]
+
+
+def masking(random: torch.Generator) -> Batch:
+    """Sequences of one repeated letter with holes (token 0), the letter asked for in the holes."""
+    letter = torch.randint(1, 17, (32, 1), generator=random).expand(-1, 8)
+    hole = torch.rand(32, 8, generator=random) < 0.3
+    hole[:, 0] = True
+    return lambda network: network(letter.masked_fill(hole, 0)).logits[0][hole], letter[hole]
+
+
+def finding(random: torch.Generator) -> Batch:
+    """Is there a 7 among twelve letters?"""
+    x = torch.randint(8, 24, (64, 12), generator=random)
+    has = torch.rand(64, generator=random) < 0.5
+    x[has, torch.randint(0, 12, (64,), generator=random)[has]] = 7
+    return lambda network: network(x).logits, has.long()
+
+
+def looking(random: torch.Generator) -> Batch:
+    """Which quarter of a noisy image is bright?"""
+    quarter = torch.randint(0, 4, (32,), generator=random)
+    image = torch.randn(32, 1, 28, 28, generator=random)
+    for one, place in zip(image, quarter.tolist(), strict=True):
+        one[0, 14 * (place // 2) :, 14 * (place % 2) :][:14, :14] += 1
+    return lambda network: network(image).logits, quarter
+
+
+TASKS: dict[str, Callable[[torch.Generator], Batch]] = {
+    "transformer": reversing,
+    "byte-language": counting,
+    "byte-classifier": finding,
+    "bert": masking,
+    "gpt2": counting,
+    "vit": looking,
+}
+
+
+@pytest.mark.parametrize("name", members())
+def test_the_tiny_size_learns_in_seconds(name):
+    """Nine in ten right on new examples after at most 250 steps; chance is one in two or less."""
+    torch.manual_seed(0)
+    task, network, random = TASKS[name], build(name, "tiny", dropout=0.0), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.0)
+    for _ in range(250):
+        ask, target = task(random)
+        logits = ask(network)
+        if (logits.argmax(-1) == target).float().mean() > 0.95:
+            break
+        optimizer.zero_grad()
+        F.cross_entropy(logits.flatten(0, -2), target.flatten()).backward()
+        optimizer.step()
+    ask, target = task(torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert (ask(network.eval()).argmax(-1) == target).float().mean() > 0.9

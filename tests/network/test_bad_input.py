@@ -1,0 +1,333 @@
+"""Bad input: each row a ValueError that names the value, the reason and the remedy. Nothing is broadcast in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+
+from everyformer import (
+    Attention,
+    Classify,
+    Concatenated,
+    Features,
+    FeedForward,
+    Grid,
+    Language,
+    LayerNorm,
+    Learned,
+    Memory,
+    Mixed,
+    Nodes,
+    OneHot,
+    Past,
+    Patches,
+    PerToken,
+    PreNorm,
+    Sinusoidal,
+    Stack,
+    Standard,
+    Tokens,
+    Window,
+    build,
+    generate,
+    parse,
+    sample,
+)
+from tests.network import model, tokens
+
+X = tokens()  # 2 sequences of 6
+TRUE = torch.ones(2, 6, dtype=torch.bool)
+KINDS = torch.zeros(2, 3, dtype=torch.long)
+
+NETWORKS: dict[str, Any] = {
+    "language": model(position=Learned(8), heads=(Language(),)),
+    "wide": model(width=16),
+    "deep": model(layers=4),
+    "full": model("full"),
+    "graph": model("graph"),
+    "documents": model("causal & same_document"),
+    "segments": model("full", segments=2),
+    "decoder": model(cross=Attention(Standard(2))),
+    "image": model("full", embed=Patches(4, 3), position=Learned(8), heads=(Classify(3),)),
+    "features": model("full", embed=Features(5)),
+    "nodes": model("full", embed=Nodes(5, kinds=3)),
+    "mixed": model("full", embed=Mixed(((Features(5), None), (Tokens(17), Learned(4))))),
+    "class": model("full", heads=(Classify(3, "first"),), class_token=True),
+    "tokens": model("full", heads=(PerToken(17),)),
+}
+
+
+@lru_cache
+def net(name: str) -> Any:
+    return NETWORKS[name].build().eval()
+
+
+def call(name: str, *inputs: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: net(name)(*inputs, **options)
+
+
+def after(name: str, *inputs: Any, of: str = "language", **options: Any) -> Callable[[], Any]:
+    """A call that goes on from the past of six tokens."""
+    return lambda: net(name)(*inputs, past=net(of)(X, past=Past()).past, **options)
+
+
+def past(change: Callable[[Past], Any]) -> Callable[[], Any]:
+    return lambda: change(net("language")(X, past=Past()).past)
+
+
+def speak(name: str, *given: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: generate(net(name), *given, **options)
+
+
+def placed(position: Any, width: int = 9) -> Callable[[], Any]:
+    return lambda: model(position=position, width=width, form=Standard(1)).build()
+
+
+ROWS: list[tuple[Callable[[], Any], str]] = [
+    # numbers and names of values
+    (lambda: Window(-1), "window.size is -1: expected int >= 1"),
+    (lambda: parse("causal & window(-3)"), "window.size is -3: expected int >= 1"),
+    (lambda: Window(1.5), "window.size is 1.5: expected int, got float"),
+    (lambda: Tokens("17"), "tokens.vocabulary is '17': expected int, got str"),
+    (lambda: Standard(0), "standard.heads is 0: expected int >= 1"),
+    (lambda: model(width=0), "model.width is 0: expected int >= 1"),
+    (lambda: model(dropout=1.0), "model.dropout is 1.0: expected float < 1.0"),
+    (lambda: LayerNorm(0.0), "layer_norm.eps is 0.0: expected float > 0.0"),
+    (lambda: FeedForward(8, "rellu"), "feed_forward.activation is 'rellu': did you mean relu"),
+    (lambda: Classify(3, "meen"), "classify.reading is 'meen': did you mean mean?"),
+    (lambda: Sinusoidal("halfs"), "sinusoidal.layout is 'halfs': did you mean halves?"),
+    (lambda: Attention(Standard(2), "causal"), "attention.pattern is 'causal': expected a pattern value, got str"),
+    (lambda: Attention(2), "attention.heads is 2: expected a heads value, got int"),
+    (lambda: model(heads=Language()), "model.heads is Language"),
+    (lambda: Stack(2, (), PreNorm()), "stack.each is empty: give at least one Layer"),
+    (lambda: Mixed(()), "mixed has no parts: give a tuple of (embed, position) pairs"),
+    # widths that do not fit
+    (placed(Sinusoidal()), "sinusoids come in pairs, but there are 9 features; make it even"),
+    (placed(Grid(2, 2)), "a grid halves the features between row and column, but there are 9; make it even"),
+    (placed(Concatenated(OneHot(5), 4)), "one_hot of 5 positions is 5 wide; give it a width of 5, not 4"),
+    (
+        placed(Concatenated(Sinusoidal(), 9)),
+        "positions take 9 of 9 features and leave none for the token; widen the model",
+    ),
+    # tokens
+    (
+        call("language", X + 17),
+        "is outside the vocabulary of 17 (0 to 16); use the tokenizer that the model was built for",
+    ),
+    (call("language", X * 0 - 1), "token -1 is outside the vocabulary of 17"),
+    (
+        call("language", X.float()),
+        "tokens must be whole numbers of the shape batch, time (int64 or int32), not torch.float32",
+    ),
+    (
+        call("language", X.bool()),
+        "tokens must be whole numbers of the shape batch, time (int64 or int32), not torch.bool",
+    ),
+    (call("language", X[0]), "not torch.int64 of the shape (6,)"),
+    (
+        call("language", X.tolist()),
+        "tokens must be whole numbers of the shape batch, time (int64 or int32), not 'list'",
+    ),
+    (call("language", X[:, :0]), "tokens have the shape (2, 0): give at least one sequence of one token"),
+    (call("language", X[:0]), "tokens have the shape (0, 6): give at least one sequence of one token"),
+    (call("language", tokens(1, 9)), "position 8 is past the 8 positions that the model knows; give at most 8 tokens"),
+    (call("language", X, kernel="sdap"), "no kernel is named 'sdap'; did you mean sdpa?"),
+    # padding
+    (
+        call("language", X, visible=TRUE.float()),
+        "visible is torch.float32 of the shape (2, 6): give booleans of the shape (2, 6)",
+    ),
+    (
+        call("language", X, visible=TRUE[:1]),
+        "visible is torch.bool of the shape (1, 6): give booleans of the shape (2, 6)",
+    ),
+    (call("language", X, visible=TRUE[:, :5]), "give booleans of the shape (2, 6), True where a token is real"),
+    (call("language", X, visible=TRUE.tolist()), "visible is 'list': give booleans of the shape (2, 6)"),
+    (
+        call("language", X, visible=torch.tensor([[True] * 6, [False] * 6])),
+        "sequence 1 of the batch is all padding; leave it out or give it a token",
+    ),
+    # what comes one a token
+    (
+        call("documents", X),
+        "the pattern same_document knows no documents: call the model with documents=, one id a token",
+    ),
+    (call("documents", X, documents=X[:, :5]), "documents are torch.int64 of the shape (2, 5): give whole numbers"),
+    (call("documents", X, documents=X.float()), "documents are torch.float32 of the shape (2, 6): give whole numbers"),
+    (
+        call("documents", X, documents=X.tolist()),
+        "documents are 'list': give whole numbers (int64 or int32) of the shape (2, 6)",
+    ),
+    (call("segments", X, segments=TRUE.long()[:1]), "segments are torch.int64 of the shape (1, 6): give whole numbers"),
+    (call("segments", X, segments=TRUE.float()), "segments are torch.float32 of the shape (2, 6): give whole numbers"),
+    (call("segments", X, segments=TRUE.long() * 2), "segments go from 2 to 2, but the model knows 0 to 1"),
+    (call("language", X, segments=TRUE.long()), "segments are given, but the model has none; build it with segments=2"),
+    # edges
+    (call("graph", X), "the pattern graph has no edges: give graph(((0, 1), ...)) or call the model with edges="),
+    (
+        call("graph", X, edges=torch.ones(6, 6)),
+        "edges are torch.float32 of the shape (6, 6): give booleans of the shape N, N",
+    ),
+    (
+        call("graph", X, edges=torch.ones(6, 7).bool()),
+        "edges are torch.bool of the shape (6, 7): give booleans of the shape N, N",
+    ),
+    (
+        call("graph", X, edges=torch.ones(6).bool()),
+        "edges are torch.bool of the shape (6,): give booleans of the shape N, N",
+    ),
+    (call("graph", X, edges=torch.ones(5, 5).bool()), "of the shape N, N or 2, N, N, for N nodes, at least 6"),
+    (call("graph", X, edges=torch.ones(3, 6, 6).bool()), "edges are torch.bool of the shape (3, 6, 6): give booleans"),
+    # images, features, nodes, parts
+    (
+        call("image", torch.zeros(2, 3, 8, 9)),
+        "an image of 8 x 9 does not divide into patches of 4 x 4; resize it to multiples of 4",
+    ),
+    (
+        call("image", torch.zeros(2, 1, 8, 8)),
+        "images must be floats of the shape batch, 3, rows, columns, not torch.float32",
+    ),
+    (call("image", torch.zeros(3, 8, 8)), "images must be floats of the shape batch, 3, rows, columns"),
+    (call("image", torch.zeros(2, 3, 0, 8)), "images must be floats of the shape batch, 3, rows, columns"),
+    (call("image", torch.zeros(2, 3, 8, 8, dtype=torch.uint8)), "not torch.uint8 of the shape (2, 3, 8, 8)"),
+    (
+        call("image", torch.zeros(2, 3, 8, 8).double()),
+        "the input is torch.float64, the model torch.float32; give it as input.to",
+    ),
+    (call("image", torch.zeros(2, 3, 16, 16)), "position 15 is past the 8 positions that the model knows"),
+    (
+        call("features", torch.zeros(2, 3, 4)),
+        "features must be floats of the shape batch, tokens, 5, not torch.float32",
+    ),
+    (
+        call("features", torch.zeros(2, 3, 5).long()),
+        "features must be floats of the shape batch, tokens, 5, not torch.int64",
+    ),
+    (call("features", torch.zeros(2, 0, 5)), "features must be floats of the shape batch, tokens, 5"),
+    (call("features", torch.zeros(2, 3, 5).double()), "the input is torch.float64, the model torch.float32"),
+    (
+        call("nodes", torch.zeros(2, 3, 5)),
+        "nodes of 3 kinds: give (features, kinds), kinds of the shape (2, 3), not 'NoneType'",
+    ),
+    (call("nodes", (torch.zeros(2, 3, 5), KINDS + 3)), "kinds of nodes go from 3 to 3, but there are 3 (0 to 2)"),
+    (
+        call("nodes", (torch.zeros(2, 3, 5), KINDS[:1])),
+        "kinds of the shape (2, 3), not torch.int64 of the shape (1, 3)",
+    ),
+    (call("nodes", (torch.zeros(2, 3, 5), KINDS.bool())), "kinds of the shape (2, 3), not torch.bool"),
+    (
+        call("nodes", (torch.zeros(2, 3, 5), KINDS, KINDS)),
+        "features must be floats of the shape batch, tokens, 5, not 'tuple'",
+    ),
+    (call("mixed", X), "a mixed sequence has 2 parts: give a tuple of as many inputs"),
+    (call("mixed", (torch.zeros(2, 3, 5), X)), "position 5 is past the 4 positions that the model knows"),
+    (
+        call("mixed", (torch.zeros(3, 3, 5), X[:, :4])),
+        "part 0 of a mixed sequence has 3 sequences, part 1 2; give as many of each",
+    ),
+    # the source
+    (call("decoder", X), "this model attends to a source, but none was given; call it with source="),
+    (
+        call("decoder", X, source=Memory(torch.zeros(2, 3, 9))),
+        "the source is of 2 sequences and 9 wide, the model's input of 2",
+    ),
+    (
+        call("decoder", X, source=Memory(torch.zeros(3, 3, 8))),
+        "the source is of 3 sequences and 8 wide, the model's input of 2",
+    ),
+    (call("decoder", X, source=Memory(torch.zeros(2, 0, 8))), "give at least one of each"),
+    (
+        call("decoder", X, source=Memory(torch.zeros(2, 3, 8).double())),
+        "the source is torch.float64, the model torch.float32",
+    ),
+    (call("decoder", X, source=torch.zeros(2, 3, 8)), "source is a Tensor: give a Memory, as encode() returns it"),
+    (lambda: Memory(torch.zeros(2, 3)), "a memory has the shape batch, time, width, not (2, 3)"),
+    (lambda: Memory(torch.zeros(2, 3, 8), TRUE), "give booleans of the shape (2, 3), True where a token is real"),
+    # the past
+    (call("language", X, past=True), "past is a bool: give Past() to begin, then the last output's past"),
+    (call("class", X, past=Past()), "a model with a class token reads its sequence at once; call it without past"),
+    (call("mixed", (torch.zeros(2, 3, 5), X[:, :4]), past=Past()), "a mixed sequence has all its parts in one call"),
+    (after("language", X), "position 11 is past the 8 positions that the model knows"),
+    (after("language", X[:1, :1]), "the past has 2 sequences, the input 1; reorder it, or begin with Past()"),
+    (after("wide", X), "the past has keys or values of the shape (2, 2, 6, 4), the new ones (2, 2, 6, 8)"),
+    (after("deep", X), "the past is of 2 attentions, the model has 4: it is of another model; begin with Past()"),
+    (
+        after("full", X, of="full"),
+        "the pattern full lets the past see what comes now, but it has answered already; read the",
+    ),
+    (
+        after("documents", X, documents=X),
+        "these tokens have documents, the past has none; give documents= from the first call",
+    ),
+    (
+        lambda: net("documents")(X, past=net("documents")(X, documents=X, past=Past()).past),
+        "the past has documents, these tokens have none; give documents= with every call",
+    ),
+    (past(lambda it: it.roll_back(7)), "cannot roll back 7 positions: the past has 6; give 0 to 6"),
+    (past(lambda it: it.roll_back(-1)), "cannot roll back -1 positions: the past has 6; give 0 to 6"),
+    (past(lambda it: it.trim(0)), "cannot trim a past to 0 positions; keep at least 1"),
+    (
+        past(lambda it: it.reorder(torch.tensor([0, 2]))),
+        "cannot reorder by [0, 2]: the past has 2 sequences; give 0 to 1",
+    ),
+    (
+        past(lambda it: it.reorder(torch.tensor([True]))),
+        "reorder takes a list of whole numbers, not torch.bool of (1,)",
+    ),
+    # generating
+    (
+        speak("language", [[]], 1),
+        "an empty prompt: the first token needs something before it; begin with a start token",
+    ),
+    (speak("language", [[99]], 1), "token 99 is outside the vocabulary of 17"),
+    (speak("language", [1, 2], 1), "prompts are [1, 2]: give a list of lists of token ids, one for each prompt"),
+    (speak("language", ["ab"], 1), "prompts are ['ab']: give a list of lists of token ids, one for each prompt"),
+    (
+        speak("language", [[1]], -1),
+        "-1 tokens from a context of None: give 0 tokens or more, and a context of 1 or more",
+    ),
+    (
+        speak("language", [[1]], 1, context=0),
+        "1 tokens from a context of 0: give 0 tokens or more, and a context of 1 or more",
+    ),
+    (speak("language", [[1]], 1, context=9), "a context of 9 is more than the 8 positions that the model knows"),
+    (speak("language", [[1]], 1, temperature=-0.5), "temperature is -0.5: give 0 (the most likely token) or more"),
+    (lambda: sample(torch.zeros(1, 3), float("nan")), "temperature is nan: give 0 (the most likely token) or more"),
+    (
+        speak("tokens", [[1]], 1),
+        "the model has no language head to tell the next token; build it with heads=(Language(),)",
+    ),
+    (
+        speak("full", [[1]], 1),
+        "the model has no language head to tell the next token; build it with heads=(Language(),)",
+    ),
+    (lambda: generate(build("transformer", "tiny"), [[1]], 1), "give pair.decoder and source=pair.encode(...)"),
+]
+
+
+@pytest.mark.parametrize("wrong, message", ROWS, ids=[f"{n}-{message[:40]}" for n, (_, message) in enumerate(ROWS)])
+def test_bad_input_is_refused_with_value_reason_and_remedy(wrong, message):
+    with pytest.raises(ValueError) as caught:
+        wrong()
+    assert message in str(caught.value)
+
+
+def test_good_neighbours_of_bad_input_are_served():
+    """The least that is allowed, so that no check is too strict."""
+    net("language")(tokens(2, 8))
+    net("language")(X.int())
+    net("language")(X[:1, :1], visible=TRUE[:1, :1])
+    net("language")(tokens(2, 2), past=net("language")(X, past=Past()).past)
+    net("language")(X, past=net("language")(X, past=Past()).past.roll_back(6))
+    net("graph")(X, edges=torch.ones(9, 9).bool())  # a graph may have nodes that are not in this sequence
+    net("graph")(X, edges=torch.ones(1, 6, 6).bool())
+    net("graph")(X, edges=torch.ones(5, 5).bool(), visible=torch.tensor([[True] * 5 + [False]] * 2))
+    net("mixed")((torch.zeros(2, 9, 5), X[:, :4]))
+    with torch.autocast("cpu", torch.bfloat16):
+        net("decoder")(X, source=Memory(torch.zeros(2, 3, 8, dtype=torch.bfloat16)))
+        net("features")(torch.zeros(2, 3, 5, dtype=torch.bfloat16))
+    assert generate(net("language"), [[1]], 0) == [[1]]

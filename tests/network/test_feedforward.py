@@ -1,0 +1,92 @@
+"""The feed-forward net against its equation, as a convolution, gated, deeper, and in chunks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from everyformer import FeedForward, Layer, member, members
+from everyformer.study.example import models
+from tests.network import close, randn, ready
+from tests.spec import network as spec
+
+ACTIVATIONS = {"relu": spec.relu, "gelu": spec.gelu, "gelu_tanh": spec.gelu_tanh, "silu": spec.silu}
+D, HIDDEN = 6, 10
+
+
+def rows(x_BTD: torch.Tensor, f) -> torch.Tensor:
+    return torch.stack([torch.stack([f(x) for x in row]) for row in x_BTD])
+
+
+@pytest.mark.spec(20, 28)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_net_is_its_equation(activation, layers):
+    net = ready(FeedForward(HIDDEN, activation, hidden_layers=layers).build(D))
+
+    def literal(x):
+        for layer in net.hidden:
+            x = ACTIVATIONS[activation](layer.weight @ x + layer.bias)
+        return net.out.weight @ x + net.out.bias
+
+    x_BTD = randn(2, 3, D)
+    close(net(x_BTD), rows(x_BTD, literal))
+    assert [tuple(layer.weight.shape) for layer in net.hidden] == [(HIDDEN, D), (HIDDEN, HIDDEN)][:layers]
+
+
+@pytest.mark.spec(28)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_gated_net_multiplies_an_activated_by_a_plain_map(activation):
+    net = ready(FeedForward(HIDDEN, activation, gated=True, bias=False).build(D))
+    W_1, W_3 = net.hidden[0].weight.split(HIDDEN)
+    x_BTD = randn(2, 3, D)
+    close(net(x_BTD), rows(x_BTD, lambda x: net.out.weight @ (ACTIVATIONS[activation](W_1 @ x) * (W_3 @ x))))
+
+
+@pytest.mark.spec(28)
+def test_the_net_is_two_convolutions_of_kernel_1():
+    net, x_BTD = ready(FeedForward(HIDDEN).build(D)), randn(2, 5, D)
+    hidden = F.conv1d(x_BTD.transpose(1, 2), net.hidden[0].weight[..., None], net.hidden[0].bias).relu()
+    close(net(x_BTD), F.conv1d(hidden, net.out.weight[..., None], net.out.bias).transpose(1, 2))
+
+
+@pytest.mark.spec(28)
+@pytest.mark.parametrize("chunk", [1, 2, 7, 100])
+@pytest.mark.parametrize("gated", [False, True])
+def test_chunks_change_neither_output_nor_gradients(chunk, gated):
+    whole = ready(FeedForward(HIDDEN, gated=gated).build(D))
+    chunked = FeedForward(HIDDEN, gated=gated, chunk=chunk).build(D).double()
+    chunked.load_state_dict(whole.state_dict())
+    sizes: list[int] = []
+    chunked.out.register_forward_pre_hook(lambda module, given: sizes.append(given[0].shape[1]))
+    found = []
+    for net in (whole, chunked):
+        x_BTD = randn(2, 7, D).requires_grad_()
+        y_BTD = net(x_BTD)
+        found.append([y_BTD, *torch.autograd.grad((y_BTD * randn(2, 7, D, seed=1)).sum(), [x_BTD, *net.parameters()])])
+    for one, two in zip(*found, strict=True):
+        close(one, two)
+    assert max(sizes) == min(chunk, 7) and sum(sizes) == 7  # it really works on so many at a time
+
+
+@pytest.mark.spec(28, 29)
+@pytest.mark.parametrize("name", members())
+def test_every_member_has_four_times_its_width_inside(name):
+    layers: list[tuple[int, Layer]] = [(one.width, layer) for one in models(member(name)) for layer in one.body.each]
+    assert layers and all(layer.feedforward.hidden == 4 * width for width, layer in layers)
+
+
+@pytest.mark.spec(29)
+def test_the_common_sizes():
+    base, big = member("transformer", "base"), member("transformer", "big")
+    for side in (base.encoder, base.decoder):
+        layer = side.body.each[0]
+        assert (side.width, layer.feedforward.hidden, layer.attention.heads.heads, side.body.layers) == (
+            512,
+            2048,
+            8,
+            6,
+        )
+        assert layer.attention.build(side.width).heads.key_width == 64
+    assert big.encoder.body.each[0].attention.heads.heads == 16  # K: 8 or 16

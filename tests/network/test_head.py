@@ -1,0 +1,121 @@
+"""Heads: T's equation 9, K's next word, and the ways of reading one vector from a sequence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from everyformer import Classify, Language, LayerNorm, Masked, PerToken, Tokens
+from everyformer.network.head import read
+from tests.network import close, model, randn, ready, tokens
+from tests.spec import network as spec
+
+VISIBLE = [[True] * 6, [False, False, True, True, True, True], [True, True, True, True, False, False]]
+
+
+@pytest.mark.spec(53, 54)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_next_words_distribution_is_equation_9(tied, bias):
+    """softmax(W_z^T z), W_z the embedding itself or a map of its own; it sums to one over the vocabulary."""
+    network, x = ready(model(heads=(Language(tied=tied, bias=bias),))), tokens()
+    output = network(x)
+    W_z = (network.embed.table.weight if tied else network.heads[0].map.weight).T
+    b = network.heads[0].bias if bias else torch.zeros(17)
+    literal = torch.stack([torch.stack([spec.softmax(W_z.T @ z + b) for z in row]) for row in output.hidden])
+    found = output.logits.softmax(-1)
+    close(found, literal)
+    close(found.sum(-1), torch.ones(2, 6, dtype=torch.float64))
+
+
+@pytest.mark.spec(54)
+def test_tied_weights_are_one_tensor_that_learns_from_both_ends():
+    tied, untied = ready(model(heads=(Language(),))), ready(model(heads=(Language(tied=False),)))
+    assert len(list(tied.heads.parameters())) == 0
+    assert sum(p.numel() for p in untied.parameters()) == sum(p.numel() for p in tied.parameters()) + 17 * 8
+    tied(tokens() * 0).logits.square().sum().backward()  # only token 0 goes in
+    assert (tied.embed.table.weight.grad.abs().amax(1) > 0).all()  # all come out
+
+
+@pytest.mark.spec(53)
+def test_a_tied_head_of_a_scaled_embedding_uses_the_plain_weights():
+    network = ready(model(embed=Tokens(17, scaled=True), heads=(Language(),)))
+    output = network(tokens())
+    close(output.logits, output.hidden @ network.embed.table.weight.T)
+
+
+@pytest.mark.spec(50, 51, 52)
+@pytest.mark.parametrize("reading", ["mean", "max", "last", "first"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_readings_are_of_the_visible_part(reading, padded):
+    z_BTD = randn(3, 6, 4)
+    visible = VISIBLE if padded else [[True] * 6] * 3
+    literal = torch.stack([spec.read(list(z), seen, reading) for z, seen in zip(z_BTD, visible, strict=True)])
+    close(read(z_BTD, torch.tensor(visible) if padded else None, reading), literal)
+    junk = z_BTD.masked_fill(~torch.tensor(visible)[..., None], 1e6)
+    close(read(junk, torch.tensor(visible), reading), literal)
+
+
+@pytest.mark.spec(50, 51, 52, 53, 65)
+@pytest.mark.parametrize("reading", ["mean", "max", "last", "first"])
+@pytest.mark.parametrize("pooler", [False, True])
+def test_a_class_is_read_then_mapped_and_padding_moves_nothing(reading, pooler):
+    network, x = ready(model("full", heads=(Classify(3, reading, pooler=pooler),))), tokens(3)
+    output = network(x, visible=torch.tensor(VISIBLE))
+    head = network.heads[0]
+    for row, z_TD in enumerate(output.hidden):
+        z = spec.read(list(z_TD), VISIBLE[row], reading)
+        z = torch.tanh(head.pooler.weight @ z + head.pooler.bias) if pooler else z
+        close(output.logits[row], head.map.weight @ z + head.map.bias)
+        alone = network(x[row : row + 1, VISIBLE[row]])
+        close(output.logits[row], alone.logits[0])
+    close(output.logits.softmax(-1).sum(-1), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.spec(52)
+def test_the_class_token_stands_first_and_is_what_is_read():
+    network, x = ready(model("full", heads=(Classify(3, "first"),), class_token=True)), tokens(3)
+    output = network(x, visible=torch.tensor(VISIBLE))
+    assert output.hidden.shape[1] == 7
+    close(output.logits, output.hidden[:, 0] @ network.heads[0].map.weight.T + network.heads[0].map.bias)
+    before = network(x).logits
+    with torch.no_grad():
+        network.class_token.add_(torch.randn_like(network.class_token))
+    assert (network(x).logits - before).abs().amin(0).max() > 1e-3
+    for row, seen in enumerate(VISIBLE):
+        close(network(x, visible=torch.tensor(VISIBLE)).logits[row], network(x[row : row + 1, seen]).logits[0])
+
+
+def test_the_masked_head_is_berts():
+    """W_e LN(gelu(W z + b)) + b'."""
+    network, x = ready(model("full", heads=(Masked(eps=1e-3),))), tokens()
+    output, head = network(x), network.heads[0]
+    for z_TD, logits_TV in zip(output.hidden, output.logits, strict=True):
+        for z, logits in zip(z_TD, logits_TV, strict=True):
+            hidden = spec.gelu(head.map.weight @ z + head.map.bias)
+            normed = spec.layer_norm(hidden, head.norm.weight, head.norm.bias, 1e-3)
+            close(logits, network.embed.table.weight @ normed + head.bias)
+
+
+@pytest.mark.spec(65)
+def test_one_representation_serves_the_next_token_a_pooled_class_and_every_token():
+    """Several heads give a tuple, each what it gives alone."""
+    heads = (Language(tied=False), Classify(3, "mean"), PerToken(2))
+    network, x = ready(model(heads=heads)), tokens()
+    output = network(x)
+    z, (language, classify, each) = output.hidden, network.heads
+    wanted = (
+        z @ language.map.weight.T,
+        z.mean(1) @ classify.map.weight.T + classify.map.bias,
+        z @ each.map.weight.T + each.map.bias,
+    )
+    for found, literal in zip(output.logits, wanted, strict=True):
+        close(found, literal)
+    assert network.value.heads == heads
+    assert ready(model()).forward(x).logits is None
+
+
+@pytest.mark.spec(65)
+def test_a_head_may_have_a_vocabulary_of_its_own():
+    network = ready(model(heads=(Language(tied=False, vocabulary=5),), norm=LayerNorm()))
+    assert network(tokens()).logits.shape == (2, 6, 5)

@@ -1,0 +1,260 @@
+"""Which combinations are refused: one row for each reason, and that following its remedy makes the reason go away."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from inspect import getsource
+from typing import Any
+
+import pytest
+
+from everyformer import (
+    Asymmetric,
+    Attention,
+    BatchNorm,
+    Classify,
+    Concatenated,
+    EncoderDecoder,
+    Features,
+    FeedForward,
+    ImageBias,
+    InstanceNorm,
+    Language,
+    Layer,
+    LayerNorm,
+    Learned,
+    Masked,
+    Mixed,
+    Model,
+    Narrow,
+    ParameterFree,
+    PerToken,
+    PostNorm,
+    PreNorm,
+    RMSNorm,
+    Rotary,
+    SequenceNorm,
+    Sinusoidal,
+    Sliced,
+    Stack,
+    Standard,
+    Sum,
+    Symmetric,
+    Tokens,
+    Wide,
+)
+from everyformer.network import legal
+from tests.network import model
+
+CROSS, LANGUAGE = Attention(Standard(2)), (Language(),)
+BESIDE = Concatenated(Sinusoidal(), 2)
+FEATURES = Features(5)
+
+
+def single(layer: Layer) -> Model:
+    return Model(width=8, embed=Tokens(17), body=Stack(1, (layer,), PreNorm()))
+
+
+def parts(position: Any) -> Mixed:
+    return Mixed(((FEATURES, position), (Tokens(17), position)))
+
+
+def pair(encoder: Model | None = None, decoder: Model | None = None, share: bool = False) -> EncoderDecoder:
+    return EncoderDecoder(
+        encoder=encoder or model("full"),
+        decoder=decoder or model("causal", cross=CROSS, heads=LANGUAGE),
+        share_embedding=share,
+    )
+
+
+# The reason: a refused combination, and those that its remedy leads to.
+ROWS: list[tuple[str, Any, list[Any]]] = [
+    (
+        "a width of 8 does not divide into 3 heads; take for example 2 heads",
+        model(form=Standard(3)),
+        [model(form=Standard(2)), model(form=Standard(3, key_width=2, value_width=2))],
+    ),
+    (
+        "by_head deals 3 patterns out to 2 heads; give a number that divides them",
+        model("by_head(causal, causal & window(2), causal & window(3))"),
+        [model("by_head(causal, causal & window(2))")],
+    ),
+    (
+        "rotary turns pairs of numbers, but a head is 3 wide; make it even",
+        model(form=Standard(2, key_width=3), rules=(Rotary(),)),
+        [model(form=Standard(2, key_width=4), rules=(Rotary(),))],
+    ),
+    (
+        "two image biases say the same thing twice; keep one",
+        model("full", rules=(ImageBias(2, 2), ImageBias(3, 3))),
+        [model("full", rules=(ImageBias(2, 2),))],
+    ),
+    (
+        "parameter-free attention has nothing to regularise; leave its dropout out",
+        single(Layer(Attention(ParameterFree(), dropout=0.1))),
+        [single(Layer(Attention(ParameterFree())))],
+    ),
+    (
+        "a layer has no sublayers; give it attention or a feed-forward net",
+        single(Layer(None)),
+        [single(Layer(CROSS)), single(Layer(None, FeedForward(4)))],
+    ),
+    (
+        "rules speak of distances, and the two sequences of cross-attention share no positions; leave its rules out",
+        model(cross=Attention(Standard(2), rules=(Rotary(),))),
+        [model(cross=CROSS)],
+    ),
+    (
+        "the pattern causal compares positions of two different sequences; use full in cross-attention",
+        model(cross=Attention(Standard(2), model().body.each[0].attention.pattern)),
+        [model(cross=CROSS)],
+    ),
+    (
+        "the pattern window(3) sees the future, and a language head would learn to copy it; add causal &",
+        model("window(3)", heads=LANGUAGE),
+        [model("causal & window(3)", heads=LANGUAGE)],
+    ),
+    (
+        "a class token stands before the text and has no next token to learn; use it with Classify",
+        model(heads=LANGUAGE, class_token=True),
+        [model("full", heads=(Classify(3, "first"),), class_token=True)],
+    ),
+    (
+        "a tied language head has the embedding's vocabulary; leave its own out or give tied=False",
+        model(heads=(Language(vocabulary=5),)),
+        [model(heads=LANGUAGE), model(heads=(Language(vocabulary=5, tied=False),))],
+    ),
+    (
+        "a language head needs a vocabulary and the inputs are no tokens; give Language(vocabulary=..., tied=False)",
+        model(embed=FEATURES, heads=LANGUAGE),
+        [model(embed=FEATURES, heads=(Language(vocabulary=5, tied=False),))],
+    ),
+    (
+        "a masked head predicts tokens and the inputs are none; use PerToken",
+        model("full", embed=FEATURES, heads=(Masked(),)),
+        [model("full", embed=FEATURES, heads=(PerToken(3),))],
+    ),
+    (
+        "its weights cannot be the head's; untie it, or add the positions",
+        model(position=BESIDE, heads=LANGUAGE),
+        [model(position=BESIDE, heads=(Language(tied=False),)), model(position=Sinusoidal(), heads=LANGUAGE)],
+    ),
+    (
+        "its weights cannot be the head's; untie it, or add the positions",
+        model("full", position=BESIDE, heads=(Masked(),)),
+        [model("full", position=Sinusoidal(), heads=(Masked(),))],
+    ),
+    *(
+        (
+            "the first token of a causal model has seen nothing but itself; read the last one or the mean",
+            model(heads=(Classify(3, "first"),), class_token=class_token),
+            [model(heads=(Classify(3, reading),), class_token=class_token) for reading in ("last", "mean")],
+        )
+        for class_token in (False, True)
+    ),
+    *(
+        (
+            f"{type(norm).__name__} mixes positions, so the past would change with the future in a causal model",
+            model(wiring=wiring(norm)),
+            [model(wiring=wiring(LayerNorm())), model(wiring=wiring(RMSNorm())), model("full", wiring=wiring(norm))],
+        )
+        for norm in (BatchNorm(), InstanceNorm(), SequenceNorm())
+        for wiring in (PreNorm, PostNorm)
+    ),
+    (
+        "InstanceNorm of the embedding mixes positions in a causal model; use LayerNorm or RMSNorm",
+        model(norm=InstanceNorm()),
+        [model(norm=LayerNorm()), model(norm=RMSNorm())],
+    ),
+    (
+        "the parts of a mixed sequence have positions of their own; give none to the model, or none to the parts",
+        model("full", embed=parts(Learned(9)), position=Learned(9)),
+        [model("full", embed=parts(Learned(9))), model("full", embed=parts(None), position=Learned(9))],
+    ),
+    (
+        "the encoder is 16 wide, the decoder 8; make them equal",
+        pair(encoder=model("full", width=16)),
+        [pair()],
+    ),
+    (
+        "the encoder of a pair gives its last layer to the decoder, not logits; leave its heads out",
+        pair(encoder=model("full", heads=(Classify(3),))),
+        [pair()],
+    ),
+    (
+        "the decoder never looks at the encoder; give its layers cross-attention",
+        pair(decoder=model(heads=LANGUAGE)),
+        [pair(decoder=model(heads=LANGUAGE, cross=CROSS))],
+    ),
+    (
+        "the encoder has cross-attention and nothing to attend to; leave it out",
+        pair(encoder=model("full", cross=CROSS)),
+        [pair()],
+    ),
+    (
+        "a shared embedding needs equal embeddings on both sides; make them equal or do not share",
+        pair(encoder=model("full", embed=Tokens(9)), share=True),
+        [pair(share=True), pair(encoder=model("full", embed=Tokens(9)))],
+    ),
+]
+
+
+def reasons(value: Any) -> Iterator[str]:
+    return legal.pair_objections(value) if isinstance(value, EncoderDecoder) else legal.objections(value)
+
+
+@pytest.mark.parametrize("reason, wrong, right", ROWS, ids=[reason[:50] for reason, _, _ in ROWS])
+def test_a_refusal_says_why_and_its_remedy_helps(reason, wrong, right):
+    assert [found for found in reasons(wrong) if reason in found]
+    with pytest.raises(ValueError, match="this combination is refused") as caught:
+        wrong.build()
+    assert reason in str(caught.value)
+    for value in right:
+        assert list(reasons(value)) == []
+        value.build()
+
+
+def lines(value: Any) -> Iterator[int]:
+    """The lines of legal.py at which the objections to a value are made."""
+    generator: Any = reasons(value)
+    for _ in generator:
+        inner = generator
+        while inner.gi_yieldfrom is not None:
+            inner = inner.gi_yieldfrom
+        yield inner.gi_frame.f_lineno
+
+
+def test_every_reason_has_its_row():
+    yields = [node for node in ast.walk(ast.parse(getsource(legal))) if isinstance(node, ast.Yield)]
+    met = {line for _, wrong, _ in ROWS for line in lines(wrong)}
+    missing = [node.lineno for node in yields if not met & set(range(node.lineno, (node.end_lineno or 0) + 1))]
+    assert yields and not missing, f"no row meets the objections at lines {missing} of legal.py"
+
+
+@pytest.mark.parametrize(
+    "form, width",
+    [(Wide(2), 9), (Symmetric(3), 8), (Asymmetric(3), 8), (ParameterFree(), 9)]
+    + [(kind(2), 6) for kind in (Standard, Sum, Sliced, Narrow)],
+)
+def test_the_width_of_a_head_is_known_for_every_form(form, width):
+    """What rotary needs is refused by the value as it would be by the module."""
+    assert any("rotary turns pairs" in reason for reason in reasons(model(form=form, width=width, rules=(Rotary(),))))
+    with pytest.raises(ValueError, match="rotary turns pairs of numbers"):
+        module = form.build(width)
+        Rotary().build(module.heads, module.key_width, module.value_width)
+
+
+def test_all_reasons_are_told_at_once():
+    wrong = model("full", heads=LANGUAGE, class_token=True, wiring=PreNorm(), form=Standard(3))
+    with pytest.raises(ValueError) as caught:
+        wrong.build()
+    for reason in ("does not divide into 3 heads", "sees the future", "has no next token"):
+        assert reason in str(caught.value)
+
+
+def test_a_pair_is_refused_for_what_is_wrong_with_its_sides():
+    with pytest.raises(ValueError, match="sees the future"):
+        pair(decoder=model("full", cross=CROSS, heads=LANGUAGE)).build()
+    with pytest.raises(ValueError, match="does not divide into 3 heads"):
+        pair(encoder=model("full", form=Standard(3))).build()

@@ -1,0 +1,275 @@
+"""Whole models: the causal mask, one forward for all conditionals, pairs, sets, graphs, marks, and how weights begin."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from everyformer import (
+    Attention,
+    Causal,
+    Classify,
+    EncoderDecoder,
+    Features,
+    Graph,
+    Language,
+    LayerNorm,
+    Learned,
+    Memory,
+    Nodes,
+    Normal,
+    PerToken,
+    PostNorm,
+    Probe,
+    Rotary,
+    Rule,
+    RuleModule,
+    Sinusoidal,
+    Standard,
+    Tokens,
+    Xavier,
+)
+from everyformer.value import Value
+from tests.network import close, model, placed, randn, ready, tokens
+from tests.spec import network as spec
+
+
+def changed(x: Tensor, place: int) -> Tensor:
+    """The same tokens but one."""
+    other = x.clone()
+    other[:, place] = (x[:, place] + 1) % 17
+    return other
+
+
+# Causality
+
+
+@pytest.mark.spec(55)
+def test_the_causal_pattern_is_minus_infinity_above_the_diagonal():
+    """B adds -inf before the softmax over rows; in K's convention, the transpose, what is kept is upper triangular."""
+    network, x = ready(model("causal", form=Standard(2, bias=True), wiring=PostNorm(), layers=1)), tokens()
+    network(x, probe=(probe := Probe()))
+    q_BHQE, k_BHKE, _ = network.body.layers[0].attention.heads.project(network.embed.table.weight[x])
+    for b in range(2):
+        for h in range(2):
+            score = q_BHQE[b, h] @ k_BHKE[b, h].T / math.sqrt(4)
+            close(probe.weights[0][b, h], spec.masked_weights(score))
+            close(probe.weights[0][b, h].T, spec.masked_columns(score.T))
+    assert torch.equal(Causal().mask(6)[0], torch.ones(6, 6).tril().bool())
+    assert torch.equal(Causal().mask(6)[0].T, torch.ones(6, 6).triu().bool())
+
+
+CAUSAL = ["causal", "causal & window(3)", "causal & (window(2) | stride(3))", "by_head(causal, causal & block(4))"]
+
+
+@pytest.mark.spec(60)
+@pytest.mark.parametrize("pattern", CAUSAL)
+@pytest.mark.parametrize("position", [None, Learned(9), Sinusoidal()])
+def test_what_is_known_of_n_tokens_stands_when_more_come(pattern, position):
+    """K: X^(n) = X^(n+1)[:, :n]. A model that looks ahead has no such thing."""
+    network, free, x = ready(model(pattern, position=position)), ready(model("full", position=position)), tokens()
+    for n in range(1, 6):
+        close(network(x[:, :n]).hidden, network(x[:, : n + 1]).hidden[:, :n])
+        assert (free(x[:, :n]).hidden - free(x[:, : n + 1]).hidden[:, :n]).abs().max() > 1e-3
+
+
+@pytest.mark.spec(54, 60)
+def test_one_forward_gives_all_conditional_probabilities():
+    network, x = ready(model(heads=(Language(),))), tokens()
+    at_once = network(x).logits.log_softmax(-1)
+    for n in range(1, 6):
+        for b in range(2):
+            alone = spec.softmax(network(x[b : b + 1, :n]).logits[0, -1])
+            close(at_once[b, n - 1, x[b, n]], alone[x[b, n]].log())
+
+
+# Encoder and decoder
+
+
+def pair(**more: Any) -> Any:
+    decoder = model("causal", cross=Attention(Standard(2)), position=Sinusoidal(), heads=(Language(),))
+    return ready(EncoderDecoder(encoder=model("full", position=Sinusoidal()), decoder=decoder, **more))
+
+
+@pytest.mark.spec(15, 62)
+def test_the_memory_is_a_sequence_and_the_decoder_sees_the_target_so_far():
+    network, source, target = pair(), tokens(length=4), tokens(length=6, seed=1)
+    memory = network.encode(source)
+    assert memory.x_BSD.shape == (2, 4, 8)  # one vector for each token of the source, not one for all
+    before = network.decode(target, memory).hidden
+    close(network(source, target).hidden, before)
+    for t in range(6):  # the target from t on is not seen before t
+        moved = (network.decode(changed(target, t), memory).hidden - before).abs().amax(-1)
+        assert (moved[:, :t] == 0).all() and (moved[:, t:] > 0).all()
+    for s in range(4):  # every token of the source is seen by all, each through its own place in the memory
+        moved = (network(changed(source, s), target).hidden - before).abs().amax(-1)
+        assert (moved > 0).all()
+        x_BSD = memory.x_BSD.clone()
+        x_BSD[:, s] += 1
+        assert ((network.decode(target, Memory(x_BSD)).hidden - before).abs().amax(-1) > 0).all()
+
+
+@pytest.mark.spec(15, 62)
+def test_padding_of_the_source_is_not_seen():
+    network, source, target = pair(), tokens(length=5), tokens(length=3, seed=1)
+    seen_BS = torch.tensor([[True, True, True, False, False], [False, True, True, True, True]])
+    found = network(source, target, source_visible=seen_BS).logits
+    for row in range(2):
+        close(found[row : row + 1], network(source[row : row + 1, seen_BS[row]], target[row : row + 1]).logits)
+
+
+@pytest.mark.spec(62)
+def test_a_shared_embedding_is_one_tensor_for_source_target_and_output():
+    shared, own = pair(share_embedding=True), pair()
+    assert shared.encoder.embed is shared.decoder.embed
+    count = [sum(p.numel() for p in network.parameters()) for network in (own, shared)]
+    assert count[0] - count[1] == 17 * 8
+    output = shared(tokens(), tokens(seed=1))
+    close(output.logits, output.hidden @ shared.encoder.embed.table.weight.T)
+
+
+# Sets and graphs
+
+
+@pytest.mark.spec(2, 64)
+@pytest.mark.parametrize("reading", ["mean", "max"])
+def test_a_set_has_no_order(reading):
+    """Without positions the tokens move with their order, and what is pooled from them does not move at all."""
+    heads = (Classify(3, reading), PerToken(2))
+    network, x = ready(model("full", embed=Features(5), heads=heads)), randn(2, 7, 5)
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(0))
+    one, two = network(x), network(x[:, order])
+    close(one.hidden[:, order], two.hidden)
+    close(one.logits[0], two.logits[0])
+    close(one.logits[1][:, order], two.logits[1])
+    placed_ = ready(model("full", embed=Features(5), heads=heads, position=Sinusoidal()))
+    assert (placed_(x).logits[0] - placed_(x[:, order]).logits[0]).abs().max() > 1e-3
+
+
+EDGES = {(0, 1), (1, 2), (2, 3), (3, 3), (4, 0), (5, 4), (2, 5), (6, 6)}
+
+
+def table(edges: set[tuple[int, int]]) -> Tensor:
+    seen_NN = torch.zeros(7, 7, dtype=torch.bool)
+    for i, j in edges:
+        seen_NN[i, j] = True
+    return seen_NN
+
+
+@pytest.mark.spec(7, 71, 72)
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("given", ["value", "call"])
+def test_news_travels_one_edge_a_layer_and_nowhere_else(layers, given):
+    """A change of node j reaches those from which a path of at most `layers` edges leads to j, the others by exactly 0."""
+    pattern = Graph(tuple(sorted(EDGES))) if given == "value" else Graph()
+    options = {} if given == "value" else {"edges": table(EDGES)}
+    network, x = ready(model(pattern, embed=Nodes(5), layers=layers)), randn(2, 7, 5)
+    before = network(x, **options).hidden
+    for node in range(7):
+        other = x.clone()
+        other[:, node] += 1
+        moved = (network(other, **options).hidden - before).abs().amax(-1) > 0
+        assert moved.tolist() == [[i in spec.moved_by(node, EDGES, layers) for i in range(7)]] * 2
+
+
+@pytest.mark.spec(71, 72)
+def test_edges_of_the_value_the_call_and_the_batch_agree():
+    other = {(j, i) for i, j in EDGES} | {(0, 6)}
+    x = randn(2, 7, 5)
+    called, fixed = (
+        ready(model(pattern, embed=Nodes(5), position=Learned(7))) for pattern in (Graph(), Graph(tuple(sorted(EDGES))))
+    )
+    wanted = fixed(x).hidden
+    close(called(x, edges=table(EDGES)).hidden, wanted)
+    close(called(x, edges=table(EDGES).expand(2, 7, 7)).hidden, wanted)
+    mixed = called(x, edges=torch.stack((table(EDGES), table(other)))).hidden
+    close(mixed[0], wanted[0])
+    close(mixed[1], called(x[1:], edges=table(other)).hidden[0])
+    assert (mixed[1] - wanted[1]).abs().max() > 1e-3
+
+
+@pytest.mark.spec(72)
+def test_packed_documents_are_read_as_if_each_were_alone():
+    network, x = ready(model("causal & same_document", rules=(Rotary(),))), tokens(length=9)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 3, 3, 3, 3, 3, 3, 3]])
+    found = network(x, documents=documents).hidden
+    for b in range(2):
+        for document in documents[b].unique():
+            here = documents[b] == document
+            alone = network(x[b : b + 1, here], documents=documents[b : b + 1, here]).hidden
+            close(found[b : b + 1, here], alone)
+
+
+# Marks, costs, beginnings
+
+
+def test_segments_and_positions_are_added_then_normed():
+    network = ready(model("full", position=Learned(9), segments=2, norm=LayerNorm(1e-3)))
+    x, segments = tokens(), torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]])
+    for given in (segments, None):  # none given are all of the first kind
+        kinds = segments * 0 if given is None else given
+        for b, row in enumerate(placed(network, x, segments=given)):
+            for i, found in enumerate(row):
+                token, kind = network.embed.table.weight[x[b, i]], network.segments.weight[kinds[b, i]]
+                summed = token + kind + network.position.table.weight[i]
+                close(found, spec.layer_norm(summed, network.norm.weight, network.norm.bias, 1e-3))
+
+
+class Costly(Rule, Value, frozen=True):
+    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+        return CostlyRule()
+
+
+class CostlyRule(RuleModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def penalty(self) -> Tensor:
+        return 3 * self.weight
+
+
+def test_the_costs_of_all_layers_are_added_up():
+    network = model(rules=(Costly(), Costly()), layers=4).build()
+    cost = network(tokens()).aux["penalty"]
+    assert cost == 4 * 2 * 3
+    cost.backward()
+    assert network.rules[0].weight.grad == 3
+    assert model().build()(tokens()).aux == {}
+
+
+def test_maps_that_end_a_branch_begin_smaller_by_the_root_of_their_number():
+    torch.manual_seed(0)
+    network = model(width=64, embed=Tokens(999), layers=8, initial=Normal(0.1, by_depth=True)).build()
+    for layer in network.body.layers:
+        assert abs(layer.attention.heads.qkv.weight.std() / 0.1 - 1) < 0.05
+        assert abs(layer.attention.heads.out.weight.std() / (0.1 / 16**0.5) - 1) < 0.05
+        assert (layer.attention.heads.out.bias == 0).all()
+        assert (layer.feedforward.out.weight.std() / (0.1 / 16**0.5) - 1).abs() < 0.15  # 64 x 12 numbers
+    assert abs(network.embed.table.weight.std() / 0.1 - 1) < 0.05
+
+
+@pytest.mark.spec(29)
+def test_xavier_begins_uniform_by_fan_in_and_fan_out():
+    torch.manual_seed(0)
+    network = model(width=64, embed=Tokens(999), initial=Xavier()).build()
+    weight = network.body.layers[0].attention.heads.out.weight
+    bound = (6 / (64 + 64)) ** 0.5
+    assert 0.99 * bound < weight.abs().max() <= bound
+    assert abs(weight.std() / (bound / 3**0.5) - 1) < 0.05
+    assert abs(network.embed.table.weight.std() * 8 - 1) < 0.05  # so that sqrt(D) times a token has variance 1
+
+
+@pytest.mark.spec(20)
+def test_a_stack_goes_round_the_layers_it_is_given():
+    """Layers alternate, each with weights of its own."""
+    one, two = (model(pattern).body.each[0] for pattern in ("causal & window(2)", "causal"))
+    body = model(layers=5).body
+    stacked = type(body)(5, (one, two), body.wiring).build(8)
+    patterns = [str(layer.attention.pattern) for layer in stacked.layers]
+    assert patterns == ["causal & window(2)", "causal", "causal & window(2)", "causal", "causal & window(2)"]
+    assert len({id(p) for p in stacked.parameters()}) == len(list(stacked.parameters()))

@@ -1,0 +1,248 @@
+"""The past: going on from it equals reading all at once, however the sequences are padded, reordered or cut back."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from everyformer import (
+    Alibi,
+    Attention,
+    EncoderDecoder,
+    Features,
+    Language,
+    Learned,
+    Past,
+    PostNorm,
+    PreNorm,
+    Rotary,
+    Shaw,
+    Sinusoidal,
+    Standard,
+)
+from tests.network import close, model, randn, ready, tokens
+
+WAYS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "rotary": {"rules": (Rotary(),)},
+    "learned": {"position": Learned(12)},
+    "sinusoidal": {"position": Sinusoidal()},
+    "alibi": {"rules": (Alibi(),), "wiring": PostNorm()},
+    "shaw": {"rules": (Shaw(2, values=True),)},
+}
+PATTERNS = ["causal", "causal & window(3)", "by_head(causal, causal & stride(2))"]
+ROWS = tokens(3, 10).tolist()
+PIECES = [(4, 2, 3), (1, 1, 1), (1, 3, 2)]  # how many tokens of each sequence come with each call
+
+
+def pad(rows: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
+    """Rows of different lengths as one batch of tokens, and which of them are real."""
+    longest = max(map(len, rows))
+    batch, visible = [], []
+    for row in rows:
+        holes = longest - len(row)
+        batch.append([0] * holes + row if side == "left" else row + [0] * holes)
+        visible.append([False] * holes + [True] * len(row) if side == "left" else [True] * len(row) + [False] * holes)
+    return torch.tensor(batch), torch.tensor(visible)
+
+
+def feed(network: Any, side: str, past: Past, before: tuple[int, ...], lengths: tuple[int, ...], **options: Any) -> Any:
+    """The next so many tokens of each sequence; the output, and the hidden vectors of each without its padding."""
+    x, visible = pad([row[a : a + n] for row, a, n in zip(ROWS, before, lengths, strict=True)], side)
+    output = network(x, visible=None if visible.all() else visible, past=past, **options)
+    return output, [hidden[seen] for hidden, seen in zip(output.hidden, visible, strict=True)]
+
+
+@pytest.mark.spec(60)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("way", WAYS)
+def test_prompts_of_different_lengths_go_on_as_each_would_alone(way, pattern, side):
+    """Padded left or right, in the first call and in later ones: the holes stay where they are and are seen by nobody."""
+    network = ready(model(pattern, **WAYS[way]))
+    past, before = Past(), (0, 0, 0)
+    found: list[list[Tensor]] = [[] for _ in ROWS]
+    for lengths in PIECES:
+        output, parts = feed(network, side, past, before, lengths)
+        past, before = output.past, tuple(a + n for a, n in zip(before, lengths, strict=True))
+        for row, part in zip(found, parts, strict=True):
+            row.append(part)
+    for row, text, length in zip(found, ROWS, before, strict=True):
+        close(torch.cat(row), network(torch.tensor([text[:length]])).hidden[0])
+
+
+@pytest.mark.spec(60)
+@pytest.mark.parametrize("cuts", [[0, *range(1, 11)], [0, 4, 10], [0, 1, 9, 10]])
+@pytest.mark.parametrize("way", WAYS)
+def test_pieces_equal_the_whole(way, cuts):
+    network, x, past, found = ready(model(**WAYS[way])), torch.tensor(ROWS), Past(), []
+    for start, end in pairwise(cuts):
+        output = network(x[:, start:end], past=past)
+        past = output.past
+        found.append(output.hidden)
+    close(torch.cat(found, dim=1), network(x).hidden)
+    assert past.length == 10 and network(x).past is None
+
+
+@pytest.mark.spec(60)
+def test_a_pattern_may_look_ahead_within_one_call_only():
+    """Blocks read one at a time equal the whole; a block cut in two is refused, for its first half has answered."""
+    network, x = ready(model("block(5)")), torch.tensor(ROWS)
+    first = network(x[:, :5], past=Past())
+    second = network(x[:, 5:], past=first.past)
+    close(torch.cat((first.hidden, second.hidden), dim=1), network(x).hidden)
+    half = network(x[:, :3], past=Past()).past
+    with pytest.raises(ValueError, match=r"block\(5\) lets the past see what comes now"):
+        network(x[:, 3:], past=half)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("order", [[2, 0, 1], [1, 1, 0, 2], [2]])
+def test_reordered_sequences_go_on_as_if_they_had_begun_so(order, side):
+    network, index = ready(model(position=Sinusoidal())), torch.tensor(order)
+    past = feed(network, side, Past(), (0, 0, 0), (4, 2, 3))[0].past
+    again = tokens(3, 2, seed=5)
+    close(network(again[index], past=past.reorder(index)).hidden, network(again, past=past).hidden[index])
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_one_sequence_may_become_several(documents):
+    """A beam begins with one prompt."""
+    network = ready(model("causal & same_document" if documents else "causal"))
+    x, more = torch.tensor(ROWS[:1]), tokens(3, 2, seed=5)
+    first = {"documents": torch.zeros(1, 10, dtype=torch.long)} if documents else {}
+    then = {"documents": torch.zeros(3, 2, dtype=torch.long)} if documents else {}
+    past = network(x, past=Past(), **first).past.reorder(torch.tensor([0, 0, 0]))
+    whole = torch.cat((x.expand(3, -1), more), dim=1)
+    options = {"documents": torch.zeros(3, 12, dtype=torch.long)} if documents else {}
+    close(network(more, past=past, **then).hidden, network(whole, **options).hidden[:, 10:])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_rolled_back_it_never_went_on(count, side):
+    network = ready(model(position=Learned(12)))
+    begun = feed(network, side, Past(), (0, 0, 0), (4, 2, 3))[0].past
+    astray = network(tokens(3, count, seed=5), past=begun).past if count else begun
+    wanted = feed(network, side, begun, (4, 2, 3), (2, 2, 2))[0]
+    found = feed(network, side, astray.roll_back(count), (4, 2, 3), (2, 2, 2))[0]
+    close(found.hidden, wanted.hidden, 1e-300)
+    assert found.past.length == wanted.past.length
+
+
+def test_rolled_back_to_nothing_it_begins_anew():
+    network, x = ready(model(position=Learned(12))), torch.tensor(ROWS)
+    past = network(x, past=Past()).past.roll_back(10)
+    close(network(x, past=past).hidden, network(x).hidden)
+
+
+@pytest.mark.spec(57, 60)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("way", ["none", "rotary", "sinusoidal", "alibi"])
+def test_a_trimmed_past_is_exact_under_a_window(way, side):
+    """causal & window(w) needs the last w - 1 keys: with no more than those of each sequence the answers stay the same."""
+    network, window, long = ready(model("causal & window(3)", **WAYS[way])), 3, tokens(3, 9, seed=5)
+    output, _ = feed(network, side, Past(), (0, 0, 0), (4, 2, 3))
+    past, found = output.past, []
+    for step in range(9):
+        past = past.trim(window - 1)
+        output = network(long[:, step : step + 1], past=past)
+        past = output.past
+        found.append(output.hidden)
+        assert past.length <= window + 2  # the right-padded rows have up to two holes
+    assert past.trim(window - 1).length == window - 1  # and those have gone by
+    for row, n in enumerate((4, 2, 3)):
+        whole = torch.cat((torch.tensor(ROWS[row][:n]), long[row]))[None]
+        close(torch.cat(found, dim=1)[row], network(whole).hidden[0, n:])
+
+
+def test_one_key_less_than_the_window_needs_is_not_exact():
+    network, x = ready(model("causal & window(3)", rules=(Rotary(),))), torch.tensor(ROWS)
+    past = network(x[:, :9], past=Past()).past
+    whole = network(x).hidden[:, 9:]
+    close(network(x[:, 9:], past=past.trim(2)).hidden, whole)
+    assert (network(x[:, 9:], past=past.trim(1)).hidden - whole).abs().max() > 1e-3
+
+
+def test_a_past_is_never_changed():
+    network, x = ready(model(position=Sinusoidal())), torch.tensor(ROWS)
+    past = feed(network, "right", Past(), (0, 0, 0), (4, 2, 3))[0].past
+    held = [past.position_BK, *(part for keys in past.layers for part in (keys.k_BHKE, keys.v_BHKE))]
+    before = [part.clone() for part in held]
+    one = network(x[:, :2], past=past)
+    for other in (one.past.roll_back(2), past.reorder(torch.tensor([2, 1])), past.trim(1), past.roll_back(1)):
+        network(x[: other.batch, :1], past=other)
+    two = network(x[:, :2], past=past)
+    assert all(torch.equal(part, copy) for part, copy in zip(held, before, strict=True))
+    assert torch.equal(one.hidden, two.hidden) and past.length == 4
+    with pytest.raises(AttributeError):
+        past.length = 3
+
+
+@pytest.mark.spec(72)
+@pytest.mark.parametrize("trim", [None, 6])
+def test_documents_come_with_every_call(trim):
+    network, x = ready(model("causal & same_document & window(7)", rules=(Rotary(),))), torch.tensor(ROWS)
+    documents = torch.tensor([[0] * 3 + [1] * 7, [0] * 5 + [1] * 2 + [2] * 3, [4] * 10])
+    past, found = Past(), []
+    for start, end in pairwise([0, 2, 6, 7, 8, 9, 10]):
+        output = network(x[:, start:end], documents=documents[:, start:end], past=past)
+        past = output.past if trim is None else output.past.trim(trim)
+        found.append(output.hidden)
+    close(torch.cat(found, dim=1), network(x, documents=documents).hidden)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_documents_and_padding_together(side):
+    network, documents = ready(model("causal & same_document", rules=(Rotary(),))), [[0, 0, 1, 1], [3, 4], [2, 2, 2]]
+    padded, _ = pad(documents, side)
+    output, parts = feed(network, side, Past(), (0, 0, 0), (4, 2, 3), documents=padded)
+    last = torch.tensor([[1], [4], [2]])
+    _, more = feed(network, side, output.past, (4, 2, 3), (1, 1, 1), documents=last)
+    for row in range(3):
+        ids = torch.tensor([[*documents[row], last[row].item()]])
+        alone = network(torch.tensor([ROWS[row][: ids.shape[1]]]), documents=ids).hidden[0]
+        close(torch.cat((parts[row], more[row])), alone)
+
+
+@pytest.mark.spec(15, 60, 62)
+@pytest.mark.parametrize("wiring", [PreNorm(), PostNorm()])
+def test_keys_of_the_source_are_computed_once(wiring, monkeypatch):
+    """A decoder goes on from its past; its cross-attention reads the source in the first call and never again."""
+    decoder = model("causal", cross=Attention(Standard(2)), wiring=wiring, heads=(Language(),))
+    network = ready(EncoderDecoder(encoder=model("full"), decoder=decoder))
+    seen_BS = torch.tensor([[True] * 4, [False, True, True, True], [True, True, True, False]])
+    memory = network.encode(tokens(3, 4, seed=7), visible=seen_BS)
+    x, past, found = torch.tensor(ROWS), Past(), []
+    calls: list[Any] = []
+    wanted = network.decode(x, memory).hidden
+
+    def counted(number: int, read: Any) -> Any:
+        def reading(y_BSD: Tensor) -> Any:
+            calls.append(number)
+            return read(y_BSD)
+
+        return reading
+
+    for number, layer in enumerate(network.decoder.body.layers):
+        monkeypatch.setattr(layer.cross.heads, "memory", counted(number, layer.cross.heads.memory))
+    for step in range(10):
+        output = network.decode(x[:, step : step + 1], memory, past=past)
+        past = output.past.reorder(torch.arange(3)).roll_back(0)  # which keep them too
+        found.append(output.hidden)
+    close(torch.cat(found, dim=1), wanted)
+    assert calls == [0, 1]
+    order = torch.tensor([2, 0])
+    turned = network.decode(x[order, :1], type(memory)(memory.x_BSD[order], seen_BS[order]), past=past.reorder(order))
+    close(turned.hidden, network.decode(x[:, :1], memory, past=past).hidden[order])
+
+
+@pytest.mark.spec(60)
+def test_features_go_on_like_tokens():
+    network, x = ready(model(embed=Features(5), position=Sinusoidal())), randn(2, 6, 5)
+    past = network(x[:, :4], past=Past()).past
+    close(network(x[:, 4:], past=past).hidden, network(x).hidden[:, 4:])

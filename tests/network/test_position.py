@@ -1,0 +1,167 @@
+"""Positions against T's equations 10 and 11, Vaswani's sinusoids, and what each scheme promises past its length."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from everyformer import (
+    Concatenated,
+    Grid,
+    JointMlp,
+    Learned,
+    OneHot,
+    Past,
+    SeparateMlp,
+    Sinusoidal,
+    TimePosition,
+    Tokens,
+)
+from tests.network import close, model, placed, randn, ready, tokens
+from tests.spec import network as spec
+
+WIDTH, LENGTH = 8, 6
+PLACES = torch.arange(LENGTH)[None]
+
+
+def waves(positions, width: int) -> torch.Tensor:
+    return torch.tensor([[spec.sinusoid(k, width) for k in row] for row in positions.tolist()], dtype=torch.float64)
+
+
+@pytest.mark.spec(31)
+def test_one_hot_is_the_token_and_its_unit_vector():
+    x_BTC = randn(2, LENGTH, 3)
+    found = Concatenated(OneHot(7), 7).build(10)(x_BTC, PLACES)
+    literal = [[torch.cat((x_BTC[b, i], spec.unit(i, 7))) for i in range(LENGTH)] for b in range(2)]
+    close(found, torch.stack([torch.stack(row) for row in literal]), 1e-300)
+
+
+@pytest.mark.spec(32)
+def test_joint_mlp_is_equation_10():
+    x_BTD, module = randn(2, LENGTH, WIDTH), ready(JointMlp(9, 5).build(WIDTH))
+    weights = module.x.weight.T, module.e.weight, module.zx.weight.T
+    literal = [[spec.joint_mlp(x, k, *weights) for k, x in enumerate(row)] for row in x_BTD]
+    close(module(x_BTD, PLACES), torch.stack([torch.stack(row) for row in literal]))
+
+
+@pytest.mark.spec(33)
+def test_separate_mlp_is_equation_11():
+    x_BTD, module = randn(2, LENGTH, WIDTH), ready(SeparateMlp(9, 5).build(WIDTH))
+    weights = module.x.weight.T, module.e.weight, module.zx.weight.T, module.ze.weight.T
+    literal = [[spec.separate_mlp(x, k, *weights) for k, x in enumerate(row)] for row in x_BTD]
+    close(module(x_BTD, PLACES), torch.stack([torch.stack(row) for row in literal]))
+
+
+@pytest.mark.spec(34)
+def test_sinusoids_are_the_papers_and_begin_at_position_0():
+    table = Sinusoidal().build_table(WIDTH)
+    close(table(PLACES), waves(PLACES, WIDTH))
+    assert table(PLACES)[0, 0].tolist() == [0, 1] * (WIDTH // 2)
+
+
+@pytest.mark.spec(34)
+def test_the_two_layouts_are_a_permutation_of_the_features():
+    order = [*range(0, WIDTH, 2), *range(1, WIDTH, 2)]
+    interleaved, halves = (Sinusoidal(layout).build_table(WIDTH)(PLACES) for layout in ("interleaved", "halves"))
+    close(halves, interleaved[..., order], 1e-300)
+    close(halves[..., : WIDTH // 2], interleaved[..., 0::2], 1e-300)  # all sines first
+
+
+@pytest.mark.spec(34)
+def test_wavelengths_go_from_2_pi_to_10000_times_2_pi():
+    width, start = 512, torch.tensor([[0.0, 3.0, 17.5]], dtype=torch.float64)
+    table = Sinusoidal().build_table(width)
+    lengths = [2 * math.pi * 10000 ** (2 * m / width) for m in range(width // 2)]
+    for m, length in enumerate(lengths):
+        pair = slice(2 * m, 2 * m + 2)
+        close(table(start + length)[..., pair], table(start)[..., pair])
+        assert (table(start + length / 2)[..., pair] - table(start)[..., pair]).abs().max() > 1  # and no shorter
+    assert lengths[0] == 2 * math.pi
+    assert 0.96 < lengths[-1] / (10000 * 2 * math.pi) < 1  # the paper's end, one pair beyond the last
+
+
+@pytest.mark.spec(34)
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_sinusoids_are_added_to_the_scaled_embedding(layout):
+    network, x = ready(model(position=Sinusoidal(layout), embed=Tokens(17, scaled=True))), tokens()
+    order = list(range(WIDTH)) if layout == "interleaved" else [*range(0, WIDTH, 2), *range(1, WIDTH, 2)]
+    literal = math.sqrt(WIDTH) * network.embed.table.weight[x] + waves(torch.arange(6)[None], WIDTH)[..., order]
+    close(placed(network, x), literal)
+
+
+@pytest.mark.spec(34, 36)
+def test_sinusoids_stay_exact_far_out_in_float32():
+    far = torch.tensor([[100_000]])
+    found = Sinusoidal().build(WIDTH)(torch.zeros(1, 1, WIDTH), far)
+    assert found.dtype == torch.float32
+    close(found.double(), waves(far, WIDTH), 1e-7)
+
+
+@pytest.mark.spec(35)
+@pytest.mark.parametrize(
+    "position",
+    [Learned(6), JointMlp(6, 4), SeparateMlp(6, 4), Grid(2, 3), Grid(2, 3, learned=True), Concatenated(OneHot(6), 6)],
+)
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_table_knows_its_length_and_refuses_more(position, cached):
+    network = ready(model(position=position))
+    network(tokens(length=6))
+    with pytest.raises(ValueError, match=r"position 6 is past the 6 positions .* longer table"):
+        if cached:
+            past = network(tokens(length=6), past=Past()).past
+            network(tokens(length=1), past=past)
+        else:
+            network(tokens(length=7))
+
+
+@pytest.mark.spec(35)
+def test_learned_positions_are_rows_of_a_table():
+    network, x = ready(model(position=Learned(9))), tokens()
+    literal = [
+        [network.embed.table.weight[x[b, i]] + network.position.table.weight[i] for i in range(6)] for b in (0, 1)
+    ]
+    close(placed(network, x), torch.stack([torch.stack(row) for row in literal]))
+
+
+@pytest.mark.spec(36)
+@pytest.mark.parametrize(
+    "position", [None, Sinusoidal(), Sinusoidal("halves"), TimePosition(), Concatenated(Sinusoidal(), 4)]
+)
+def test_a_formula_goes_on_past_any_length(position):
+    network, x = ready(model(position=position)), tokens(length=300)
+    close(network(x).hidden[:, :6], network(x[:, :6]).hidden)
+    assert network(x).hidden.isfinite().all()
+
+
+@pytest.mark.spec(39)
+@pytest.mark.parametrize("step", [0, 3])
+def test_time_and_position_are_ordinary_sums_of_sinusoids(step):
+    x_BTD = randn(2, LENGTH, WIDTH)
+    literal = x_BTD + waves(PLACES, WIDTH) + torch.tensor(spec.sinusoid(step, WIDTH), dtype=torch.float64)
+    close(TimePosition().build(WIDTH)(x_BTD, PLACES, step), literal)
+
+
+@pytest.mark.spec(40)
+@pytest.mark.parametrize("scheme", [Sinusoidal(), Learned(9)])
+def test_concatenated_positions_stand_after_the_token(scheme):
+    network, x = ready(model(position=Concatenated(scheme, 2))), tokens()
+    found = placed(network, x)
+    place = waves(PLACES, 2)[0] if isinstance(scheme, Sinusoidal) else network.position.table.weight[:LENGTH]
+    assert network.embed.table.weight.shape == (17, WIDTH - 2)
+    close(found[..., :-2], network.embed.table.weight[x])
+    close(found[..., -2:], place.expand(2, -1, -1))
+
+
+@pytest.mark.spec(41)
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_grid_tells_the_row_by_one_half_and_the_column_by_the_other(learned):
+    table = ready(Grid(2, 3, learned=learned).build_table(WIDTH))
+    for place in range(6):
+        row, column = place // 3, place % 3
+        if learned:
+            halves = (table.row.weight[row], table.column.weight[column])
+        else:
+            halves = tuple(torch.tensor(spec.sinusoid(at, WIDTH // 2), dtype=torch.float64) for at in (row, column))
+        close(table(torch.tensor([[place]]))[0, 0], torch.cat(halves))

@@ -1,0 +1,132 @@
+"""Saving and loading: equal to the last bit, and a reason where a folder is not what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from everyformer import (
+    Attention,
+    BatchNorm,
+    EncoderDecoder,
+    Language,
+    Learned,
+    PostNorm,
+    Standard,
+    build,
+    load,
+    members,
+    save,
+)
+from everyformer.network.model import PairNetwork
+from everyformer.study.example import example, parts
+from tests.network import model, ready, tokens
+
+PAIR = EncoderDecoder(
+    encoder=model("full"),
+    decoder=model(cross=Attention(Standard(2)), heads=(Language(),)),
+    share_embedding=True,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", members())
+def test_every_member_comes_back_to_the_last_bit(name, dtype, tmp_path):
+    network = build(name, "tiny").to(dtype).eval()
+    again = load(save(network, tmp_path / "deep" / "folder"))
+    assert again.value == network.value and not again.training
+    assert again.state_dict().keys() == network.state_dict().keys()
+    assert all(torch.equal(again.state_dict()[key], weight) for key, weight in network.state_dict().items())
+    assert {p.dtype for p in again.parameters()} == {dtype}
+    for (one, width), (two, _) in zip(parts(network), parts(again), strict=True):
+        data = example(one.value, source_width=width).to(dtype=dtype)
+        assert torch.equal(data.run(one).hidden, data.run(two).hidden)
+
+
+def test_a_shared_embedding_is_still_one_tensor(tmp_path):
+    network = ready(PAIR)
+    again = load(save(network, tmp_path))
+    assert isinstance(again, PairNetwork) and again.encoder.embed is again.decoder.embed
+    one, two = network(tokens(), tokens(seed=1)), again(tokens(), tokens(seed=1))
+    assert torch.equal(one.logits, two.logits)
+
+
+def test_a_mixed_precision_is_kept(tmp_path):
+    network = build("gpt2", "tiny").to(torch.bfloat16)
+    network.body.ends.norm.float()
+    again = load(save(network, tmp_path)).state_dict()
+    for name, weight in network.state_dict().items():
+        assert again[name].dtype == weight.dtype and torch.equal(again[name], weight)
+
+
+def test_running_averages_are_kept(tmp_path):
+    network = ready(model("full", wiring=PostNorm(BatchNorm()))).train()
+    network(tokens())
+    again = load(save(network, tmp_path))
+    assert torch.equal(network.eval()(tokens(seed=1)).hidden, again(tokens(seed=1)).hidden)
+
+
+def test_saving_again_replaces_what_was_there(tmp_path):
+    save(ready(model(position=Learned(5))), tmp_path)
+    second = ready(model(layers=1), seed=1)
+    save(second, tmp_path)
+    assert torch.equal(load(tmp_path)(tokens()).hidden, second(tokens()).hidden)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
+
+
+def rewrite(old: str, new: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        text = (folder / "model.json").read_text()
+        assert old in text
+        (folder / "model.json").write_text(text.replace(old, new))
+
+    return change
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+HARM: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no json": (lambda f: (f / "model.json").unlink(), "has no model.json: give a folder that everyformer.save wrote"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors: give a folder"),
+    "cut off": (cut, r"model.safetensors does not fit .*model.json"),
+    "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "does not fit .*header too small"),
+    "no tensors": (lambda f: save_file({}, f / "model.safetensors"), r"does not fit (.|\n)*Missing key"),
+    "another width": (rewrite('"width": 8', '"width": 16'), r"does not fit (.|\n)*size mismatch"),
+    "another depth": (rewrite('"layers": 2', '"layers": 3'), r"does not fit (.|\n)*body.layers.2"),
+    "unknown tag": (rewrite("pre_norm", "pre_nrom"), "no wiring is named 'pre_nrom'; did you mean pre_norm"),
+    "unknown kind": (rewrite('"type": "model"', '"type": "modell"'), "not a Model: Invalid value 'modell'"),
+    "unknown field": (rewrite('"width": 8', '"width": 8, "wdith": 8'), "unknown field `wdith`"),
+    "wrong number": (rewrite('"width": 8', '"width": -8'), r"Expected `int` >= 1 - at `\$.width`"),
+    "illegal": (rewrite('"causal"', '"full"'), "this combination is refused: the pattern full sees the future"),
+    "another value": (lambda f: (f / "model.json").write_text('{"type": "causal"}'), "not a Model"),
+    "not json": (lambda f: (f / "model.json").write_text("{"), "this JSON is not a Model"),
+    "not text": (lambda f: (f / "model.json").write_bytes(b"\xff\xfe"), "this JSON is not a Model"),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_damaged_folder_is_refused_with_the_reason(harm, tmp_path):
+    change, message = HARM[harm]
+    save(ready(model(heads=(Language(),))), tmp_path)
+    change(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere has no model\.json"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_damaged_pair_is_refused_too(tmp_path):
+    save(ready(PAIR), tmp_path)
+    rewrite('"share_embedding": true', '"share_embedding": 1')(tmp_path)
+    with pytest.raises(ValueError, match=r"not a EncoderDecoder: Expected `bool`"):
+        load(tmp_path)

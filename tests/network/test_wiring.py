@@ -1,0 +1,179 @@
+"""The blocks against T's equations 1-8 and K's, and what a Transformer is: only attention lets tokens meet."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from everyformer import (
+    Attention,
+    Concatenated,
+    EncoderDecoder,
+    Features,
+    FeedForward,
+    JointMlp,
+    Language,
+    LayerNorm,
+    Learned,
+    OneHot,
+    PostNorm,
+    PreNorm,
+    RMSNorm,
+    SeparateMlp,
+    Sinusoidal,
+    Standard,
+)
+from everyformer.network import feedforward
+from tests.network import close, model, placed, randn, ready, tokens
+from tests.spec import network as spec
+
+EPS = 1e-3
+HEADS = Standard(2, key_width=3, value_width=5, merge_bias=False)
+NET = FeedForward(12, bias=False)  # T's equations have no biases
+BLOCKS = {"post": PostNorm(LayerNorm(EPS)), "pre": PreNorm(LayerNorm(EPS)), "open": PreNorm(LayerNorm(EPS), last=False)}
+
+
+def heads_of(module: nn.Module) -> list[spec.Head]:
+    """The matrices W_q, W_k, W_v, W_c of each head, as T writes them."""
+    heads = module.heads
+    sizes = (heads.heads * heads.key_width, heads.heads * heads.key_width, heads.heads * heads.value_width)
+    q, k, v = (part.chunk(heads.heads) for part in heads.qkv.weight.split(sizes))
+    merge = heads.out.weight.chunk(heads.heads, dim=1)
+    return [(q[h].T, k[h].T, v[h].T, merge[h].T) for h in range(heads.heads)]
+
+
+def sublayers(layer: nn.Module, sees: spec.Sees, memory: list[Tensor]) -> list[spec.Sublayer]:
+    """The sublayers of one built layer as the literal equations take them."""
+    parts = {
+        "attention": lambda x: spec.attention(x, x, heads_of(layer.attention), sees),
+        "cross": lambda x: spec.attention(x, memory, heads_of(layer.cross), lambda i, j: True),
+        "feedforward": lambda x: spec.feed_forward(
+            x, layer.feedforward.hidden[0].weight.T, layer.feedforward.out.weight.T
+        ),
+    }
+    steps = layer.steps.items()
+    return [(parts[name], step.norm.weight, step.norm.bias) for name, step in steps]
+
+
+def literal(
+    network: nn.Module, x_BTD: Tensor, wiring: str, sees: spec.Sees, memory_BSD: Tensor | None = None
+) -> Tensor:
+    found = []
+    for b, x_TD in enumerate(x_BTD):
+        x, memory = list(x_TD), [] if memory_BSD is None else list(memory_BSD[b])
+        for layer in network.body.layers:
+            block = spec.post_norm if wiring == "post" else spec.pre_norm
+            x = block(x, sublayers(layer, sees, memory), EPS)
+        if wiring == "pre":
+            norm = network.body.ends.norm
+            x = [spec.layer_norm(x_i, norm.weight, norm.bias, EPS) for x_i in x]
+        found.append(torch.stack(x))
+    return torch.stack(found)
+
+
+@pytest.mark.spec(5, 6, 8, 20, 21)
+@pytest.mark.parametrize("pattern", ["full", "causal"])
+@pytest.mark.parametrize("wiring", BLOCKS)
+def test_the_stack_is_its_equations(wiring, pattern):
+    """T eq. 1-8 (post-norm), K (pre-norm) with the norm after the stack that K leaves out."""
+    network, x = ready(model(pattern, form=HEADS, net=NET, wiring=BLOCKS[wiring], width=8)), tokens(length=5)
+    sees = (lambda i, j: True) if pattern == "full" else (lambda i, j: j <= i)
+    close(network(x).hidden, literal(network, network.embed.table.weight[x], wiring, sees))
+
+
+@pytest.mark.spec(15, 20, 62)
+@pytest.mark.parametrize("wiring", BLOCKS)
+def test_the_decoder_block_attends_to_itself_then_to_the_memory(wiring):
+    side = {"form": HEADS, "net": NET, "wiring": BLOCKS[wiring]}
+    decoder = model("causal", cross=Attention(HEADS), heads=(Language(),), **side)
+    pair = ready(EncoderDecoder(encoder=model("full", **side), decoder=decoder))
+    source, target = tokens(length=4), tokens(length=6, seed=1)
+    memory = literal(pair.encoder, pair.encoder.embed.table.weight[source], wiring, lambda i, j: True)
+    close(pair.encode(source).x_BSD, memory)
+    wanted = literal(pair.decoder, pair.decoder.embed.table.weight[target], wiring, lambda i, j: j <= i, memory)
+    close(pair(source, target).hidden, wanted)
+
+
+PLACES = [None, Sinusoidal(), Learned(9), JointMlp(9, 4), SeparateMlp(9, 4), Concatenated(OneHot(4), 4)]
+
+
+@pytest.mark.spec(22, 69)
+@pytest.mark.parametrize("position", PLACES)
+@pytest.mark.parametrize("wiring", [PostNorm(), PreNorm(), PreNorm(RMSNorm()), PostNorm(RMSNorm())])
+def test_only_attention_lets_tokens_meet(wiring, position):
+    """Without attention a changed token moves itself and nobody else, by exactly 0; with it, everybody."""
+    for pattern in (None, "full"):
+        network = ready(model(pattern, wiring=wiring, position=position, net=FeedForward(12, "gelu", gated=True)))
+        x, j = tokens(length=4), 2
+        other = x.clone()
+        other[:, j] = (x[:, j] + 1) % 17
+        moved = (network(x).hidden - network(other).hidden).abs().amax(-1) > 0
+        assert moved.tolist() == [[pattern is not None or i == j for i in range(4)]] * 2
+
+
+def silence(network: nn.Module, scale: float) -> None:
+    """Multiply the maps that end the residual branches."""
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if ".out." in name:
+                weight.mul_(scale)
+
+
+@pytest.mark.spec(27)
+def test_a_pre_norm_block_is_the_identity_and_a_correction():
+    """With its corrections at 0 the stack is the identity, to the bit; small ones add in proportion."""
+    network, x = ready(model("full", wiring=PreNorm(last=False))), tokens()
+    start = network.embed.table.weight[x]
+    silence(network, 1e-4)
+    one = network(x).hidden - start
+    silence(network, 0.5)
+    half = network(x).hidden - start
+    assert 1e-6 < one.abs().max() < 1e-2
+    assert ((one - 2 * half).norm() / one.norm()) < 1e-3
+    silence(network, 0)
+    assert torch.equal(network(x).hidden, start)
+
+
+@pytest.mark.spec(27)
+def test_a_silent_post_norm_block_only_norms():
+    network, x = ready(model("full", wiring=PostNorm(), layers=1)), tokens()
+    silence(network, 0)
+    first, second = (step.norm for step in network.body.layers[0].steps.values())
+    close(network(x).hidden, second(first(network.embed.table.weight[x])))
+
+
+class Plain(nn.Module):
+    def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
+        return x_BTD
+
+
+@pytest.mark.spec(30)
+@pytest.mark.parametrize("left", ["nothing", "softmax", "relu", "norm"])
+@pytest.mark.parametrize("wiring", [PostNorm(), PreNorm()])
+def test_softmax_relu_and_norm_are_all_that_is_not_linear(wiring, left, monkeypatch):
+    """With the weights uniform, ReLU the identity and no norm the network is affine; with any one of them it is not."""
+    network = ready(model("causal", wiring=wiring, embed=Features(5)))
+    if left != "relu":
+        monkeypatch.setattr(feedforward, "activate", lambda x, name: x)
+    for layer in network.body.layers:
+        if left != "softmax":
+            layer.attention.heads.qkv.weight.data[:8] = 0  # no queries: every key is as good as another
+        if left != "norm":
+            layer.steps["attention"].norm = layer.steps["feedforward"].norm = Plain()
+    if left != "norm" and isinstance(wiring, PreNorm):
+        network.body.ends.norm = Plain()
+    x, y = randn(2, 6, 5), randn(2, 6, 5, seed=1)
+    bend = (network(0.3 * x + 0.7 * y).hidden - 0.3 * network(x).hidden - 0.7 * network(y).hidden).abs().max()
+    assert bend < 1e-12 if left == "nothing" else bend > 1e-3
+
+
+@pytest.mark.spec(21)
+def test_dropout_is_on_each_branch_and_only_in_training():
+    network = ready(model("full", wiring=PreNorm(dropout=0.5, last=False), dropout=0.0)).train()
+    x = tokens()
+    torch.manual_seed(0)
+    one, two = network(x).hidden, network(x).hidden
+    assert (one - two).abs().max() > 1e-3
+    silence(network, 0)  # the residual path itself is never dropped
+    close(network(x).hidden, placed(network, x))
