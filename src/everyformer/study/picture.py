@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from everyformer.attention.pattern import Graph, Pattern, SameDocument, Visible,
 from everyformer.attention.scene import Scene
 from everyformer.value import nearest
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MOST_HEADS = 64
 MOST_PAIRS = 2**24  # of all heads together: 4,096 positions in one head
 SHARPEST = 512  # cells on a side of an image
@@ -25,10 +29,10 @@ COLORS = {"not seen": "#eef1f4", "seen": "#1f5a96", "seen ahead": "#e07a2f"}
 
 def check_size(length: int, heads: int) -> None:
     if not 1 <= heads <= MOST_HEADS:
-        raise ValueError(f"heads is {heads}: a picture has room for 1 to {MOST_HEADS}")
+        raise ValueError(f"heads is {heads}: a picture has room for 1 to {MOST_HEADS} heads")
     longest = math.isqrt(MOST_PAIRS // heads)
     if not 1 <= length <= longest:
-        raise ValueError(f"length is {length}: a picture has room for 1 to {longest} positions (in {heads} heads)")
+        raise ValueError(f"length is {length}: a picture of {heads} heads has room for 1 to {longest} positions")
 
 
 def example_scene(pattern: Pattern, length: int) -> tuple[Scene, list[str]]:
@@ -96,24 +100,27 @@ def check_file(path: Path) -> None:
         raise ValueError(f"{path} is a folder; give the name of a file")
 
 
-def draw(pattern: Pattern, seen_HQK: Tensor, path: Path) -> None:
-    """Write a picture of a pattern, one square for each head, to a file of any kind that matplotlib knows."""
-    check_file(path)
+def draw(pattern: Pattern, seen_HQK: Tensor) -> Figure:
+    """A picture of a pattern, one square for each head; its `savefig` writes it."""
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 
     heads, length = seen_HQK.shape[:2]
-    columns = min(heads, math.ceil(math.sqrt(heads)))
+    columns = heads if heads <= 3 else math.ceil(math.sqrt(heads))
     rows = math.ceil(heads / columns)
     side = 4.2 if heads > 1 else 5.4
     title = textwrap.fill(str(pattern), width=max(20, int(10 * side * columns)))
-    above = 0.35 + 0.2 * title.count("\n")
-    figure = Figure((side * columns, side * rows + above + 0.4), dpi=160, layout="constrained")
+    around = 0.5 + 0.2 * title.count("\n")  # the title and the legend
+    figure = Figure(
+        (side * columns, side * rows + around), dpi=160, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    )
     figure.suptitle(title, fontsize=12, fontweight="bold", fontfamily="monospace")
     plots = figure.subplots(rows, columns, squeeze=False).flat
-    cells_HQK = pool(seen_HQK, math.ceil(length / SHARPEST))
+    scale = math.ceil(length / SHARPEST)
+    cells_HQK = pool(seen_HQK, scale)
     ahead_HQK = cells_HQK & torch.ones(cells_HQK.shape[1:], dtype=torch.bool).triu(1)
     colors = ListedColormap(list(COLORS.values()))
     for head, plot in enumerate(plots):
@@ -121,10 +128,10 @@ def draw(pattern: Pattern, seen_HQK: Tensor, path: Path) -> None:
             plot.remove()
             continue
         values_QK = (cells_HQK[head].int() + ahead_HQK[head].int()).numpy()
-        box = (-0.5, length - 0.5, length - 0.5, -0.5)
-        plot.imshow(values_QK, cmap=colors, vmin=0, vmax=2, interpolation="nearest", extent=box)
-        plot.set_xlabel("key position")
-        plot.set_ylabel("query position")
+        end = cells_HQK.shape[1] * scale - 0.5
+        plot.imshow(values_QK, cmap=colors, vmin=0, vmax=2, interpolation="nearest", extent=(-0.5, end, end, -0.5))
+        plot.set(xlabel="key position", ylabel="query position")
+        plot.set(xlim=(-0.5, length - 0.5), ylim=(length - 0.5, -0.5))
         for axis in (plot.xaxis, plot.yaxis):
             axis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         if length <= 64:  # lines between the cells, while there is room for them
@@ -137,4 +144,4 @@ def draw(pattern: Pattern, seen_HQK: Tensor, path: Path) -> None:
     used = [name for number, name in enumerate(COLORS) if number < 2 or bool(ahead_HQK.any())]
     marks = [Patch(facecolor=COLORS[name], edgecolor="#9aa5b1", linewidth=0.5, label=name) for name in used]
     figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False, fontsize=9)
-    figure.savefig(path)
+    return figure

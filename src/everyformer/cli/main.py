@@ -1,0 +1,49 @@
+"""The entry point: reads the verb, and turns what goes wrong into one line and an exit code.
+
+Exit codes: 0 done; 1 a contract is broken, or the reader of a pipe has gone; 2 a wrong name, number or option.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App
+
+from everyformer import __version__
+from everyformer.cli.contracts import contracts
+from everyformer.cli.demo import demo
+from everyformer.cli.family import family
+from everyformer.cli.show import show
+
+app = App(
+    name="everyformer",
+    help="Every Transformer of the family as a short value over one small proven core. Begin with: everyformer demo",
+    help_format="plaintext",
+    version=__version__,
+    result_action="return_value",
+)
+app.command(family)
+app.command(show)
+app.command(contracts)
+app.command(demo)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and give its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode shows ? and goes on
+    try:
+        code = app(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return int(code or 0)
+    except BrokenPipeError:
+        # As after `| head -1`. What is still buffered goes nowhere, or Python complains of it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError) as error:
+        sys.stdout.flush()
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2

@@ -1,0 +1,74 @@
+"""`everyformer show`: pictures in the terminal, and in files."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from cyclopts import App
+from rich.columns import Columns
+from rich.text import Text
+
+from everyformer.cli.terminal import console, next_command
+
+show = App(name="show", help="Draw a part of a Transformer.")
+
+
+@show.command
+def pattern(text: str, /, *, length: int = 32, heads: int | None = None, out: Path | None = None) -> None:
+    """Draw who sees whom: queries go down, keys go across.
+
+    Parameters
+    ----------
+    text
+        The pattern, such as "causal & window(8)" or "by_head(causal, window(4))".
+    length
+        How many positions.
+    heads
+        How many heads; as many as by_head has patterns, unless given.
+    out
+        Draw into this file too (.png, .svg, .pdf).
+    """
+    from everyformer.attention.kernels.blocked import FINEST, live_share
+    from everyformer.attention.pattern import ByHead, for_head, parse
+    from everyformer.study.picture import check_file, check_size, draw, example_scene, grid, pool
+
+    value = parse(text)
+    dealt = max((len(part.patterns) for part in value.walk() if isinstance(part, ByHead)), default=1)
+    heads = dealt if heads is None else heads
+    check_size(length, heads)
+    if out is not None:
+        check_file(out)
+    scene, notes = example_scene(value, length)
+    seen_HQK = value.mask(length, heads=heads, scene=scene)
+
+    screen = console()
+    width = min(screen.width, 200)  # a pipe has no width, but a picture should have one
+    scale = math.ceil(length / max(8, width - len(str(length)) - 3))  # beside the numbers and the frame
+    if scale > 1:
+        notes.append(f"a cell stands for {scale} x {scale} positions and is filled where anything is seen")
+    screen.print(str(value), style="bold", soft_wrap=True)
+    screen.print("queries go down, keys go across", style="dim")
+    grids = [Text("\n".join(grid(cells_QK, scale)), no_wrap=True) for cells_QK in pool(seen_HQK, scale)]
+    if heads > 1:
+        for head in range(heads):
+            screen.print(f"head {head}: {for_head(value, head)}", soft_wrap=True)
+        grids = [Text(f"\nhead {head}\n", no_wrap=True) + one for head, one in enumerate(grids)]
+    screen.print(Columns(grids, padding=(0, 2)) if heads > 1 else grids[0], width=width)
+
+    live_HNN, share = pool(seen_HQK, FINEST), live_share(value, length, length, heads)
+    for label, fact in {
+        "seen": f"{seen_HQK.float().mean():.1%} of the pairs ({int(seen_HQK.sum()):,} of {seen_HQK.numel():,})",
+        "looks ahead": "yes" if value.looks_ahead(heads=heads) else "no",
+        "live blocks": f"{int(live_HNN.sum()):,} of {live_HNN.numel():,} blocks of {FINEST} x {FINEST}",
+        "blocked kernel": f"computes {share:.1%} of all scores" + ", with filler" * (share > 1),
+    }.items():
+        screen.print(f"{label:<16}{fact}", soft_wrap=True)
+    for note in notes:
+        screen.print(f"note: {note}", style="dim", soft_wrap=True)
+    if out is None:
+        next_command(screen, f'show pattern "{text}" --length {length} --out pattern.png')
+    else:
+        draw(value, seen_HQK).savefig(out)
+        screen.print(f"wrote {out}", soft_wrap=True)
+        next_command(screen, 'show pattern "causal & (window(8) | stride(8))" --length 64')

@@ -1,0 +1,19 @@
+"""Where the verbs write: a terminal, with colour and a width, or a pipe, with neither."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rich.console import Console
+
+
+def console() -> Console:
+    """Standard output. A pipe has no width, so nothing is folded or cut in it unless COLUMNS asks for it."""
+    piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
+    return Console(width=10_000 if piped else None, highlight=False, markup=False, emoji=False)
+
+
+def next_command(screen: Console, command: str) -> None:
+    """How every verb ends: what to try now."""
+    screen.print(f"\nnext: everyformer {command}", style="dim", soft_wrap=True)

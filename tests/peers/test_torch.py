@@ -1,0 +1,279 @@
+"""torch.nn: MultiheadAttention, TransformerEncoder, TransformerDecoder and Transformer, weights copied by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import everyformer as ef
+from everyformer.attention.scene import Scene
+from everyformer.network.depth import Source
+
+WIDTH, HEADS, HIDDEN, LAYERS, LIMIT = 24, 4, 40, 2, 1e-10
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning",  # their fast path makes them
+    "ignore:enable_nested_tensor is True, but self.use_nested_tensor is False:UserWarning",  # they have none for pre-norm
+)
+
+
+def randn(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def perturbed(module: Any) -> Any:
+    """In float64, with no weight trivial."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in module.double().parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, dtype=torch.float64, generator=generator))
+    return module
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return (a - b).abs().max().item()
+
+
+def visible(side: str | None, lengths: tuple[int, ...], longest: int) -> Tensor | None:
+    if side is None:
+        return None
+    seen_BT = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    return seen_BT.flip(1) if side == "left" else seen_BT
+
+
+def renamed(state: dict[str, Tensor], *names: tuple[str, str]) -> dict[str, Tensor]:
+    found = {}
+    for name, weight in state.items():
+        for theirs, ours in (*names, ("in_proj_", "qkv."), ("out_proj.", "out.")):
+            name = name.replace(theirs, ours)
+        found[name] = weight
+    return found
+
+
+# MultiheadAttention
+
+
+def attention(pattern: ef.Pattern) -> tuple[nn.MultiheadAttention, Any]:
+    theirs = perturbed(nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
+    ours = ef.Attention(ef.Standard(HEADS, bias=True), pattern).build(WIDTH).double()
+    ours.heads.load_state_dict(renamed(theirs.state_dict()))
+    return theirs, ours
+
+
+# Each mask as a pattern, and as booleans that are True where a key is hidden.
+EDGES = [(i, j) for i in range(7) for j in range(7) if i * j % 3 != 1]
+GRAPH, CAUSAL_QK = ef.Graph(tuple(EDGES)), torch.ones(7, 7, dtype=torch.bool).triu(1)
+HIDDEN_QK = torch.tensor([[(i, j) not in EDGES for j in range(7)] for i in range(7)])
+MASKS: dict[str, tuple[ef.Pattern, Tensor | None]] = {
+    "full": (ef.Full(), None),
+    "causal": (ef.Causal(), CAUSAL_QK),
+    "boolean": (GRAPH, HIDDEN_QK),
+    "both": (ef.Causal() & GRAPH, CAUSAL_QK | HIDDEN_QK),
+}
+
+
+@pytest.mark.spec(5, 6, 13, 19, 55)
+@pytest.mark.parametrize("side", [None, "right"])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "blocked"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_multihead_attention_is_equal_under_masks(mask, kernel, side):
+    pattern, hidden_QK = MASKS[mask]
+    theirs, ours = attention(pattern)
+    x_BTD, seen_BT = randn(2, 7, WIDTH), visible(side, (7, 4), 7)
+    position_BT = None if seen_BT is None else torch.arange(7).masked_fill(~seen_BT, -1)
+    scene = Scene(7, 7, x_BTD.device, key_BK=position_BT, kernel=kernel)
+    expected_BTD, weights_BHQK = theirs(
+        x_BTD,
+        x_BTD,
+        x_BTD,
+        attn_mask=hidden_QK,
+        key_padding_mask=None if seen_BT is None else ~seen_BT,
+        average_attn_weights=False,
+    )
+    seen_BT = torch.ones(2, 7, dtype=torch.bool) if seen_BT is None else seen_BT
+    found_BTD, _ = ours(x_BTD, scene, None)
+    assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
+
+    probe = ef.Probe()
+    ours(x_BTD, Scene(7, 7, x_BTD.device, key_BK=position_BT, probe=probe), None)
+    row_BHQ = seen_BT[:, None, :].expand(-1, HEADS, -1)
+    assert error(probe.weights[0][row_BHQ], weights_BHQK[row_BHQ]) < LIMIT
+
+
+@pytest.mark.spec(15)
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_multihead_attention_is_equal_across_two_sequences(side):
+    theirs, ours = attention(ef.Full())
+    x_BTD, source_BSD, seen_BS = randn(2, 4, WIDTH), randn(2, 7, WIDTH, seed=2), visible(side, (7, 3), 7)
+    position_BS = None if seen_BS is None else torch.arange(7).masked_fill(~seen_BS, -1)
+    probe = ef.Probe()
+    scene = Scene(4, 7, x_BTD.device, query_BQ=torch.arange(4)[None], key_BK=position_BS, probe=probe)
+    expected_BTD, weights_BHQK = theirs(
+        x_BTD,
+        source_BSD,
+        source_BSD,
+        key_padding_mask=None if seen_BS is None else ~seen_BS,
+        average_attn_weights=False,
+    )
+    found_BTD, _ = ours.across(x_BTD, Source(source_BSD, scene), None)
+    assert error(found_BTD, expected_BTD) < LIMIT
+    assert error(probe.weights[0], weights_BHQK) < LIMIT
+
+
+# TransformerEncoder, TransformerDecoder, Transformer
+
+
+def layer_options(norm_first: bool, activation: str) -> dict[str, Any]:
+    return {
+        "dim_feedforward": HIDDEN,
+        "dropout": 0.0,
+        "activation": activation,
+        "batch_first": True,
+        "norm_first": norm_first,
+    }
+
+
+def their_stack(kind: str, norm_first: bool, activation: str) -> Any:
+    norm = nn.LayerNorm(WIDTH) if norm_first else None
+    options = layer_options(norm_first, activation)
+    if kind == "encoder":
+        return perturbed(nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, **options), LAYERS, norm))
+    return perturbed(nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, HEADS, **options), LAYERS, norm))
+
+
+def our_model(kind: str, norm_first: bool, activation: str, pattern: ef.Pattern) -> ef.Model:
+    heads = ef.Standard(HEADS, bias=True)
+    cross = ef.Attention(heads) if kind == "decoder" else None
+    layer = ef.Layer(ef.Attention(heads, pattern), ef.FeedForward(HIDDEN, activation), cross)
+    wiring = ef.PreNorm() if norm_first else ef.PostNorm()
+    return ef.Model(width=WIDTH, embed=ef.Features(WIDTH), body=ef.Stack(LAYERS, (layer,), wiring))
+
+
+def our_state(state: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """Their weights under our names, and an embedding that changes nothing."""
+    last = "norm2." if kind == "encoder" else "norm3."
+    names = (
+        (last, "steps.feedforward.norm."),
+        ("norm1.", "steps.attention.norm."),
+        ("norm2.", "steps.cross.norm."),
+        ("self_attn.", "attention.heads."),
+        ("multihead_attn.", "cross.heads."),
+        ("linear1.", "feedforward.hidden.0."),
+        ("linear2.", "feedforward.out."),
+    )
+    body = {
+        f"body.{'ends.' if name.startswith('norm.') else ''}{name}": weight
+        for name, weight in renamed(state, *names).items()
+    }
+    eye = torch.eye(WIDTH, dtype=torch.float64)
+    return body | {"embed.map.weight": eye, "embed.map.bias": torch.zeros(WIDTH, dtype=torch.float64)}
+
+
+def stacks(kind: str, norm_first: bool, activation: str, pattern: ef.Pattern) -> tuple[Any, ef.Network]:
+    theirs = their_stack(kind, norm_first, activation)
+    ours = our_model(kind, norm_first, activation, pattern).build().double()
+    ours.load_state_dict(our_state(theirs.state_dict(), kind))
+    return theirs, ours
+
+
+def gradients_differ(theirs: nn.Module, ours: nn.Module, kind: str) -> float:
+    """The largest difference between gradients, weights named alike."""
+    expected = our_state({name: weight.grad for name, weight in theirs.named_parameters()}, kind)
+    found = {name: weight.grad for name, weight in ours.named_parameters() if not name.startswith("embed.")}
+    assert found.keys() == {name for name in expected if not name.startswith("embed.")}
+    return max(error(gradient, expected[name]) for name, gradient in found.items() if gradient is not None)
+
+
+WIRINGS = pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
+ACTIVATIONS = pytest.mark.parametrize("activation", ["relu", "gelu"])
+
+
+@pytest.mark.spec(20, 21, 23)
+@WIRINGS
+@ACTIVATIONS
+@pytest.mark.parametrize(
+    ("pattern", "side"), [("full", None), ("full", "left"), ("full", "right"), ("causal", "right")]
+)
+def test_encoder_and_its_gradients_are_equal(norm_first, activation, pattern, side):
+    theirs, ours = stacks("encoder", norm_first, activation, ef.parse(pattern))
+    x_BTD, seen_BT = randn(3, 6, WIDTH), visible(side, (6, 2, 4), 6)
+    mask = CAUSAL_QK[:6, :6] if pattern == "causal" else None
+    expected_BTD = theirs(x_BTD, mask=mask, src_key_padding_mask=None if seen_BT is None else ~seen_BT)
+    found_BTD = ours(x_BTD, visible=seen_BT).hidden
+    seen_BT = torch.ones(3, 6, dtype=torch.bool) if seen_BT is None else seen_BT
+    assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
+    expected_BTD[seen_BT].square().sum().backward()
+    found_BTD[seen_BT].square().sum().backward()
+    assert gradients_differ(theirs, ours, "encoder") < LIMIT
+
+
+@WIRINGS
+@ACTIVATIONS
+def test_encoder_equals_their_fast_path_where_tokens_are_visible(norm_first, activation):
+    """In evaluation they leave padding out of the computation altogether."""
+    theirs, ours = stacks("encoder", norm_first, activation, ef.Full())
+    x_BTD, seen_BT = randn(3, 6, WIDTH), visible("right", (6, 2, 4), 6)
+    assert seen_BT is not None
+    with torch.inference_mode():
+        expected_BTD = theirs.eval()(x_BTD, src_key_padding_mask=~seen_BT)
+        found_BTD = ours.eval()(x_BTD, visible=seen_BT).hidden
+    assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
+
+
+@pytest.mark.spec(15, 20, 21, 62)
+@WIRINGS
+@ACTIVATIONS
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_decoder_and_its_gradients_are_equal(norm_first, activation, side):
+    """The source is padded on either side, the target on the right."""
+    theirs, ours = stacks("decoder", norm_first, activation, ef.Causal())
+    x_BTD, source_BSD = randn(3, 6, WIDTH), randn(3, 5, WIDTH, seed=2)
+    seen_BS, seen_BT = visible(side, (5, 3, 1), 5), visible(side and "right", (4, 6, 2), 6)
+    expected_BTD = theirs(
+        x_BTD,
+        source_BSD,
+        tgt_mask=CAUSAL_QK[:6, :6],
+        tgt_key_padding_mask=None if seen_BT is None else ~seen_BT,
+        memory_key_padding_mask=None if seen_BS is None else ~seen_BS,
+    )
+    found_BTD = ours(x_BTD, visible=seen_BT, source=ef.Memory(source_BSD, seen_BS)).hidden
+    seen_BT = torch.ones(3, 6, dtype=torch.bool) if seen_BT is None else seen_BT
+    assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
+    expected_BTD[seen_BT].square().sum().backward()
+    found_BTD[seen_BT].square().sum().backward()
+    assert gradients_differ(theirs, ours, "decoder") < LIMIT
+
+
+@pytest.mark.spec(15, 21, 60, 62)
+@ACTIVATIONS
+def test_encoder_decoder_is_equal_at_once_and_step_by_step(activation):
+    theirs = perturbed(
+        nn.Transformer(WIDTH, HEADS, LAYERS, LAYERS, **layer_options(norm_first=True, activation=activation))
+    )
+    ours = ef.EncoderDecoder(
+        encoder=our_model("encoder", True, activation, ef.Full()),
+        decoder=our_model("decoder", True, activation, ef.Causal()),
+    ).build()
+    ours.double().encoder.load_state_dict(our_state(theirs.encoder.state_dict(), "encoder"))
+    ours.decoder.load_state_dict(our_state(theirs.decoder.state_dict(), "decoder"))
+    source_BSD, target_BTD, seen_BS = randn(3, 5, WIDTH), randn(3, 6, WIDTH, seed=2), visible("right", (5, 3, 1), 5)
+    assert seen_BS is not None
+    expected_BTD = theirs(
+        source_BSD,
+        target_BTD,
+        tgt_mask=CAUSAL_QK[:6, :6],
+        src_key_padding_mask=~seen_BS,
+        memory_key_padding_mask=~seen_BS,
+    )
+    assert error(ours(source_BSD, target_BTD, source_visible=seen_BS).hidden, expected_BTD) < LIMIT
+
+    memory, past, found = ours.encode(source_BSD, visible=seen_BS), ef.Past(), []
+    for step in range(6):
+        output = ours.decode(target_BTD[:, step : step + 1], memory, past=past)
+        past = output.past or past
+        found.append(output.hidden)
+    assert error(torch.cat(found, dim=1), expected_BTD) < LIMIT

@@ -1,0 +1,211 @@
+"""x-transformers: the choices that it and we both have, weights copied by name.
+
+Left out, because it is other mathematics:
+    GRU gates (gate_residual)     gates each sublayer by nn.GRUCell, with no bias towards the identity
+    residual attention, talking heads, learned sinks, dynamic position bias, xPos: choices that we do not have
+Shaw's vectors and the image-relative bias are not in x-transformers.
+Its RMSNorm has no epsilon under the root (here: one too small to matter); it keeps norm weights as differences from 1;
+its T5 bias is one table for all layers, multiplied by sqrt(E); its learned positions are divided by sqrt(D); its
+gated net gates by the second half of the map where ours gates by the first. The copy takes account of each.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+from x_transformers import Decoder, Encoder, TransformerWrapper
+
+import everyformer as ef
+
+WIDTH, LAYERS, LENGTH, VOCABULARY = 24, 2, 21, 31
+
+
+class Case(NamedTuple):
+    theirs: dict[str, Any]  # of AttentionLayers
+    ours: dict[str, Any]  # of `our_model`
+    limit: float = 1e-10
+
+
+FLOAT32 = 1e-5  # where part of theirs is float32 in a float64 model: the frequencies of waves, the softmax of T5's path
+CASES = {
+    "learned positions": Case({}, {"position": ef.Learned(LENGTH)}),
+    "sinusoids": Case({}, {"position": ef.Sinusoidal("halves")}, FLOAT32),
+    "post-norm": Case({"pre_norm": False}, {"wiring": ef.PostNorm(ef.LayerNorm(bias=False))}),
+    "alibi": Case({"alibi_pos_bias": True}, {"rules": (ef.Alibi(),)}),
+    "alibi of 6 heads": Case({"alibi_pos_bias": True, "heads": 6}, {"heads": 6, "rules": (ef.Alibi(),)}),
+    "rotary": Case({"rotary_pos_emb": True, "rotary_emb_dim": 8}, {"rules": (ef.Rotary(),)}, FLOAT32),
+    "t5": Case(
+        {"rel_pos_bias": True, "rel_pos_num_buckets": 10, "rel_pos_max_distance": 18, "attn_flash": False},
+        {"rules": (ef.T5Bias(10, 18),)},
+        FLOAT32,
+    ),
+    "rms norm": Case({"use_rmsnorm": True}, {"wiring": ef.PreNorm(ef.RMSNorm(1e-30))}),
+    "gelu gate": Case({"ff_glu": True}, {"feedforward": ef.FeedForward(4 * WIDTH, "gelu", gated=True)}),
+    "silu gate": Case(
+        {"ff_glu": True, "ff_swish": True}, {"feedforward": ef.FeedForward(4 * WIDTH, "silu", gated=True)}
+    ),
+    "no biases": Case({"ff_no_bias": True}, {"feedforward": ef.FeedForward(4 * WIDTH, "gelu", bias=False)}),
+    "wider values": Case({"attn_value_dim_head": 10}, {"value_width": 10}),
+    "window": Case({"attn_max_attend_past": 4}, {"pattern": ef.Window(5)}),
+    "llama": Case(
+        {"rotary_pos_emb": True, "rotary_emb_dim": 8, "use_rmsnorm": True, "ff_glu": True, "ff_swish": True},
+        {
+            "rules": (ef.Rotary(),),
+            "wiring": ef.PreNorm(ef.RMSNorm(1e-30)),
+            "feedforward": ef.FeedForward(4 * WIDTH, "silu", gated=True),
+        },
+        FLOAT32,
+    ),
+}
+
+
+def our_model(
+    pattern: ef.Pattern = ef.Full(),
+    heads: int = 4,
+    value_width: int = 8,
+    rules: tuple[ef.Rule, ...] = (),
+    feedforward: ef.FeedForward = ef.FeedForward(4 * WIDTH, "gelu"),
+    wiring: ef.Wiring = ef.PreNorm(ef.LayerNorm(bias=False)),
+    position: ef.Position | None = None,
+    causal: bool = True,
+    cross: bool = False,
+) -> ef.Model:
+    if not causal:
+        rules = tuple(replace(rule, both_sides=True) if isinstance(rule, ef.T5Bias) else rule for rule in rules)
+    projections = ef.Standard(heads, 8, value_width, merge_bias=False)
+    attention = ef.Attention(projections, pattern & ef.Causal() if causal else pattern, rules)
+    layer = ef.Layer(attention, feedforward, ef.Attention(projections) if cross else None)
+    body = ef.Stack(LAYERS, (layer,), wiring)
+    return ef.Model(width=WIDTH, embed=ef.Tokens(VOCABULARY), position=position, body=body)
+
+
+def their_model(case: Case, causal: bool = True, cross: bool = False) -> Any:
+    """A model that answers with its last layer, in float64, with no weight trivial."""
+    kind = Decoder if causal else Encoder
+    given: dict[str, Any] = {"heads": 4, "attn_dim_head": 8, "attn_flash": True, "verbose": False} | case.theirs
+    position = case.ours.get("position")
+    torch.manual_seed(0)
+    theirs = TransformerWrapper(
+        num_tokens=VOCABULARY,
+        max_seq_len=LENGTH,
+        use_abs_pos_emb=position is not None,
+        scaled_sinu_pos_emb=isinstance(position, ef.Sinusoidal),
+        return_only_embed=True,
+        attn_layers=kind(dim=WIDTH, depth=LAYERS, cross_attend=cross, **given),
+    ).double()
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+        if isinstance(position, ef.Sinusoidal):
+            theirs.pos_emb.scale.fill_(1)  # a learned factor, which the paper and we have not
+    return theirs
+
+
+def our_state(theirs: Any) -> dict[str, Tensor]:
+    """Their weights under our names. A name of theirs that is not understood is an error."""
+    found: dict[str, Tensor] = {}
+    kinds = theirs.attn_layers.layer_types
+    sublayers = {"a": "attention", "c": "cross", "f": "feedforward"}
+    parts = {"1.to_out.weight": "heads.out.weight", "1.ff.2.weight": "out.weight", "1.ff.2.bias": "out.bias"}
+    parts |= {f"1.ff.0.{name}.{kind}": f"hidden.0.{kind}" for name in ("0", "proj") for kind in ("weight", "bias")}
+    for name, weight in theirs.state_dict().items():
+        if match := re.fullmatch(r"attn_layers\.layers\.(\d+)\.(.+)", name):
+            number, part = int(match[1]), match[2]
+            layer, sublayer = f"body.layers.{number // len(set(kinds))}.", sublayers[kinds[number]]
+            if part.startswith("0."):
+                found[f"{layer}steps.{sublayer}.norm.weight"] = weight + 1
+            elif part.startswith("1.to_") and "out" not in part:  # q, k and v come in this order
+                key = f"{layer}{sublayer}.heads.qkv.weight"
+                found[key] = torch.cat((found[key], weight)) if key in found else weight
+            else:
+                gated = part.startswith("1.ff.0.proj")  # theirs is (values, gates), ours (gates, values)
+                found[f"{layer}{sublayer}.{parts[part]}"] = torch.cat(weight.chunk(2)[::-1]) if gated else weight
+        elif name == "attn_layers.rel_pos.relative_attention_bias.weight":
+            found |= {f"body.layers.{n}.attention.rules.0.bias_RH": weight * 8**0.5 for n in range(LAYERS)}
+        elif name == "pos_emb.emb.weight":
+            found["position.table.weight"] = weight * WIDTH**-0.5
+        elif name.startswith("attn_layers.final_norm."):
+            found["body.ends.norm.weight"] = weight + 1
+        elif name == "token_emb.emb.weight":
+            found["embed.table.weight"] = weight
+        else:
+            assert name in ("attn_layers.rotary_pos_emb.inv_freq", "pos_emb.scale"), name
+    return found
+
+
+def pair(case: Case, causal: bool = True) -> tuple[Any, ef.Network]:
+    theirs = their_model(case, causal)
+    ours = our_model(**case.ours, causal=causal).build().double()
+    ours.load_state_dict(our_state(theirs))
+    return theirs, ours
+
+
+def tokens(length: int = LENGTH, seed: int = 1) -> Tensor:
+    return torch.randint(VOCABULARY, (3, length), generator=torch.Generator().manual_seed(seed))
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return (a - b).abs().max().item()
+
+
+@pytest.mark.spec(5, 6, 13, 20, 21, 34, 55)
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "blocked"])
+@pytest.mark.parametrize("name", CASES)
+def test_decoder_is_equal(name, kernel):
+    theirs, ours = pair(CASES[name])
+    found_BTD, expected_BTD = ours(tokens(), kernel=kernel).hidden, theirs(tokens())
+    assert error(found_BTD, expected_BTD) < CASES[name].limit
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "window"])  # theirs limits the past alone
+def test_encoder_is_equal_under_padding(name):
+    theirs, ours = pair(CASES[name], causal=False)
+    seen_BT = torch.arange(LENGTH) < torch.tensor([[LENGTH], [13], [2]])
+    found_BTD, expected_BTD = ours(tokens(), visible=seen_BT).hidden, theirs(tokens(), mask=seen_BT)
+    assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < CASES[name].limit
+
+
+@pytest.mark.spec(60)
+@pytest.mark.parametrize("name", ["learned positions", "alibi", "rotary", "t5", "window"])
+def test_our_cache_gives_what_they_compute_at_once(name):
+    theirs, ours = pair(CASES[name])
+    past, found = ef.Past(), []
+    for part_BT in tokens().split((1, 7, 1, 1, 11), dim=1):
+        output = ours(part_BT, past=past)
+        past = output.past
+        found.append(output.hidden)
+    expected_BTD = theirs(tokens())
+    assert error(torch.cat(found, dim=1), expected_BTD) < CASES[name].limit
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_the_embedding_are_equal(name):
+    """The embedding's gradient has passed through every part of the model."""
+    theirs, ours = pair(CASES[name])
+    weight_BTD = torch.randn(3, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    (theirs(tokens()) * weight_BTD).sum().backward()
+    (ours(tokens()).hidden * weight_BTD).sum().backward()
+    found_VD, expected_VD = ours.embed.table.weight.grad, theirs.token_emb.emb.weight.grad
+    assert expected_VD.abs().max() > 0.1
+    assert error(found_VD, expected_VD) < 10 * CASES[name].limit
+
+
+@pytest.mark.spec(15, 62)
+def test_encoder_decoder_is_equal():
+    case = CASES["learned positions"]
+    encoder, decoder = their_model(case, causal=False), their_model(case, cross=True)
+    ours = ef.EncoderDecoder(
+        encoder=our_model(**case.ours, causal=False), decoder=our_model(**case.ours, cross=True)
+    ).build()
+    ours.double().encoder.load_state_dict(our_state(encoder))
+    ours.decoder.load_state_dict(our_state(decoder))
+    seen_BS = torch.arange(9) < torch.tensor([[9], [4], [1]])
+    source_BS, target_BT = tokens(9, seed=2), tokens(12)
+    expected_BTD = decoder(target_BT, context=encoder(source_BS, mask=seen_BS), context_mask=seen_BS)
+    assert error(ours(source_BS, target_BT, source_visible=seen_BS).hidden, expected_BTD) < case.limit

@@ -1,0 +1,64 @@
+"""The README is true: its commands and its Python run, its table is the family's, its links and folders exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from everyformer.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text()
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S) for line in block.splitlines()]
+PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    program, *arguments = shlex.split(command)
+    if program == "make":
+        assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.M)
+    elif program == "pip":
+        assert f"#     {command}\n" in (ROOT / "constraints.txt").read_text()  # the one way to install
+    else:
+        assert program == "everyformer"
+        assert main(arguments) == 0
+        assert "next: everyformer" in capsys.readouterr().out
+
+
+def test_both_set_up_commands_are_shown():
+    assert {"make demo", "make test", "pip install -c constraints.txt -e ."} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_python_runs(code, capsys):
+    exec(compile(code, "README.md", "exec"), {})
+    assert "kept" in capsys.readouterr().out
+
+
+def test_the_table_is_the_family(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["family"]) == 0
+    printed = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    shown = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("|")
+    ]
+    start = shown.index(printed[0])
+    assert shown[start + 2 : start + len(printed) - 2] == printed[2:-2]
+
+
+def test_the_tree_is_the_source():
+    (tree,) = re.findall(r"```text\nsrc/everyformer/\n(.*?)```", TEXT, re.S)
+    folders = re.findall(r"^  (\w+)/ ", tree, re.M)
+    source = ROOT / "src" / "everyformer"
+    assert sorted(folders) == sorted(path.parent.name for path in source.glob("*/__init__.py"))
+    assert all((source / name).is_file() for name in re.findall(r"^  (\w+\.py) ", tree, re.M))
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)#:]+)\)", TEXT))
+def test_links_lead_somewhere(link):
+    assert (ROOT / link).exists()
