@@ -12,22 +12,25 @@ from everyformer.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S) for line in block.splitlines()]
+BLOCKS = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S)]
+COMMANDS = [line for block in BLOCKS for line in block]
 PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(command, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0])
+def test_the_commands_of_a_block_run_one_after_the_other(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    program, *arguments = shlex.split(command)
-    if program == "make":
-        assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.M)
-    elif program == "pip":
-        assert f"#     {command}\n" in (ROOT / "constraints.txt").read_text()  # the one way to install
-    else:
-        assert program == "everyformer"
-        assert main(arguments) == 0
-        assert "next: everyformer" in capsys.readouterr().out
+    monkeypatch.setenv("EVERYFORMER_CACHE", str(tmp_path / "cache"))
+    for command in block:
+        program, *arguments = shlex.split(command)
+        if program == "make":
+            assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.M)
+        elif program == "pip":
+            assert f"#     {command}\n" in (ROOT / "constraints.txt").read_text()  # the one way to install
+        else:
+            assert program == "everyformer"
+            assert main(arguments) == 0
+            assert "next: everyformer" in capsys.readouterr().out
 
 
 def test_both_set_up_commands_are_shown():

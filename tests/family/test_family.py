@@ -165,12 +165,22 @@ def looking(random: torch.Generator) -> Batch:
     return lambda network: network(image).logits, quarter
 
 
+def neighbours(random: torch.Generator) -> Batch:
+    """Nodes in pairs: the class of a node is the feature of its partner."""
+    kind = torch.randint(0, 4, (32, 8), generator=random)
+    x = F.one_hot(kind, 16).float()
+    pair = torch.arange(8) ^ 1
+    edges = torch.arange(8)[:, None] == pair
+    return lambda network: network(x, edges=edges).logits, kind[:, pair]
+
+
 TASKS: dict[str, Callable[[torch.Generator], Batch]] = {
     "transformer": reversing,
     "byte-language": counting,
     "byte-classifier": finding,
     "bert": masking,
     "gpt2": counting,
+    "graph-classifier": neighbours,
     "vit": looking,
 }
 

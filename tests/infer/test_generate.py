@@ -19,6 +19,7 @@ from everyformer import (
     generate,
     sample,
 )
+from everyformer.infer.generate import stream
 from tests.network import close, model, randn, ready, tokens
 from tests.spec import network as spec
 
@@ -137,3 +138,80 @@ def test_among_several_heads_the_language_head_tells_the_next_token():
     )
     close(several(tokens()).logits[1], alone(tokens()).logits)
     assert generate(several, PROMPTS, 5, temperature=0) == generate(alone, PROMPTS, 5, temperature=0)
+
+
+@pytest.mark.spec(57)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_depends_on_its_prompt_and_not_on_its_neighbours(way):
+    network = ready(WAYS[way])
+    prompts = [*PROMPTS, PROMPTS[1]]
+    texts = generate(network, prompts, 12, seed=5, top_p=0.95)
+    assert texts[1] != texts[3]  # equal prompts, other texts
+    assert [generate(network, [row], 12, seed=5, top_p=0.95)[0] for row in PROMPTS] == texts[:3]
+    turned = generate(network, prompts[::-1], 12, seed=5, top_p=0.95)
+    assert turned == [texts[1], texts[2], texts[3], texts[0]]  # equals keep their order
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_stream_gives_the_tokens_of_generate_as_they_come(cached):
+    network = ready(WAYS["learned"])
+    options = {"seed": 3, "cached": cached, "stop": (4, 9)}
+    wanted, steps = generate(network, PROMPTS, 30, **options), []
+    for new in stream(network, PROMPTS, 30, **options):
+        steps.append(new)
+    columns = [[token for token in row if token is not None] for row in zip(*steps, strict=True)]
+    assert [prompt + new for prompt, new in zip(PROMPTS, columns, strict=True)] == wanted
+
+
+def test_a_row_ends_with_the_first_stop_token_and_the_others_go_on():
+    network = ready(WAYS["rotary"])
+    whole = generate(network, PROMPTS, 60, seed=0)
+    news = [text[len(prompt) :] for prompt, text in zip(PROMPTS, whole, strict=True)]
+    uneven = [token for token in range(17) if len({new.index(token) for new in news if token in new}) == len(PROMPTS)]
+    for stop in uneven:
+        wanted = [prompt + new[: new.index(stop) + 1] for prompt, new in zip(PROMPTS, news, strict=True)]
+        assert generate(network, PROMPTS, 60, seed=0, stop=[stop]) == wanted
+    assert uneven
+
+
+def test_the_network_reads_every_token_once():
+    """The cache's point: after the prompt one token a step, and nothing after all rows have ended."""
+    network, read = ready(WAYS["rotary"]), list[int]()
+    handle = network.body.register_forward_pre_hook(lambda module, arguments: read.append(arguments[0].shape[1]))
+    generate(network, PROMPTS, 10, temperature=0)
+    assert read == [4] + [1] * 9
+    read.clear()
+    generate(network, PROMPTS, 10, temperature=0, stop=range(17))
+    assert read == [4]
+    handle.remove()
+
+
+def test_a_stream_begins_where_it_is_read_and_leaves_the_network_as_it_was():
+    network = ready(WAYS["learned"]).train()
+    steps = stream(network, PROMPTS, 9)
+    assert network.training
+    next(steps)
+    steps.close()
+    assert network.training and torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    "wrong, remedy",
+    [
+        ({"tokens": -1}, "0 tokens or more"),
+        ({"tokens": 2.5}, "0 tokens or more"),
+        ({"context": 0}, "context of 1 or more"),
+        ({"context": 9}, "at most those"),
+        ({"stop": 3}, "list of token ids"),
+        ({"stop": [-1]}, "list of token ids"),
+        ({"top_k": 0}, "1 or more"),
+        ({"temperature": -1}, "or more"),
+        ({"prompts": [1, 2]}, "list of lists"),
+        ({"prompts": [["a"]]}, "list of lists"),
+        ({"prompts": [[99]]}, "outside the vocabulary"),
+    ],
+    ids=str,
+)
+def test_bad_values_are_refused_with_the_remedy(wrong, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        generate(ready(WAYS["learned"]), **{"prompts": PROMPTS, "tokens": 3} | wrong)

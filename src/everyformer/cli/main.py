@@ -15,8 +15,12 @@ from cyclopts import App
 from everyformer import __version__
 from everyformer.cli.contracts import contracts
 from everyformer.cli.demo import demo
+from everyformer.cli.evaluate import evaluate
 from everyformer.cli.family import family
+from everyformer.cli.generate import generate
+from everyformer.cli.plan import plan
 from everyformer.cli.show import show
+from everyformer.cli.train import resume, train
 
 app = App(
     name="everyformer",
@@ -25,6 +29,11 @@ app = App(
     version=__version__,
     result_action="return_value",
 )
+app.command(plan)
+app.command(train)
+app.command(resume)
+app.command(evaluate)
+app.command(generate)
 app.command(family)
 app.command(show)
 app.command(contracts)

@@ -14,6 +14,8 @@ from everyformer.family.bert import bert
 from everyformer.family.byte import CLASSIFIER_SIZES, LANGUAGE_SIZES, byte_classifier, byte_language
 from everyformer.family.gpt2 import SIZES as GPT2_SIZES
 from everyformer.family.gpt2 import gpt2
+from everyformer.family.graph import SIZES as GRAPH_SIZES
+from everyformer.family.graph import graph
 from everyformer.family.transformer import SIZES as TRANSFORMER_SIZES
 from everyformer.family.transformer import transformer
 from everyformer.family.vit import SIZES as VIT_SIZES
@@ -61,6 +63,7 @@ MEMBERS = {
         Member("byte-classifier", "Bloem 2019", byte_classifier, CLASSIFIER_SIZES, "paper"),
         Member("bert", "Devlin et al. 2018", bert, BERT_SIZES, "base"),
         Member("gpt2", "Radford et al. 2019", gpt2, GPT2_SIZES, "small"),
+        Member("graph-classifier", "Velickovic et al. 2017", graph, GRAPH_SIZES, "cora"),
         Member("vit", "Dosovitskiy et al. 2020", vit, VIT_SIZES, "b16"),
     )
 }

@@ -1,98 +1,190 @@
 """Generating: the next token, again and again.
 
-The definition: the next token is drawn from softmax(logits / temperature) of the model on the last `context` tokens;
-temperature 0 is the most likely one. The cache is a way of computing that, so cached and uncached runs agree. Once the
-context is full the window slides, and as every position in it has moved it is read anew.
+The definition: the next token is drawn (see `everyformer.infer.sample`) from the model's distribution on the last
+`context` tokens. The cache is a way of computing that, so cached and uncached runs agree. Once the context is full the
+window slides, and as every position in it has moved it is read anew.
+
+    for new in stream(network, [prompt], 200, temperature=0.8): ...     # a token for each row, as they come
+    generate(network, prompts, 200, top_p=0.9, seed=0)                  # each prompt with what follows it
+
+A row's text follows from the seed and its prompt alone (and, among equal prompts, from which of them it is): not from
+its neighbours in the batch, nor from its place there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
+from everyformer.infer.sample import check, sample
 from everyformer.network.head import Language
 from everyformer.network.model import Network, PairNetwork
 from everyformer.network.past import Past
 
+__all__ = ["generate", "sample", "stream"]
 
-def sample(logits_BV: Tensor, temperature: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-    """One token id for each row. The generator lives on the CPU, so a seed means the same on every device."""
-    if not temperature >= 0:  # not a number is refused too
-        raise ValueError(f"temperature is {temperature}: give 0 (the most likely token) or more")
-    if temperature == 0:
-        return logits_BV.argmax(-1)
-    share_BV = (logits_BV.double().cpu() / temperature).softmax(-1)
-    return torch.multinomial(share_BV, 1, generator=generator)[:, 0].to(logits_BV.device)
+Prompts = Sequence[Sequence[int]] | Tensor
 
 
-@torch.no_grad()
-def generate(
+def generate(network: Network, prompts: Prompts, tokens: int, **options: Any) -> list[list[int]]:
+    """Each prompt with at most `tokens` more; prompts may differ in length. The options are those of `stream`."""
+    found = prompt_rows(prompts)
+    for new in stream(network, found, tokens, **options):
+        for row, token in zip(found, new, strict=True):
+            if token is not None:
+                row.append(token)
+    return found
+
+
+def stream(
     network: Network,
-    prompts: Sequence[Sequence[int]] | Tensor,
+    prompts: Prompts,
     tokens: int,
     *,
     temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
     seed: int | None = None,
+    stop: Collection[int] = (),
     context: int | None = None,
     cached: bool = True,
     **options: Any,
-) -> list[list[int]]:
-    """Each prompt with `tokens` more; prompts may differ in length. Options go to the network (`source=`, ...)."""
-    number = _language(network)
-    token_BT, visible_BT = _pad(prompts, next(network.parameters()).device)
-    if tokens < 0 or (context is not None and context < 1):
+) -> Iterator[list[int | None]]:
+    """The new tokens as they come: at each step one for every row, None for a row that has ended.
+
+    seed      the same seed gives the same text; None takes one from torch's own random numbers
+    stop      a row ends with the first of these tokens, which is its last
+    context   how many tokens the model sees at most; None: as many as it knows positions for, or all
+    cached    False computes everything anew for each token: the same, slowly
+    options   go to the network (`source=`, `kernel=`, ...)
+    """
+    rows, number = prompt_rows(prompts), language_head(network)
+    check(temperature, top_k, top_p, min_p)
+    if not isinstance(tokens, int) or tokens < 0 or (context is not None and context < 1):
         raise ValueError(
             f"{tokens} tokens from a context of {context}: give 0 tokens or more, and a context of 1 or more"
         )
-    context = context or network.limit or token_BT.shape[1] + tokens
+    if not isinstance(stop, Collection) or not all(isinstance(token, int) and token >= 0 for token in stop):
+        raise ValueError(f"stop is {stop!r}: give a list of token ids, empty for none")
+    context = context or network.limit or max(map(len, rows)) + tokens
     if network.limit is not None and context > network.limit:
         raise ValueError(
             f"a context of {context} is more than the {network.limit} positions that the model knows; give at most those"
         )
-    generator = torch.Generator().manual_seed(seed) if seed is not None else None
-    was_training = network.training
-    network.eval()
-    past, fed = Past(), 0
-    for _ in range(tokens):
-        visible = None if bool(visible_BT.all()) else visible_BT
-        if cached and token_BT.shape[1] <= context:
-            part = None if visible is None else visible[:, fed:]
-            output = network(token_BT[:, fed:], visible=part, past=past, **options)
-            past, fed = output.past or past, token_BT.shape[1]
+    seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+    random = _generators(rows, seed)
+
+    def choose(logits_BV: Tensor) -> Tensor:
+        return sample(logits_BV, temperature, random, top_k=top_k, top_p=top_p, min_p=min_p)
+
+    text = _Text(network, rows, number, context, cached, options)
+    return _steps(text, choose, tokens, frozenset(stop))
+
+
+@torch.no_grad()
+def _steps(
+    text: _Text, choose: Callable[[Tensor], Tensor], tokens: int, stop: frozenset[int]
+) -> Iterator[list[int | None]]:
+    ended, was_training = [False] * text.rows, text.network.training
+    text.network.eval()
+    try:
+        for _ in range(tokens):
+            new_B = choose(text.logits())
+            new = new_B.tolist()
+            yield [None if over else token for over, token in zip(ended, new, strict=True)]
+            ended = [over or token in stop for over, token in zip(ended, new, strict=True)]
+            if all(ended):
+                return
+            text.append(new_B)
+    finally:
+        text.network.train(was_training)
+
+
+class _Text:
+    """The last tokens of every row, and what the network has read of them."""
+
+    def __init__(
+        self,
+        network: Network,
+        rows: list[list[int]],
+        number: int,
+        context: int,
+        cached: bool,
+        options: dict[str, Any],
+    ):
+        self.network, self.number, self.context, self.cached, self.options = network, number, context, cached, options
+        self.token_BT, self.visible_BT = pad(rows, next(network.parameters()).device)
+        self.fresh_BT, self.past = self.token_BT, Past()
+        self.rows, self.length = self.token_BT.shape
+        self.holes = self.length - min(map(len, rows))  # of the shortest prompt, on its left
+
+    def logits(self) -> Tensor:
+        """Of the next token: B, V."""
+        context, past, begin = self.context, self.past, max(0, self.length - self.context)
+        if self.cached and begin == 0:
+            # The past knows where the holes are: only the first call has to say it.
+            visible = self.visible_BT if self.holes and past.length == 0 else None
+            output = self.network(self.fresh_BT, visible=visible, past=past, **self.options)
+            self.past = output.past or past
         else:
-            part = None if visible is None else visible[:, -context:]
-            output = network(token_BT[:, -context:], visible=part, **options)
-        logits_BTV = output.logits if isinstance(output.logits, Tensor) else output.logits[number]
-        new_B = sample(logits_BTV[:, -1], temperature, generator)
-        token_BT = torch.cat((token_BT, new_B[:, None]), dim=1)
-        visible_BT = torch.cat((visible_BT, visible_BT.new_ones(len(new_B), 1)), dim=1)
-    network.train(was_training)
-    return [row[seen].tolist() for row, seen in zip(token_BT, visible_BT, strict=True)]
+            self.past = Past()  # of no more use: its memory goes back
+            visible = self.visible_BT[:, -context:] if begin < self.holes else None
+            output = self.network(self.token_BT[:, -context:], visible=visible, **self.options)
+        logits_BTV: Tensor = output.logits[self.number] if isinstance(output.logits, tuple) else output.logits
+        return logits_BTV[:, -1]
+
+    def append(self, new_B: Tensor) -> None:
+        self.length, self.fresh_BT = self.length + 1, new_B[:, None]
+        # No more than the window is kept, so a step's work does not grow with the text.
+        self.token_BT = torch.cat((self.token_BT[:, -self.context :], self.fresh_BT), dim=1)
+        if self.holes:
+            seen_B1 = self.visible_BT.new_ones(self.rows, 1)
+            self.visible_BT = torch.cat((self.visible_BT[:, -self.context :], seen_B1), dim=1)
 
 
-def _language(network: Network) -> int:
+def _generators(rows: list[list[int]], seed: int) -> list[Generator]:
+    """One for each row, seeded by the prompt and by how many equal ones stand before it."""
+    found, seen = [], dict[tuple[int, ...], int]()
+    for row in rows:
+        turn = seen[tuple(row)] = seen.get(tuple(row), -1) + 1
+        digest = hashlib.sha256(repr((seed, turn, row)).encode()).digest()
+        found.append(Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True)))
+    return found
+
+
+def language_head(network: Network) -> int:
     """Which of the heads tells the next token."""
     if isinstance(network, PairNetwork):
-        raise ValueError("a pair is generated from by its decoder: give pair.decoder and source=pair.encode(...)")
+        raise ValueError(
+            "a pair is generated from by its decoder: give pair.decoder and source=pair.encode(...), or use beam_search"
+        )
     for number, head in enumerate(network.value.heads):
         if isinstance(head, Language):
             return number
     raise ValueError("the model has no language head to tell the next token; build it with heads=(Language(),)")
 
 
-def _pad(prompts: Sequence[Sequence[int]] | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts as one batch, padded on the left so that all end together."""
+def prompt_rows(prompts: Prompts) -> list[list[int]]:
+    """Prompts as lists of their own."""
     try:
-        rows = [[int(token) for token in row] for row in prompts]
+        plain = prompts.tolist() if isinstance(prompts, Tensor) else prompts
+        rows = [[int(token) for token in row] for row in plain]
     except (TypeError, ValueError):
         raise ValueError(f"prompts are {prompts!r}: give a list of lists of token ids, one for each prompt") from None
     if not rows or not all(rows):
         raise ValueError(
             "an empty prompt: the first token needs something before it; begin with a start token or a newline"
         )
+    return rows
+
+
+def pad(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows as one batch, padded on the left so that all end together, and what of it is real."""
     longest = max(map(len, rows))
     token_BT = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
     visible_BT = torch.tensor([[False] * (longest - len(row)) + [True] * len(row) for row in rows], device=device)

@@ -1,0 +1,61 @@
+"""`everyformer evaluate`: how good a run is, and how that was computed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from everyformer.cli.progress import metrics
+from everyformer.cli.terminal import console, next_command
+
+
+def evaluate(
+    run: Path,
+    /,
+    *,
+    split: str = "valid",
+    step: int | None = None,
+    stride: int | None = None,
+    limit: int | None = None,
+    kernel: str = "auto",
+    device: str = "auto",
+    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+) -> int:
+    """Evaluate a run on its data.
+
+    Parameters
+    ----------
+    run
+        The folder of a run.
+    split
+        valid or test.
+    step
+        The checkpoint; without it, the last.
+    stride
+        Of the window of a language model: 1 scores every token from a full context, the window itself never overlaps.
+    limit
+        How many examples; without it, all.
+    kernel
+        How attention is computed.
+    device
+        cpu, cuda, or auto.
+    as_json
+        Print JSON.
+    """
+    from everyformer.train.finished import open_run
+
+    options: dict[str, Any] = {} if stride is None else {"stride": stride}
+    found = open_run(run, step=step, device=device, **options)
+    answer = found.evaluate(split, limit, kernel)
+    if as_json:
+        print(json.dumps(answer))
+        return 0
+    screen = console()
+    screen.print(metrics(answer))
+    next_command(
+        screen, f"generate {run} --prompt 'Once'" if found.writes else f"resume {run} --steps {2 * found.step}"
+    )
+    return 0

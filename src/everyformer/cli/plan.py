@@ -1,0 +1,73 @@
+"""`everyformer plan`: what a run will take, before it is begun."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from everyformer.cli.terminal import console, next_command
+from everyformer.cli.train import the_recipe
+
+
+def plan(
+    member: str,
+    /,
+    *settings: str,
+    size: str | None = None,
+    data: str | None = None,
+    task: str | None = None,
+    start: Path | None = None,
+    memory: float | None = None,
+    measure: Annotated[bool, Parameter(show_default=False)] = True,
+    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+) -> int:
+    """Plan a run: parameters, operations, memory, time, and what to change where it does not fit.
+
+    Parameters
+    ----------
+    member
+        A member of the family.
+    settings
+        path=value, as for train.
+    size
+        One of the member's sizes.
+    data
+        As for train.
+    task
+        As for train.
+    start
+        As for train.
+    memory
+        GiB that the run may take; without it, what the device has.
+    measure
+        Take a few real steps for the time; --no-measure leaves it out.
+    as_json
+        Print JSON.
+    """
+    from everyformer.study.plan import plan as make
+
+    recipe = the_recipe(member, settings, size, data, task, start)
+    found = make(recipe, limit=None if memory is None else int(memory * 2**30), measure=measure)
+    if as_json:
+        names = (
+            "parameters",
+            "flops",
+            "run_flops",
+            "targets",
+            "memory",
+            "limit",
+            "checkpoint",
+            "changes",
+            "seconds",
+            "measured",
+        )
+        print(json.dumps({name: getattr(found, name) for name in names} | {"fits": found.fits}))
+        return 0
+    screen = console()
+    screen.print(str(found), soft_wrap=True)
+    words = [member, *(["--size", size] if size else []), *(["--data", data] if data else []), *settings]
+    next_command(screen, " ".join(["train", *words, *(found.changes or ())]))
+    return 0

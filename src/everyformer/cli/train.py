@@ -1,0 +1,118 @@
+"""`everyformer train` and `everyformer resume`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from everyformer.cli.progress import metrics, watching
+from everyformer.cli.terminal import console, next_command
+
+if TYPE_CHECKING:
+    from everyformer.train.loop import Trained
+    from everyformer.train.recipe import Recipe
+
+
+def train(
+    member: str,
+    /,
+    *settings: str,
+    size: str | None = None,
+    data: str | None = None,
+    task: str | None = None,
+    out: Path | None = None,
+    start: Path | None = None,
+) -> int:
+    """Train a member on your data.
+
+    Parameters
+    ----------
+    member
+        A member of the family; `everyformer family` lists them.
+    settings
+        path=value, such as run.steps=500 optim.lr=3e-4 model.width=256 task.tokenizer=bpe.
+    size
+        One of the member's sizes.
+    data
+        A file, a folder, a named set, - for standard input. Without it: the set embedded for the task.
+    task
+        language, masked, classify or translate. Without it: what the member is for.
+    out
+        The run's folder; it must not exist yet. Without it: runs/MEMBER-1, -2, ...
+    start
+        A run or saved model whose body the new one begins with (fine-tuning).
+    """
+    from everyformer.train.loop import train as begin
+
+    screen = console()
+    recipe = the_recipe(member, settings, size, data, task, start)
+    folder = out or free_folder(Path("runs"), member)
+    with watching(screen) as listener:
+        trained = begin(recipe, folder, listeners=(listener,))
+    _finish(screen, trained, folder)
+    return 0
+
+
+def resume(run: Path, /, *, step: int | None = None, steps: int | None = None) -> int:
+    """Go on with a run from its last checkpoint.
+
+    Parameters
+    ----------
+    run
+        The folder of a run.
+    step
+        Go on from this checkpoint instead of the last.
+    steps
+        Go on to this step instead of the recipe's.
+    """
+    from everyformer.train.loop import resume as go_on
+
+    screen = console()
+    with watching(screen) as listener:
+        trained = go_on(run, step=step, steps=steps, listeners=(listener,))
+    _finish(screen, trained, run)
+    return 0
+
+
+def the_recipe(
+    member: str, settings: tuple[str, ...], size: str | None, data: str | None, task: str | None, start: Path | None
+) -> Recipe:
+    """What the words of the command line say."""
+    from everyformer.task.table import task_for
+    from everyformer.train.recipe import Recipe, override
+
+    recipe = Recipe(
+        member=member,
+        size=size,
+        task=task_for(member, size, task),
+        data=data,
+        start=None if start is None else str(start),
+    )
+    return override(recipe, settings)
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    number = 1
+    while (parent / f"{name}-{number}").exists():
+        number += 1
+    return parent / f"{name}-{number}"
+
+
+def _finish(screen: Console, trained: Trained, folder: Path) -> None:
+    if trained.metrics:
+        screen.print(f"\n{metrics(trained.metrics)}", style="bold")
+    try:
+        from everyformer.study.curves import draw
+
+        screen.print(f"curves: {draw(folder)}")
+    except ImportError:
+        screen.print("curves: install matplotlib to have them drawn (pip install everyformer[plot])")
+    screen.print(f"run: {folder}")
+    if trained.stopped:
+        next_command(screen, f"resume {folder}")
+    else:
+        next_command(
+            screen, f"generate {folder} --prompt 'Once' --tokens 200" if trained.writes else f"evaluate {folder}"
+        )

@@ -1,0 +1,1 @@
+"""Data: where it comes from, how text becomes numbers, and the sets that are known by name."""

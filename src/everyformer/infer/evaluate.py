@@ -1,0 +1,96 @@
+"""Evaluating a language model: bits, with the window and the stride stated.
+
+Every target is scored once, from a window of at most `window` tokens that moves by `stride`:
+    stride = window      windows do not overlap: the first targets of each have little context
+    stride = window / 2  every target has at least half a window before it
+    stride = 1           every target has the full window before it (source B's evaluation), at `window` times the cost
+The first targets of the text have only what is there; the last window ends with the text. No window is padded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from everyformer.infer.generate import language_head
+from everyformer.network.head import Language, vocabulary
+from everyformer.network.model import Network
+
+LOGITS = 1 << 27  # in one call, unless a batch is asked for: half a GiB of them in float32
+
+
+@torch.no_grad()
+def nats(
+    network: Network,
+    token_N: NDArray[Any],
+    window: int,
+    stride: int,
+    *,
+    batch: int | None = None,
+    kernel: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[float, int]:
+    """The sum of -log p over the targets token_N[1:], and how many there are.
+
+    `batch` is how many windows are read in one call (None: 32, fewer where their logits would be many). `progress` is told
+    after each call how many targets are scored, of how many. Use autocast around it for another precision.
+    """
+    if not 1 <= stride <= window:
+        raise ValueError(f"a stride of {stride} with a window of {window}: give 1 to {window}")
+    if len(token_N) < 2:
+        raise ValueError(f"{len(token_N)} tokens have no target to score; give at least 2")
+    if batch is not None and batch < 1:
+        raise ValueError(f"a batch of {batch} windows: give 1 or more, or None")
+    number, device, count = language_head(network), next(network.parameters()).device, len(token_N) - 1
+    window = min(window, count)
+    batch = batch or max(1, min(32, LOGITS // (window * _vocabulary(network, number))))
+    total, was_training = torch.zeros((), dtype=torch.float64, device=device), network.training
+    network.eval()
+    try:
+        for end, windows, fresh in _calls(count, window, stride, batch):
+            # The piece of text that the windows share goes to the device once; there they are views of it.
+            piece = np.asarray(token_N[end - window : end + (windows - 1) * stride + 1]).astype(np.int64)
+            token_BT = torch.from_numpy(piece).to(device).unfold(0, window + 1, stride)
+            output = network(token_BT[:, :-1], kernel=kernel)
+            logits_BTV = output.logits[number] if isinstance(output.logits, tuple) else output.logits
+            total += _loss(logits_BTV[:, -fresh:], token_BT[:, -fresh:])
+            if progress is not None:
+                progress(end + (windows - 1) * stride, count)
+    finally:
+        network.train(was_training)
+    return float(total), count
+
+
+def _calls(count: int, window: int, stride: int, batch: int) -> Iterator[tuple[int, int, int]]:
+    """For each call: where its first window ends, how many windows it has, and how many last targets of each are new."""
+    yield window, 1, window
+    regular = (count - window) // stride
+    for first in range(1, regular + 1, batch):
+        yield window + first * stride, min(batch, regular + 1 - first), stride
+    if rest := (count - window) % stride:
+        yield count, 1, rest
+
+
+def _loss(logits_BTV: Tensor, target_BT: Tensor) -> Tensor:
+    """Summed in float64, from at least float32."""
+    exact = torch.promote_types(logits_BTV.dtype, torch.float32)
+    loss_N = F.cross_entropy(logits_BTV.flatten(0, 1).to(exact), target_BT.flatten(), reduction="none")
+    return loss_N.double().sum()
+
+
+def _vocabulary(network: Network, number: int) -> int:
+    head = network.value.heads[number]
+    assert isinstance(head, Language)
+    return head.vocabulary or vocabulary(network.value.embed)
+
+
+def bits_per_byte(total: float, size: int) -> float:
+    """Nats of a text of so many bytes, as bits per byte."""
+    return total / math.log(2) / size

@@ -1,0 +1,293 @@
+"""The plan of a run, before it is begun: parameters, operations, memory, time, and what to change where it does not fit.
+
+    plan(recipe).memory                   # bytes at the peak of training
+    plan(recipe, measure=True).seconds    # a step takes, from a few real ones
+    plan(recipe, limit=8 << 30).changes   # ("run.accumulate=4",): the first settings that fit into 8 GiB
+
+Parameters and operations are exact. Memory is that of a training step run on imagined tensors (`Tally`): weights,
+gradients, the optimizer's state, everything kept for the backward pass, at their peak. To it comes what the process holds
+anyhow. On CUDA the sum is what torch.cuda.max_memory_allocated then says; on a CPU it is the resident memory, as far as the
+C library gives freed memory back (glibc keeps some: MALLOC_MMAP_THRESHOLD_=131072 makes it give back, more slowly).
+A compiled step needs less. Evaluations are not planned; they take few examples at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+from everyformer.family.table import find
+from everyformer.network.model import EncoderDecoder
+from everyformer.study.tally import Tally
+from everyformer.task.work import Batch, Work
+from everyformer.train.distributed import World, find_device
+from everyformer.train.loop import Loop
+from everyformer.train.recipe import Recipe, override
+from everyformer.train.schedule import batch_size, sequences_before
+
+LOOKED = 8  # steps whose batches are looked at for the largest
+MEASURED = 5  # real steps, the first of which does not count
+NARROW = 32  # a model is not made narrower than this to fit
+SAFE = 0.95  # of the device's memory; the rest is for what the allocator cannot use
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will take. Memory in bytes."""
+
+    recipe: Recipe
+    device: str
+    parameters: int
+    flops: int  # of one step, with the largest batch
+    run_flops: int  # of all steps
+    targets: int  # that one step learns from
+    tensors: int  # at the peak of a step
+    process: int  # what is held besides
+    checkpoint: int  # on the disk, for each that is kept
+    limit: int  # what there is
+    changes: tuple[str, ...] | None = ()  # what makes it fit; None where nothing does
+    seconds: float | None = None  # of one step, where it was measured
+    measured: int | None = None  # memory at the peak of the measured steps
+
+    @property
+    def memory(self) -> int:
+        """At the peak of training."""
+        return self.tensors + self.process
+
+    @property
+    def fits(self) -> bool:
+        return self.memory <= self.limit
+
+    def __str__(self) -> str:
+        run = self.recipe.run
+        lines = {
+            "parameters": f"{self.parameters:,}",
+            "operations": f"{self.flops:.3g} a step of {self.targets:,} targets, {self.run_flops:.3g} in {run.steps:,} steps",
+            "memory": f"{_size(self.memory)} at the peak: {_size(self.tensors)} of tensors on {self.device}, "
+            f"{_size(self.process)} besides; there is {_size(self.limit)}",
+            "checkpoint": f"{_size(self.checkpoint)} on the disk, {run.keep} are kept",
+        }
+        if self.seconds is not None:
+            rate = self.flops / self.seconds
+            lines["time"] = (
+                f"{self.seconds:.3g} s a step, {_duration(self.seconds * run.steps)} in all; {rate:.3g} operations/s"
+            )
+        if self.measured is not None:
+            lines["measured"] = f"{_size(self.measured)} at the peak"
+        if self.changes is None:
+            lines["to fit"] = "nothing tried fits; take a much smaller member, or a larger machine"
+        elif self.changes:
+            lines["to fit"] = " ".join(self.changes)
+        return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
+
+
+def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> Plan:
+    """Plan a run on this machine. `limit` is the memory in bytes that it may take; None: what the device has."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"a limit of {limit} bytes: give 1 or more, or None for what the device has")
+    device = find_device(recipe.run.device)
+    begun = None if recipe.start is None else Path(recipe.start)
+    work = recipe.task.open(recipe.data, recipe.model.get("context"), begun)
+    found = _imagine(recipe, work, device, _held(device), limit or _there_is(device))
+    if not found.fits:
+        return dataclasses.replace(found, changes=_first_that_fits(found, work, device))
+    return _measure(found, work, device) if measure else found
+
+
+def _imagine(recipe: Recipe, work: Work, device: torch.device, process: int, limit: int) -> Plan:
+    tally, loop, batch, count = _walk(recipe, work, device)
+    return Plan(
+        recipe=recipe,
+        device=str(device),
+        parameters=sum(p.numel() for p in loop.network.parameters()),
+        flops=tally.flops,
+        run_flops=tally.flops * sequences_before(recipe.run, recipe.run.steps) // len(batch),
+        targets=count,
+        tensors=tally.peak,
+        process=process,
+        checkpoint=sum(x.numel() * x.element_size() for x in _saved(loop)),
+        limit=limit,
+    )
+
+
+def _walk(
+    recipe: Recipe, work: Work, device: torch.device, pieces: int | None = None
+) -> tuple[Tally, Loop, Batch, int]:
+    """Two imagined steps (from the second on there is an optimizer's state), of so many pieces of the batch or of all."""
+    run = recipe.run
+    plain = replace(recipe, run=replace(run, compile=False, accumulate=min(run.accumulate, pieces or run.accumulate)))
+    tally = Tally(device, imagined=True)
+    with torch.random.fork_rng(devices=[]):
+        with tally, device:
+            loop = _loop(plain, work, device)
+        batch = _largest(recipe, work)  # a real one: code looks at it
+        count = work.count(batch)
+        loop.scaler = torch.amp.GradScaler(device.type, enabled=False)  # it would look at the gradients
+        rows = len(batch) if pieces is None else min(len(batch), pieces * -(-len(batch) // run.accumulate))
+        with tally:
+            tally.add((dict(batch.tensors), dict(batch.shared or {})))
+            for _ in range(2):
+                tally.flops = 0
+                _step(loop, batch.rows(0, rows), count)
+    return tally, loop, batch, count
+
+
+def _loop(recipe: Recipe, work: Work, device: torch.device) -> Loop:
+    """A loop that writes nothing; what its weights begin with does not matter."""
+    value = work.adapt(recipe.value(work.changes()))
+    return Loop(replace(recipe, start=None), work, value, None, World(device=device), ())
+
+
+def _step(loop: Loop, batch: Batch, count: int) -> Tensor:
+    loss, norm = loop.gradients(batch, count)
+    loop.change(1.0, norm if loop.recipe.optim.clip else None)
+    loop.scaler.update()
+    loop.forget()
+    return loss
+
+
+def _largest(recipe: Recipe, work: Work) -> Batch:
+    """Of the first batches of the largest size the one with the most numbers: texts differ in length."""
+    run = recipe.run
+    size = max(batch_size(run, start) for start in (0, *(start for start, _ in run.grow)))
+    batches = [work.batch(step, size, run.seed) for step in range(min(LOOKED, run.steps))]
+    return max(batches, key=lambda batch: sum(x.numel() for x in batch.tensors.values()))
+
+
+def _saved(loop: Loop) -> Iterator[Tensor]:
+    """What a checkpoint keeps."""
+    yield from {id(x): x for x in loop.network.state_dict(keep_vars=True).values()}.values()
+    for optimizer in loop.optimizers:
+        for state in optimizer.state.values():
+            yield from (x for x in state.values() if isinstance(x, Tensor))
+    yield from (loop.average or {}).values()
+
+
+def _measure(found: Plan, work: Work, device: torch.device) -> Plan:
+    """The plan with the time and the memory of a few real steps."""
+    seconds = []
+    with torch.random.fork_rng(devices=[]):
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        loop, batch = _loop(found.recipe, work, device), _largest(found.recipe, work)
+        for _ in range(MEASURED):
+            began = time.perf_counter()
+            float(_step(loop, batch, found.targets))  # waits for the device
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_peak()
+    return dataclasses.replace(found, seconds=statistics.median(seconds[1:]), measured=peak)
+
+
+def _first_that_fits(found: Plan, work: Work, device: torch.device) -> tuple[str, ...] | None:
+    """The mildest settings that fit: the batch in more pieces, then activations recomputed, bf16, a smaller model."""
+    recipe = found.recipe
+
+    def fits(settings: tuple[str, ...]) -> bool:
+        try:
+            # With the second piece there are gradients of an earlier one; a third needs no more.
+            return found.process + _walk(override(recipe, settings), work, device, pieces=2)[0].peak <= found.limit
+        except ValueError:  # a width that does not divide into the heads, for example
+            return False
+
+    pieces = [recipe.run.accumulate]
+    while pieces[-1] < recipe.run.batch:
+        pieces.append(min(2 * pieces[-1], recipe.run.batch))
+    for stage in _stages(recipe, work):
+        ways = [(*stage, *([f"run.accumulate={number}"] if number > pieces[0] else [])) for number in pieces]
+        if fits(ways[-1]):
+            low, high = 0, len(ways) - 1  # more pieces never need more: halve the interval
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if fits(ways[middle]) else (middle + 1, high)
+            return ways[high]
+    return None
+
+
+def _stages(recipe: Recipe, work: Work) -> Iterator[tuple[str, ...]]:
+    """Settings that need less and less, each with those before it."""
+    value = recipe.value(work.changes())
+    side = value.decoder if isinstance(value, EncoderDecoder) else value
+    layers, width = getattr(side.body, "layers", 1), side.width
+    yield ()
+    run = [] if recipe.run.sections >= layers else [f"run.sections={layers}"]
+    yield tuple(run)
+    if recipe.run.precision == "fp32":
+        run = [*run, "run.precision=bf16"]
+        yield tuple(run)
+    known = find(recipe.member).settings()
+    while ("layers" in known and layers > 1) or ("width" in known and width > NARROW):
+        smaller = []
+        if "layers" in known:
+            layers = max(1, layers // 2)
+            smaller += [f"model.layers={layers}"]
+        run = [f"run.sections={layers}" if one.startswith("run.sections=") else one for one in run]
+        yield (*run, *smaller, *([f"model.width={width}"] if width != side.width else []))
+        if "width" in known:
+            width = max(NARROW, width // 2)
+            yield (*run, *smaller, f"model.width={width}")
+
+
+def _held(device: torch.device) -> int:
+    """What is held besides the run's tensors: the process on a CPU, the libraries' workspaces on CUDA.
+
+    A small layer is trained first, because libraries take their memory when they are first used.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with torch.random.fork_rng(devices=[]):
+        layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, device=device)
+        optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
+        for kind in (torch.float32, torch.bfloat16):
+            with torch.autocast(device.type, torch.bfloat16, enabled=kind == torch.bfloat16):
+                layer(torch.ones(8, 64, 64, device=device)).sum().backward()
+            optimizer.step()
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident()
+
+
+def _resident() -> int:
+    """Bytes of this process in memory."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return _resident_peak()
+
+
+def _resident_peak() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _there_is(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(SAFE * torch.cuda.get_device_properties(device).total_memory)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allowed = Path("/sys/fs/cgroup/memory.max")  # of a container
+    text = allowed.read_text().strip() if allowed.is_file() else ""
+    return int(SAFE * (min(total, int(text)) if text.isdigit() else total))
+
+
+def _size(count: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.3g} {unit}"
+    return f"{count} bytes"
+
+
+def _duration(seconds: float) -> str:
+    for length, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"

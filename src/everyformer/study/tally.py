@@ -1,0 +1,109 @@
+"""A tally of what is computed: floating-point operations, and the bytes of tensors that are alive, with their peak.
+
+    with Tally(device) as tally: ...                   # watches what really happens
+    with Tally(device, imagined=True) as tally: ...    # the same without computing: numbers have a shape, no memory
+
+Watching, it follows every tensor that an operation makes, by its storage, until the storage is let go. What a kernel keeps
+for itself while it runs is not seen. Imagined tensors are PyTorch's fake tensors, so the same code runs on them, picks the
+same kernels and saves the same things for the backward pass. Whole numbers and booleans stay real: they are small, and code
+looks at them (padding, ranges of tokens).
+
+Operations counted are those of matrix products and attention, a multiplication and an addition as two, by the formulas of
+torch.utils.flop_counter: attention over all pairs, causal or not, its backward with the scores computed again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+_aten = torch.ops.aten
+# torch counts fused attention of CUDA only.
+_LIKE = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
+}
+
+
+class Tally(TorchDispatchMode):
+    """Counts while it is entered; `flops`, `live` and `peak` (bytes on the device) can be read at any time."""
+
+    def __init__(self, device: torch.device, imagined: bool = False):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.flops, self.live, self.peak = device, 0, 0, 0
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True) if imagined else None
+        self.block = 512 if device.type == "cuda" else 1  # CUDA's allocator gives whole blocks of so many bytes
+        self.known: dict[int, tuple[int, Any]] = {}  # of each storage its bytes, and a reference that tells of its end
+
+    def __enter__(self) -> Tally:
+        if self.fake is not None:
+            self.fake.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self.fake is not None:
+            self.fake.__exit__(*error)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = self._run(func, args, kwargs)
+        packet = func._overloadpacket
+        count: Callable[..., int] | None = flop_registry.get(_LIKE.get(packet, packet))
+        if count is not None:
+            self.flops += count(*args, **kwargs, out_val=found)
+        self.add(found)
+        return found
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self.fake is None:
+            return func(*args, **kwargs)
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if not given:
+            made = func(*args, **kwargs)
+            if not isinstance(made, Tensor) or made.is_floating_point():
+                return made
+        elif any(isinstance(x, FakeTensor) for x in given):
+            # How many rows a mask picks is in the mask, which fake tensors do not look into.
+            return func(*(_numbered(x) if isinstance(x, list | tuple) else x for x in args), **kwargs)
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+
+    def add(self, tree: Any) -> None:
+        """Count the tensors in some nest of lists and dictionaries as alive."""
+        for x in tree_leaves(tree):
+            if isinstance(x, Tensor) and x.device.type == self.device.type:
+                storage = x.untyped_storage()
+                key = storage._cdata
+                if key not in self.known:
+                    size = -(-storage.nbytes() // self.block) * self.block
+                    self.known[key] = (size, weakref.ref(storage, partial(self._end, key)))
+                    self.live += size
+                    self.peak = max(self.peak, self.live)
+
+    def _end(self, key: int, _: Any) -> None:
+        self.live -= self.known.pop(key)[0]
+
+
+def _numbered(indices: Sequence[Any]) -> list[Any]:
+    """Real masks among the indices as the numbers of what they pick."""
+    found: list[Any] = []
+    for x in indices:
+        if isinstance(x, Tensor) and x.dtype == torch.bool and not isinstance(x, FakeTensor):
+            with unset_fake_temporarily():
+                found += x.nonzero().unbind(1)
+        else:
+            found.append(x)
+    return found

@@ -1,0 +1,162 @@
+"""Language: the next token of a text. Batches are windows that begin anywhere (source B)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from everyformer.data import tokenizer as tokenizers
+from everyformer.data.stream import tokens
+from everyformer.data.text import Text, open_text
+from everyformer.data.tokenizer import Ids
+from everyformer.infer.beam import beam_search
+from everyformer.infer.evaluate import bits_per_byte, nats
+from everyformer.infer.generate import generate, stream
+from everyformer.network.head import Language as LanguageHead
+from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.task.work import Batch, Task, Work, check_split, check_vocabulary, draw, logits, sequence, which
+from everyformer.value import Share, Size, Value
+
+CONTEXT = 256  # where neither the member nor the recipe says
+COUNTED = 1 << 22  # tokens whose bytes are counted at a time
+
+
+class Language(Task, Value, frozen=True):
+    """Predict the next token. `vocabulary` is how many tokens a tokenizer may learn."""
+
+    tokenizer: Literal["bytes", "characters", "bpe", "gpt2"] = "bytes"  # these give the text back
+    vocabulary: Size = 8192
+    tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
+    column: str | None = None  # of records; None: text
+    valid: Share = 0.1  # the share of the text kept for validation, where it has no split of its own
+    stride: Size | None = None  # of the window in evaluation; None: half of it
+
+    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
+        return LanguageWork(self, open_text(data, (1 - self.valid, self.valid), self.column), context, folder)
+
+
+class LanguageWork(Work):
+    metric = "bits_per_byte"
+    writes = True
+    head = 0
+
+    def __init__(self, task: Language, text: Text, context: int | None, folder: Path | None):
+        self.task, self.text, self.context = task, text, context
+        self.fingerprint = text.fingerprint
+        # Characters are those of all splits: what the text has, not how often, is known beforehand.
+        known = text.splits if task.tokenizer == "characters" else ["train"]
+        self.tokenizer = tokenizers.make(
+            task.tokenizer,
+            lambda: chain.from_iterable(map(text.pieces, known)),
+            task.vocabulary,
+            text.fingerprint,
+            folder,
+            task.tokenizer_files,
+        )
+        self.splits = {split: tokens(text, split, self.tokenizer) for split in text.splits}
+        for split, token_N in self.splits.items():
+            if len(token_N) < 2:
+                raise ValueError(f"{text.name} has {len(token_N)} tokens for {split}; give more text")
+
+    def changes(self) -> dict[str, Any]:
+        return {"vocabulary": self.tokenizer.vocabulary}
+
+    def examples(self) -> int:
+        return len(self.splits["train"]) - 1
+
+    def fit(self, value: Model | EncoderDecoder) -> None:
+        value = sequence(value, "language")
+        self.head = which(value, LanguageHead, "language")
+        context = self.context or (value.position.limit() if value.position else None) or CONTEXT
+        if len(self.splits["train"]) <= context:
+            raise ValueError(
+                f"a context of {context} is longer than the {len(self.splits['train'])} tokens of {self.text.name}; "
+                "lower model.context or give more text"
+            )
+        check_vocabulary(value, self.tokenizer.vocabulary, self.text.name)
+        self.context = context
+
+    def batch(self, step: int, size: int, seed: int) -> Batch:
+        assert self.context is not None
+        token_N = self.splits["train"]
+        start_B = torch.randint(0, len(token_N) - self.context, (size,), generator=draw(seed, step))
+        index = start_B[:, None] + torch.arange(self.context + 1)
+        return Batch({"token_BT": torch.from_numpy(np.asarray(token_N[index.numpy()]).astype(np.int64))})
+
+    def count(self, batch: Batch) -> int:
+        return len(batch) * (batch["token_BT"].shape[1] - 1)
+
+    def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
+        token_BT = batch["token_BT"]
+        output = network(token_BT[:, :-1], kernel=kernel)
+        token_BTV = logits(output.logits, self.head)
+        loss = F.cross_entropy(token_BTV.flatten(0, 1).float(), token_BT[:, 1:].flatten(), reduction="sum")
+        return loss + sum(output.aux.values()) * self.count(batch)
+
+    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+        assert isinstance(network, Network) and self.context is not None
+        check_split(split, self.splits, self.text.name)
+        token_N = self.splits[split]
+        if limit is not None:
+            token_N = token_N[: limit * self.context + 1]
+        stride = self.task.stride or max(1, self.context // 2)
+        total, count = nats(network, token_N, self.context, stride, kernel=kernel)
+        return {
+            "bits_per_byte": bits_per_byte(total, self.bytes_of(token_N[1:])),
+            "perplexity": math.exp(total / count),
+            "split": split,
+            "window": min(self.context, count),
+            "stride": stride,
+            "targets": count,
+        }
+
+    def bytes_of(self, token_N: Ids) -> int:
+        """How many bytes of text some tokens are."""
+        sizes = self.tokenizer.sizes
+        assert sizes is not None
+        return sum(int(sizes[token_N[start : start + COUNTED]].sum()) for start in range(0, len(token_N), COUNTED))
+
+    def sample(self, network: Network | PairNetwork, seed: int, tokens: int = 200) -> str | None:
+        assert isinstance(network, Network)
+        prompt = self.splits["valid"][:32].tolist()
+        found = generate(network, [prompt], tokens, temperature=0.5, seed=seed)[0]
+        return self.tokenizer.decode(found)
+
+    def write(
+        self, network: Network | PairNetwork, prompt: str, tokens: int, *, beam: int | None = None, **choices: Any
+    ) -> str:
+        """The prompt and what follows; with a beam, the most probable end of its line."""
+        assert isinstance(network, Network)
+        ids = self.tokenizer.encode(prompt.encode()).tolist()
+        if beam is None:
+            return self.tokenizer.decode(generate(network, [ids], tokens, **choices)[0])
+        end = self.tokenizer.encode(b"\n").tolist()
+        if len(end) != 1:
+            raise ValueError(
+                f"a beam search ends with the line, but a line end is {len(end)} tokens here; leave --beam out"
+            )
+        return self.tokenizer.decode(ids + beam_search(network, [ids], end=end[0], longest=tokens, beam=beam)[0])
+
+    def stream(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> Iterator[str]:
+        """What follows the prompt. A character of several tokens comes when it is whole."""
+        assert isinstance(network, Network)
+        waiting: list[int] = []
+        for new in stream(network, [self.tokenizer.encode(prompt.encode()).tolist()], tokens, **choices):
+            waiting += [token for token in new if token is not None]
+            text = self.tokenizer.decode(waiting)
+            if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(waiting) > 4:
+                yield text
+                waiting = []
+        if waiting:
+            yield self.tokenizer.decode(waiting)
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder)

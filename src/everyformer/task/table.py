@@ -1,0 +1,55 @@
+"""The tasks by name, and what each member is for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from everyformer.attention.pattern import Graph
+from everyformer.family.table import find
+from everyformer.network.embed import Features, Nodes, Patches
+from everyformer.network.head import Classify as ClassifyHead
+from everyformer.network.head import Language as LanguageHead
+from everyformer.network.head import Masked as MaskedHead
+from everyformer.network.head import PerToken
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.task.classify import Classify
+from everyformer.task.language import Language
+from everyformer.task.masked import Masked
+from everyformer.task.translate import Translate
+from everyformer.task.work import Task
+from everyformer.value import nearest
+
+TASKS: dict[str, type[Task]] = {
+    "language": Language,
+    "masked": Masked,
+    "classify": Classify,
+    "translate": Translate,
+}
+BY_HEAD: dict[type, str] = {
+    LanguageHead: "language",
+    MaskedHead: "masked",
+    ClassifyHead: "classify",
+    PerToken: "classify",
+}
+
+
+def task_for(member: str, size: str | None = None, name: str | None = None) -> Task:
+    """The task of a name, or the one that a member's first head is for."""
+    value = find(member).value(size)
+    if name is None:
+        name = "translate" if isinstance(value, EncoderDecoder) else BY_HEAD[type(value.heads[0])]
+    if name not in TASKS:
+        raise ValueError(f"no task is named {name!r}; {nearest(name, TASKS)}")
+    return Classify(kind=_kind(value)) if name == "classify" else TASKS[name]()
+
+
+def _kind(value: Model | EncoderDecoder) -> Literal["text", "sets", "images", "graph"] | None:
+    """What a classifier reads, told by its embedding."""
+    if isinstance(value, EncoderDecoder):
+        return None
+    if isinstance(value.embed, Patches):
+        return "images"
+    if isinstance(value.embed, Features | Nodes):
+        patterns = [part for layer in value.body.each for one in layer.attentions() for part in one.pattern.walk()]
+        return "graph" if any(isinstance(part, Graph) for part in patterns) else "sets"
+    return "text"

@@ -1,0 +1,238 @@
+"""Translate: one sentence into another. Paper: Vaswani et al. 2017.
+
+Teacher forcing: the decoder is given [CLS] y_1 ... y_n, the target so far, and tells y_1 ... y_n [SEP]. Loss of one token with
+label smoothing e over V tokens (section 5.4): (1 - e) (-log p(y)) + e / V sum_v -log p(v). Batches are of sentences of
+about the same length. Symbols: [CLS] is the start, [SEP] the end; a source ends in [SEP] too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from everyformer.data import tokenizer as tokenizers
+from everyformer.data.pairs import Pairs, open_pairs
+from everyformer.data.tokenizer import SPECIAL, Ids
+from everyformer.infer.beam import beam_search
+from everyformer.network.head import Language
+from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.task.work import Batch, Task, Work, check_split, check_vocabulary, draw, logits, pad, shuffled, which
+from everyformer.value import Share, Size, Value
+
+MULTIPLE = 8
+POOL = 50  # batches among which sentences of like length are found
+EVALUATED = 64  # pairs at a time
+START, END = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
+
+
+class Translate(Task, Value, frozen=True):
+    """Tell the translation of a sentence. One vocabulary of byte pairs for both languages."""
+
+    source: str = "en"  # the ending of the files, or the column of the records
+    target: str = "de"
+    vocabulary: Size = 8192
+    longest: Size = 128  # tokens of a sentence: longer pairs are left out in training, longer sources cut in evaluation
+    smoothing: Share = 0.1
+    beam: Size = 5
+    penalty: float = 0.6  # of length, in the beam search
+    valid: Share = 0.1  # the share of the training pairs kept for validation, where there is no split for it
+
+    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
+        return TranslateWork(self, open_pairs(data, self.source, self.target, self.valid), context, folder)
+
+
+class TranslateWork(Work):
+    metric = "perplexity"
+    writes = True
+
+    def __init__(self, task: Translate, pairs: Pairs, context: int | None, folder: Path | None):
+        self.task, self.pairs, self.longest = task, pairs, min(task.longest, context or task.longest)
+        self.fingerprint = pairs.fingerprint
+        self.tokenizer = tokenizers.make(
+            "bpe", lambda: chain(*pairs.splits["train"]), task.vocabulary, self.fingerprint, folder
+        )
+        if [self.tokenizer.special(name) for name in SPECIAL] != list(range(len(SPECIAL))):
+            raise ValueError(
+                f"the tokenizer in {folder} does not begin with {' '.join(SPECIAL)}; begin from a run of translate"
+            )
+        self.encoded: dict[str, tuple[list[Ids], list[Ids]]] = {}  # by split, when it is first needed
+        self.head = 0
+        self.order = lru_cache(maxsize=2)(self._order)
+
+    def sides(self, split: str) -> tuple[list[Ids], list[Ids]]:
+        """Sources, each with its end, and targets."""
+        if split not in self.encoded:
+            sources, targets = (self.tokenizer.encode_all(side) for side in self.pairs.splits[split])
+            if split == "train":
+                fits = [max(len(x), len(y)) < self.longest for x, y in zip(sources, targets, strict=True)]
+                sources, targets = (
+                    [one for one, fit in zip(side, fits, strict=True) if fit] for side in (sources, targets)
+                )
+                if len(sources) < 2:
+                    raise ValueError(
+                        f"{len(sources)} of the {len(fits)} pairs of {self.pairs.name} have fewer than {self.longest} tokens; raise "
+                        "task.longest"
+                    )
+            self.encoded[split] = [np.append(x[: self.longest - 1], END) for x in sources], targets
+        return self.encoded[split]
+
+    def changes(self) -> dict[str, Any]:
+        return {"vocabulary": self.tokenizer.vocabulary}
+
+    def fit(self, value: Model | EncoderDecoder) -> None:
+        if not isinstance(value, EncoderDecoder):
+            raise ValueError("translate needs an encoder and a decoder; choose the member transformer")
+        for side in (value.encoder, value.decoder):
+            limit = side.position.limit() if side.position else None
+            self.longest = min(self.longest, limit or self.longest)
+            check_vocabulary(side, self.tokenizer.vocabulary, self.pairs.name)
+        self.head = which(value.decoder, Language, "translate")
+        self.encoded.clear()
+
+    def examples(self) -> int:
+        return len(self.sides("train")[0])
+
+    def _order(self, epoch: int, size: int, seed: int) -> Tensor:
+        """N, size: the batches of an epoch, each of sentences of about one length, in an order of its own."""
+        length_N = np.array([max(len(x), len(y) + 1) for x, y in zip(*self.sides("train"), strict=True)])
+        order_N = shuffled(len(length_N), epoch, seed).numpy()
+        order_N = order_N[: len(order_N) // size * size]  # what is left over is another's in the next epoch
+        pool_N = np.arange(len(order_N)) // (size * POOL)
+        batch_NB = torch.from_numpy(order_N[np.lexsort((length_N[order_N], pool_N))]).view(-1, size)
+        return batch_NB[torch.randperm(len(batch_NB), generator=draw(seed, epoch))]
+
+    def batch(self, step: int, size: int, seed: int) -> Batch:
+        epoch, place = divmod(step, self.examples() // size)
+        return self._pairs("train", self.order(epoch, size, seed)[place].tolist())
+
+    def _pairs(self, split: str, rows: Sequence[int]) -> Batch:
+        sources, targets = self.sides(split)
+        source_BS, source_visible_BS = pad([sources[row] for row in rows], MULTIPLE)
+        given_BT, visible_BT = pad([np.insert(targets[row], 0, START) for row in rows], MULTIPLE)
+        target_BT, _ = pad([np.append(targets[row], END) for row in rows], MULTIPLE)
+        return Batch(
+            {
+                "source_BS": source_BS,
+                "source_visible_BS": source_visible_BS,
+                "given_BT": given_BT,
+                "target_BT": target_BT,
+                "visible_BT": visible_BT,
+            }
+        )
+
+    def count(self, batch: Batch) -> int:
+        return int(batch["visible_BT"].sum())
+
+    def _losses(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor, Tensor]:
+        """The output, and the sums over the target's tokens with and without smoothing."""
+        output = network(
+            batch["source_BS"],
+            batch["given_BT"],
+            source_visible=batch["source_visible_BS"],
+            visible=batch["visible_BT"],
+            kernel=kernel,
+        )
+        visible_BT = batch["visible_BT"]
+        answer_NV, target_N = logits(output.logits, self.head)[visible_BT].float(), batch["target_BT"][visible_BT]
+        smooth = F.cross_entropy(answer_NV, target_N, reduction="sum", label_smoothing=self.task.smoothing)
+        plain = F.cross_entropy(answer_NV.detach(), target_N, reduction="sum")
+        return output, smooth, plain
+
+    def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
+        output, smooth, _ = self._losses(network, batch, kernel)
+        return smooth + sum(output.aux.values()) * self.count(batch) if output.aux else smooth
+
+    @torch.no_grad()
+    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+        """Perplexity of the tokens; on a whole split BLEU too, of translations by beam search."""
+        assert isinstance(network, PairNetwork)
+        split = self._split(split)
+        sources, targets = self.sides(split)
+        order = sorted(range(len(sources)), key=lambda row: (len(sources[row]), len(targets[row])))
+        rows = (
+            order if limit is None or limit >= len(order) else sorted(range(limit), key=lambda row: len(sources[row]))
+        )
+        device = next(network.parameters()).device
+        smooth = plain = count = 0.0
+        for start in range(0, len(rows), EVALUATED):
+            batch = self._pairs(split, rows[start : start + EVALUATED]).to(device)
+            _, one, other = self._losses(network, batch, kernel)
+            smooth, plain, count = smooth + float(one), plain + float(other), count + self.count(batch)
+        found: dict[str, Any] = {
+            "perplexity": math.exp(plain / count),
+            "loss": plain / count,
+            "smoothed_loss": smooth / count,
+            "split": split,
+            "pairs": len(rows),
+            "targets": int(count),
+        }
+        return found | (self.bleu(network, split) if rows is order else {})
+
+    def _split(self, split: str) -> str:
+        """A split by its name; "test" is the first of several test sets."""
+        tests = sorted(one for one in self.pairs.splits if one.startswith("test"))
+        split = tests[0] if split == "test" and tests else split
+        check_split(split, self.pairs.splits, self.pairs.name)
+        return split
+
+    def bleu(self, network: PairNetwork, split: str) -> dict[str, Any]:
+        """BLEU of the translations of a split, with sacrebleu's signature."""
+        try:
+            from sacrebleu.metrics.bleu import BLEU
+        except ImportError:
+            return {"bleu_missing": "BLEU needs sacrebleu; install it with pip install 'everyformer[translate]'"}
+        sources, targets = self.pairs.splits[self._split(split)]
+        metric = BLEU()
+        score = metric.corpus_score(self.translate(network, sources), [targets])
+        return {
+            "bleu": score.score,
+            "bleu_signature": str(metric.get_signature()),
+            "beam": self.task.beam,
+            "penalty": self.task.penalty,
+        }
+
+    def translate(self, network: PairNetwork, texts: Sequence[str], beam: int | None = None) -> list[str]:
+        """Translations of some sentences."""
+        sources = [np.append(ids[: self.longest - 1], END) for ids in self.tokenizer.encode_all(texts)]
+        order = sorted(range(len(sources)), key=lambda row: len(sources[row]))  # like lengths together
+        found, device = [""] * len(sources), next(network.parameters()).device
+        for start in range(0, len(order), EVALUATED):
+            rows = order[start : start + EVALUATED]
+            source_BS, visible_BS = pad([sources[row] for row in rows], MULTIPLE)
+            answers = beam_search(
+                network,
+                source_BS.to(device),
+                visible=visible_BS.to(device),
+                start=START,
+                end=END,
+                longest=self.longest,
+                beam=beam or self.task.beam,
+                penalty=self.task.penalty,
+            )
+            for row, ids in zip(rows, answers, strict=True):
+                found[row] = self.tokenizer.decode([one for one in ids if one >= len(SPECIAL)]).strip()
+        return found
+
+    def write(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> str:
+        """The translation of a sentence."""
+        assert isinstance(network, PairNetwork)
+        return self.translate(network, [prompt], choices.get("beam"))[0]
+
+    def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
+        assert isinstance(network, PairNetwork)
+        sources, targets = self.pairs.splits["valid"]
+        row = seed % len(sources)
+        found = self.translate(network, [sources[row]], beam=1)[0]
+        return f"{sources[row]}\n-> {found}\n   (reference: {targets[row]})"
+
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder)

@@ -1,0 +1,185 @@
+"""What a task gives to the loop.
+
+A `Task` is a value (what to learn, and how the data are read). Opened on data it becomes `Work`: batches, losses and
+metrics. Batches are a pure function of (seed, step), so a run that goes on after a crash, or on another number of
+processes, sees exactly the data it would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everyformer.data.tokenizer import Ids
+from everyformer.network.embed import Tokens
+from everyformer.network.head import Head
+from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tensors with the same first axis, and the number of targets that count in the loss."""
+
+    tensors: Mapping[str, Tensor]
+    shared: Mapping[str, Tensor] | None = None  # what belongs to all rows, such as the edges of one graph
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def rows(self, start: int, end: int) -> Batch:
+        return Batch({name: x[start:end] for name, x in self.tensors.items()}, self.shared)
+
+    def to(self, device: torch.device) -> Batch:
+        def move(x: Tensor) -> Tensor:
+            return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+        return Batch(
+            {name: move(x) for name, x in self.tensors.items()},
+            None if self.shared is None else {name: x.to(device) for name, x in self.shared.items()},
+        )
+
+
+class Task:
+    """A value that opens data. `data` is a path, a named set, '-' for standard input, or None for the embedded set."""
+
+    __slots__ = ()
+
+    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
+        """The work on these data. A tokenizer found in `folder` (a run's) is used, not made anew."""
+        raise NotImplementedError
+
+
+class Work:
+    """A task on its data."""
+
+    fingerprint: str  # of the data: a run refuses to go on with others
+    metric: str  # the number that says how good a model is, by its name in `evaluate`
+    higher_is_better: bool = False
+    writes: bool = False  # can a model of this task generate?
+
+    def changes(self) -> dict[str, Any]:
+        """What the data ask of the member: `vocabulary=`, `classes=`, ..."""
+        return {}
+
+    def adapt(self, value: Model | EncoderDecoder) -> Model | EncoderDecoder:
+        """The model with the heads that the task needs: a pretrained body gets a new one."""
+        return value
+
+    def fit(self, value: Model | EncoderDecoder) -> None:
+        """Take from the model what the data must follow, such as its context."""
+
+    def examples(self) -> int:
+        """How many training examples there are; a batch may not be larger."""
+        raise NotImplementedError
+
+    def batch(self, step: int, size: int, seed: int) -> Batch:
+        """The whole batch of a step, on the CPU."""
+        raise NotImplementedError
+
+    def count(self, batch: Batch) -> int:
+        """How many targets of a batch count in the loss."""
+        raise NotImplementedError
+
+    def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
+        """The sum of the losses of the batch's targets, in float32; `count` of the whole batch makes it a mean."""
+        raise NotImplementedError
+
+    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+        """Metrics on a split ("valid" or "test"), on at most `limit` examples; says how they were computed."""
+        raise NotImplementedError
+
+    def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
+        """Something a person can look at, or None."""
+        return None
+
+    def write(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> str:
+        """The prompt and what follows it, or what the model makes of it."""
+        raise ValueError(f"a model of the task {type(self).__name__} does not write; use evaluate")
+
+    def stream(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> Iterator[str]:
+        """What follows a prompt, piece by piece."""
+        raise ValueError(f"a model of the task {type(self).__name__} does not stream; leave --stream out")
+
+    def save(self, folder: Path) -> None:
+        """Write what is needed to use the model later, such as the tokenizer."""
+
+
+def shuffled(count: int, epoch: int, seed: int) -> Tensor:
+    """The order of the examples in an epoch."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+
+
+def epoch_rows(count: int, first: int, size: int, seed: int) -> Tensor:
+    """The examples number `first` to `first + size` of a run: epochs without a gap, each in an order of its own."""
+    place_B = torch.arange(first, first + size)
+    row_B = torch.empty(size, dtype=torch.long)
+    for epoch in range(first // count, (first + size - 1) // count + 1):
+        here = place_B // count == epoch
+        row_B[here] = shuffled(count, epoch, seed)[place_B[here] % count]
+    return row_B
+
+
+def draw(seed: int, step: int) -> torch.Generator:
+    """Where the random numbers of a step's batch come from."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + step)
+
+
+def pad(rows: Sequence[Ids], multiple: int) -> tuple[Tensor, Tensor]:
+    """Rows as one batch, and which tokens are real. Lengths are rounded up, so that there are few shapes."""
+    length = -(-max(map(len, rows)) // multiple) * multiple
+    token_BT = np.zeros((len(rows), length), dtype=np.int64)
+    visible_BT = np.zeros((len(rows), length), dtype=bool)
+    for row, ids in enumerate(rows):
+        token_BT[row, : len(ids)], visible_BT[row, : len(ids)] = ids, True
+    return torch.from_numpy(token_BT), torch.from_numpy(visible_BT)
+
+
+def sequence(value: Model | EncoderDecoder, task: str) -> Model:
+    """The model, if it reads one sequence."""
+    if not isinstance(value, Model):
+        raise ValueError(f"{task} needs a model of one sequence, not an encoder and a decoder; try bert or gpt2")
+    return value
+
+
+def which(value: Model, kind: type[Head], task: str) -> int:
+    """The number of the head of a kind."""
+    for number, head in enumerate(value.heads):
+        if isinstance(head, kind):
+            return number
+    have = ", ".join(type(head).__name__ for head in value.heads) or "none"
+    raise ValueError(
+        f"{task} needs a head {kind.__name__}, the model has {have}; choose another member, or give it that head"
+    )
+
+
+def logits(found: Any, number: int) -> Tensor:
+    """The answer of one head: a model of several gives a tuple."""
+    answer: Tensor = found[number] if isinstance(found, tuple) else found
+    return answer
+
+
+def check_vocabulary(value: Model, vocabulary: int, name: str) -> None:
+    embed = value.embed
+    if not isinstance(embed, Tokens):
+        raise ValueError(
+            f"{name} gives tokens, but the model's inputs are {type(embed).__name__.lower()}; choose a member that reads tokens"
+        )
+    if embed.vocabulary < vocabulary:
+        raise ValueError(
+            f"the tokenizer of {name} has {vocabulary} tokens, but the model knows {embed.vocabulary}; set model.vocabulary to "
+            f"{vocabulary}, or lower task.vocabulary"
+        )
+
+
+def check_split(split: str, splits: Mapping[str, Any], name: str) -> None:
+    if split not in splits:
+        raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")

@@ -1,0 +1,1 @@
+"""Training: the loop, what it is told, what it keeps, and how it grows beyond one machine."""

@@ -1,0 +1,185 @@
+"""Checkpoints: safetensors and JSON, whole or not at all.
+
+A checkpoint is a folder named after its step. It is written under another name, flushed to the disk and then renamed, so
+at any moment every folder with a number for a name is complete. `state.json` holds the checksums of the other files;
+a truncated or changed file is named and refused. Weights and optimizer state are gathered to full tensors, so a run saved
+by several processes goes on in one and the other way round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from everyformer.train.distributed import World
+
+VERSION = 1
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint, oldest first."""
+    found = folder / "checkpoints"
+    return sorted(int(one.name) for one in found.iterdir() if one.name.isdigit()) if found.is_dir() else []
+
+
+def place(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"{step:08d}"
+
+
+def write(
+    folder: Path,
+    network: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    average: dict[str, Tensor] | None,
+    state: dict[str, Any],
+    model_json: str,
+    here: World,
+    keep: int,
+) -> None:
+    """Save everything a run needs to go on, then drop checkpoints older than the last `keep`."""
+    weights: Any = get_model_state_dict(network, options=FULL)
+    found: Any = get_optimizer_state_dict(network, optimizers, options=FULL)  # empty but on the first process
+    moments = {
+        f"{name}/{moment}": x for name, moments in found.get("state", {}).items() for moment, x in moments.items()
+    }
+    whole = None if average is None else {name: _full(x) for name, x in average.items()}
+    if here.first:
+        target = place(folder, state["step"])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f"part-{target.name}")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        try:
+            _save(_unique(weights), part / "model.safetensors")
+            _save(moments, part / "optimizer.safetensors")
+            if whole is not None:
+                _save(whole, part / "average.safetensors")
+            (part / "model.json").write_text(model_json + "\n")
+            sums = {one.name: _checksum(one) for one in sorted(part.iterdir())}
+            record = {"version": VERSION, **state, "groups": found["param_groups"], "files": sums}
+            (part / "state.json").write_text(json.dumps(record, indent=1) + "\n")
+            for one in (*part.iterdir(), part):
+                _flush(one)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise ValueError(
+                f"cannot write a checkpoint to {target.parent}: {error}; the earlier ones are kept"
+            ) from error
+        shutil.rmtree(target, ignore_errors=True)
+        part.rename(target)
+        _flush(target.parent)
+        for old in steps(folder)[:-keep]:
+            shutil.rmtree(place(folder, old))
+    here.wait()
+
+
+def check(folder: Path, step: int) -> dict[str, Any]:
+    """The state of a checkpoint whose files are all as they were written."""
+    found = place(folder, step)
+    try:
+        state: dict[str, Any] = json.loads((found / "state.json").read_text())
+        files = state["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"the checkpoint {found} has no readable state.json ({error}); {_remedy(folder, step)}"
+        ) from None
+    if state.get("version") != VERSION:
+        raise ValueError(
+            f"the checkpoint {found} is of version {state.get('version')}, this program reads version {VERSION}; "
+            "use the everyformer that wrote it"
+        )
+    for name, wanted in files.items():
+        if not (found / name).is_file():
+            raise ValueError(f"the checkpoint {found} has lost {name}; {_remedy(folder, step)}")
+        if _checksum(found / name) != wanted:
+            raise ValueError(f"{found / name} is not as it was written (truncated or changed); {_remedy(folder, step)}")
+    return state
+
+
+def read(
+    folder: Path,
+    step: int,
+    network: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    average: dict[str, Tensor] | None,
+) -> dict[str, Any]:
+    """Put a checkpoint into a network, its optimizers and its average; the state comes back."""
+    state, found = check(folder, step), place(folder, step)
+    weights: dict[str, Any] = load_file(found / "model.safetensors")
+    known = network.state_dict()
+    shared = {name: weights[_first(network, name)] for name in known if name not in weights}
+    set_model_state_dict(network, weights | shared, options=FULL)
+    moments: dict[str, Any] = {}
+    for key, x in load_file(found / "optimizer.safetensors").items():
+        name, moment = key.rsplit("/", 1)
+        moments.setdefault(name, {})[moment] = x
+    known_state = {"state": moments, "param_groups": state["groups"]}
+    set_optimizer_state_dict(network, optimizers, optim_state_dict=known_state, options=FULL)
+    if average is not None:
+        for name, saved in load_file(found / "average.safetensors").items():
+            _put(average[name], saved)
+    return state
+
+
+def _remedy(folder: Path, step: int) -> str:
+    earlier = [one for one in steps(folder) if one < step]
+    return f"go on from an earlier one with --step {earlier[-1]}" if earlier else "begin the run anew"
+
+
+def _unique(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the second names of shared weights."""
+    seen: dict[int, str] = {}
+    return {name: x for name, x in weights.items() if seen.setdefault(x.data_ptr(), name) == name or not x.numel()}
+
+
+def _first(network: nn.Module, name: str) -> str:
+    """The first name of a shared weight."""
+    wanted = dict(network.named_parameters(remove_duplicate=False))[name]
+    return next(one for one, p in network.named_parameters(remove_duplicate=False) if p is wanted)
+
+
+def _full(x: Tensor) -> Tensor:
+    return (x.full_tensor() if hasattr(x, "full_tensor") else x).detach().cpu()
+
+
+def _put(x: Tensor, saved: Tensor) -> None:
+    if hasattr(x, "full_tensor"):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(x, DTensor)
+        x.copy_(distribute_tensor(saved.to(x.device), x.device_mesh, x.placements))
+    else:
+        x.copy_(saved)
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file({name: x.contiguous() for name, x in tensors.items()}, path)
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,112 @@
+"""Several processes: the same command under torchrun. DDP, or FSDP2 where `run.shard` is set.
+
+Each process takes its share of the rows of every batch; losses are sums divided by the whole batch's count, so the curve
+is the single process's at the same batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from everyformer.network.depth import LayerModule
+from everyformer.task.work import Batch
+
+
+@dataclass(frozen=True)
+class World:
+    """Which process this is, of how many."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, batch: Batch) -> Batch:
+        """This process's rows; the first processes take one more where they do not divide."""
+        bounds = [len(batch) * rank // self.size for rank in range(self.size + 1)]
+        return batch.rows(bounds[self.rank], bounds[self.rank + 1])
+
+    def sum(self, x: Tensor) -> Tensor:
+        if self.size > 1:
+            dist.all_reduce(x)
+        return x
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def any(self, flag: bool) -> bool:
+        """Is it so on any process?"""
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)).item()) if self.size > 1 else flag
+
+
+@contextmanager
+def world(device: str) -> Iterator[World]:
+    """The processes that torchrun started, or this one alone."""
+    chosen = find_device(device)
+    if "WORLD_SIZE" not in os.environ:
+        yield World(device=chosen)
+        return
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield World(dist.get_rank(), dist.get_world_size(), chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+def find_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"run.device={name} cannot be used here ({str(error).splitlines()[0]}); try auto or cpu"
+        ) from None
+    return device
+
+
+def spread(network: nn.Module, here: World, shard: bool) -> nn.Module:
+    """The module to call in training: the network itself, DDP around it, or the network with its weights sharded."""
+    if here.size == 1:
+        return network
+    if not shard:
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(network, device_ids=[here.device] if here.device.type == "cuda" else None)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(here.device.type, (here.size,))
+    for module in network.modules():
+        if isinstance(module, LayerModule):
+            fully_shard(module, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    return network
+
+
+@contextmanager
+def syncing(network: Any, last: bool) -> Iterator[None]:
+    """Gradients go between processes only with the last piece of a batch."""
+    if hasattr(network, "no_sync") and not last:
+        with network.no_sync():
+            yield
+        return
+    if hasattr(network, "set_requires_gradient_sync"):
+        network.set_requires_gradient_sync(last)
+    yield

@@ -1,0 +1,81 @@
+"""A run as something to use: its network, its tokenizer and its data, from the folder that `train` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import load_file
+
+from everyformer.network.model import Network, PairNetwork
+from everyformer.task.work import Work
+from everyformer.train import checkpoint
+from everyformer.train.distributed import find_device
+from everyformer.train.loop import read_model, read_recipe
+from everyformer.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A trained network and the work it was trained on."""
+
+    network: Network | PairNetwork
+    work: Work
+    recipe: Recipe
+    step: int
+
+    @property
+    def writes(self) -> bool:
+        """Can it generate?"""
+        return self.work.writes
+
+    def evaluate(self, split: str = "valid", limit: int | None = None, kernel: str = "auto") -> dict[str, Any]:
+        with torch.no_grad():
+            return self.work.evaluate(self.network, split, limit, kernel) | {"step": self.step}
+
+    def write(self, prompt: str, tokens: int, **choices: Any) -> str:
+        """The prompt and what follows, or its translation."""
+        return self.work.write(self.network, prompt, tokens, **choices)
+
+    def stream(self, prompt: str, tokens: int, **choices: Any) -> Iterator[str]:
+        """What follows the prompt, piece by piece."""
+        return self.work.stream(self.network, prompt, tokens, **choices)
+
+
+def open_run(folder: str | Path, *, step: int | None = None, device: str = "auto", **changes: Any) -> Finished:
+    """The run in a folder at its last checkpoint, or at `step`. `changes` are fields of its task."""
+    folder = Path(folder)
+    recipe = read_recipe(folder)
+    if changes:
+        unknown = set(changes) - set(recipe.task.__struct_fields__)  # type: ignore[attr-defined]
+        if unknown:
+            raise ValueError(f"the task of {folder} has no {', '.join(sorted(unknown))}")
+        recipe = msgspec.structs.replace(recipe, task=msgspec.structs.replace(recipe.task, **changes))  # type: ignore[type-var]
+    found = checkpoint.steps(folder)
+    if not found:
+        raise ValueError(f"{folder} has no checkpoint yet; train it further, or look at its records.jsonl")
+    if step is not None and step not in found:
+        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, found))}")
+    step = found[-1] if step is None else step
+    checkpoint.check(folder, step)
+    work = recipe.task.open(recipe.data, recipe.model.get("context"), folder)
+    value = read_model(folder)
+    work.fit(value)
+    network = value.build()
+    place = checkpoint.place(folder, step)
+    average = place / "average.safetensors"
+    # The averaged weights are a run's result; buffers come with the others.
+    weights = load_file(place / "model.safetensors") | (load_file(average) if average.exists() else {})
+    missing, left_over = network.load_state_dict(weights, strict=False)
+    shared = {name for name, _ in network.named_parameters(remove_duplicate=False)} - {
+        name for name, _ in network.named_parameters()
+    }
+    if left_over or set(missing) - shared:
+        raise ValueError(
+            f"{place} does not fit {folder / 'model.json'}: {sorted(left_over) + sorted(set(missing) - shared)}"
+        )
+    return Finished(network.to(find_device(device)).eval(), work, recipe, step)

@@ -1,0 +1,351 @@
+"""The loop: batches in, a trained model, its checkpoints and its records out.
+
+    run = train(recipe, "runs/first")          # begins
+    run = resume("runs/first")                 # goes on from the last checkpoint, to the same weights to the last bit
+
+Everything random in a step follows from (seed, step, process), and batches from (seed, step): nothing of it has to be
+saved, and nothing depends on when a run was interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.task.work import Batch, Work
+from everyformer.train import checkpoint
+from everyformer.train.distributed import World, spread, syncing, world
+from everyformer.train.optimizer import optimizers, set_rate
+from everyformer.train.recipe import Recipe
+from everyformer.train.record import Listener, Records
+from everyformer.train.schedule import batch_size, rate
+from everyformer.train.start import adopt
+from everyformer.train.watch import Unstable, Watch
+from everyformer.value import from_json, to_json
+
+
+@dataclass
+class Trained:
+    """What a run left: the network (with averaged weights, if any), its work, and the last metrics."""
+
+    network: Network | PairNetwork
+    work: Work
+    recipe: Recipe
+    step: int
+    metrics: dict[str, Any]
+    stopped: str | None = None  # why it ended early
+
+    @property
+    def writes(self) -> bool:
+        """Can it generate?"""
+        return self.work.writes
+
+
+def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[Listener, ...] = ()) -> Trained:
+    """Begin a run. Without a folder nothing is written."""
+    target = None if folder is None else Path(folder)
+    with world(recipe.run.device) as here:
+        if here.first and target is not None:
+            if target.exists() and any(target.iterdir()):
+                raise ValueError(
+                    f"{target} already exists and is not empty; give another --out, or go on with resume {target}"
+                )
+            target.mkdir(parents=True, exist_ok=True)
+        begun = None if recipe.start is None else Path(recipe.start)
+        work = recipe.task.open(recipe.data, recipe.model.get("context"), begun)
+        value = work.adapt(recipe.value(work.changes()))
+        if here.first and target is not None:
+            (target / "recipe.json").write_text(to_json(recipe) + "\n")
+            (target / "model.json").write_text(to_json(value) + "\n")
+            work.save(target)
+        here.wait()
+        return Loop(recipe, work, value, target, here, listeners).run(None)
+
+
+def resume(
+    folder: str | Path, *, step: int | None = None, steps: int | None = None, listeners: tuple[Listener, ...] = ()
+) -> Trained:
+    """Go on with a run from its last checkpoint (or from `step`), to its end (or to `steps`)."""
+    target = Path(folder)
+    recipe = read_recipe(target)
+    if steps is not None:
+        import msgspec
+
+        recipe = msgspec.structs.replace(recipe, run=msgspec.structs.replace(recipe.run, steps=steps))
+    with world(recipe.run.device) as here:
+        found = checkpoint.steps(target)
+        if step is not None and step not in found:
+            raise ValueError(f"{target} has no checkpoint of step {step}; there are {found or 'none'}")
+        work = recipe.task.open(recipe.data, recipe.model.get("context"), target)
+        value = read_model(target)
+        start = step if step is not None else found[-1] if found else None
+        return Loop(recipe, work, value, target, here, listeners).run(start)
+
+
+def read_recipe(folder: Path) -> Recipe:
+    if not (folder / "recipe.json").is_file():
+        raise ValueError(f"{folder} is not a run: it has no recipe.json; give a folder that train wrote")
+    return from_json((folder / "recipe.json").read_text(), Recipe)
+
+
+def read_model(folder: Path) -> Model | EncoderDecoder:
+    text = (folder / "model.json").read_text()
+    kind: type[Model] | type[EncoderDecoder] = EncoderDecoder if '"encoder_decoder"' in text else Model
+    return from_json(text, kind)
+
+
+class Loop:
+    """One run in one process."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        work: Work,
+        value: Model | EncoderDecoder,
+        folder: Path | None,
+        here: World,
+        listeners: tuple[Listener, ...],
+    ):
+        self.recipe, self.work, self.value, self.folder, self.here = recipe, work, value, folder, here
+        self.listeners = listeners if here.first else ()
+        work.fit(value)
+        run = recipe.run
+        if run.precision == "fp16" and here.device.type == "cpu":
+            raise ValueError("run.precision=fp16 on a CPU is some 80 times slower than fp32; use bf16 or fp32")
+        largest = max(batch_size(run, step) for step in (0, *(start for start, _ in run.grow)))
+        if largest > work.examples():
+            raise ValueError(f"a batch of {largest} is larger than the set of {work.examples()}; lower run.batch")
+        if run.batch < here.size * run.accumulate:
+            raise ValueError(
+                f"a batch of {run.batch} cannot be cut into {here.size} processes x {run.accumulate} pieces; raise run.batch"
+            )
+        torch.manual_seed(run.seed)
+        network = value.build()
+        there = next(network.parameters()).device.type == here.device.type  # moving imagined weights is not possible
+        self.network = network if there else network.to(here.device)
+        if recipe.start is not None and not (folder and checkpoint.steps(folder)):
+            adopt(self.network, recipe.start)
+        if run.sections:
+            set_sections(self.network, run.sections)
+        self.called = spread(self.network, here, run.shard)
+        if run.compile:
+            self.called = torch.compile(self.called)  # type: ignore[assignment]
+        self.optimizers = optimizers(self.network, recipe.optim)
+        decay = recipe.optim.average
+        self.average = {n: p.detach().clone() for n, p in self.network.named_parameters()} if decay else None
+        self.scaler = torch.amp.GradScaler(here.device.type, enabled=run.precision == "fp16")
+        self.watch = Watch(recipe.optim.patience)
+        self.interrupted: str | None = None
+
+    def run(self, start: int | None) -> Trained:
+        step, run = 0, self.recipe.run
+        if start is not None:
+            assert self.folder is not None
+            step = self._restore(start)
+        path = None if self.folder is None or not self.here.first else self.folder / "records.jsonl"
+        records = Records(path, self.listeners, after=step if start is not None else None)
+        records.write("begin", step, steps=run.steps, parameters=sum(p.numel() for p in self.network.parameters()))
+        metrics: dict[str, Any] = {}
+        saved = start
+        with self._signals():
+            while step < run.steps and self.interrupted is None:
+                try:
+                    self._step(step, records)
+                except Unstable as error:
+                    records.write("end", step, stopped=str(error))
+                    raise
+                step += 1
+                last = step == run.steps
+                if last or (run.evaluate and step % run.evaluate == 0):
+                    metrics = self._evaluate(step, None if last else run.examples, records)
+                if self.here.any(self.interrupted is not None) and self.interrupted is None:
+                    self.interrupted = "another process was asked to stop"
+                if last or self.interrupted or (run.save and step % run.save == 0):
+                    self._save(step, records)
+                    saved = step
+        if self.folder is not None and saved != step:
+            self._save(step, records)
+        records.write("end", step, **({"stopped": self.interrupted} if self.interrupted else {}), **metrics)
+        self._use_average()
+        return Trained(self.network.eval(), self.work, self.recipe, step, metrics, self.interrupted)
+
+    def _step(self, step: int, records: Records) -> None:
+        run, optim, began = self.recipe.run, self.recipe.optim, time.perf_counter()
+        size = batch_size(run, step)
+        batch = self.work.batch(step, size, run.seed)
+        count = self.work.count(batch)
+        torch.manual_seed((run.seed * 1_000_003 + step) * 4099 + self.here.rank)
+        total, norm = self.gradients(batch, count)
+        loss_now, norm_now = float(self.here.sum(total)), float(norm)
+        reason = self.watch.look(loss_now, norm_now)
+        share = rate(optim, step, run.steps)
+        if reason is None:
+            self.change(share, norm if optim.clip and norm_now > optim.clip else None)
+        else:
+            records.write("skip", step + 1, reason=reason)
+        self.scaler.update()
+        self.forget()
+        seconds = time.perf_counter() - began
+        records.write(
+            "step", step + 1, loss=loss_now, norm=norm_now, lr=optim.lr * share, batch=size,
+            targets=count, rate=count / seconds, memory=_memory(self.here.device),
+        )  # fmt: skip
+
+    def gradients(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
+        """Leave the gradients of a batch on the weights; the loss of this process's part and their norm come back."""
+        run, mine = self.recipe.run, self.here.share(batch)
+        bounds = [len(mine) * piece // run.accumulate for piece in range(run.accumulate + 1)]
+        self.called.train()
+        total = torch.zeros((), device=self.here.device)
+        for piece in range(run.accumulate):
+            part = mine.rows(bounds[piece], bounds[piece + 1]).to(self.here.device)
+            with syncing(self.called, last=piece == run.accumulate - 1):
+                with self._precision():
+                    loss = self.work.loss(self.called, part, run.kernel) / count  # type: ignore[arg-type]
+                # DDP and FSDP take the mean over the processes; the loss is a sum already divided by the whole count.
+                self.scaler.scale(loss * self.here.size).backward()
+            total += loss.detach()
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        return total, _norm(nn.utils.get_total_norm([p.grad for p in self._moved()]))  # type: ignore[misc]
+
+    def change(self, share: float, norm: Tensor | None) -> None:
+        """Move the weights by their gradients at a share of the rate; with a norm, the gradients are clipped first."""
+        if norm is not None:
+            nn.utils.clip_grads_with_norm_(self._moved(), self.recipe.optim.clip, norm)
+        set_rate(self.optimizers, share)
+        for optimizer in self.optimizers:
+            self.scaler.step(optimizer)
+        self._follow()
+
+    def forget(self) -> None:
+        """Drop the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def _moved(self) -> list[nn.Parameter]:
+        return [p for p in self.network.parameters() if p.grad is not None]
+
+    def _follow(self) -> None:
+        """Move the average of the weights a little towards them."""
+        if self.average is not None:
+            decay = self.recipe.optim.average
+            with torch.no_grad():
+                for name, weight in self.network.named_parameters():
+                    self.average[name].lerp_(weight.detach(), 1 - decay)
+
+    def _evaluate(self, step: int, limit: int | None, records: Records) -> dict[str, Any]:
+        """Metrics of the network (of its average, if there is one), and a sample."""
+        if self.recipe.run.shard and self.here.size > 1:
+            return {}  # the weights are in pieces; evaluate the checkpoint instead
+        with self._averaged(), torch.no_grad(), self._precision():
+            self.network.eval()
+            metrics = (
+                self.work.evaluate(self.network, "valid", limit, self.recipe.run.kernel) if self.here.first else {}
+            )
+            sample = self.work.sample(self.network, self.recipe.run.seed) if self.here.first else None
+        records.write("evaluate", step, **metrics, **({} if sample is None else {"sample": sample}))
+        self.here.wait()
+        return metrics
+
+    def _save(self, step: int, records: Records) -> None:
+        if self.folder is None:
+            return
+        state = {
+            "step": step,
+            "data": self.work.fingerprint,
+            "watch": self.watch.state(),
+            "scaler": self.scaler.state_dict(),
+        }
+        model_json = to_json(self.value)
+        checkpoint.write(
+            self.folder, self.network, self.optimizers, self.average, state, model_json, self.here, self.recipe.run.keep
+        )
+        records.write("save", step)
+
+    def _restore(self, start: int) -> int:
+        assert self.folder is not None
+        state = checkpoint.read(self.folder, start, self.network, self.optimizers, self.average)
+        if state["data"] != self.work.fingerprint:
+            raise ValueError(
+                f"the data of {self.folder} have changed since the run began ({self.recipe.data}): give it the same data, "
+                "or begin a new run"
+            )
+        self.watch = Watch(**state["watch"])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+        return int(state["step"])
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The network with its averaged weights."""
+        if self.average is None:
+            yield
+            return
+        with torch.no_grad():
+            kept = {name: p.detach().clone() for name, p in self.network.named_parameters()}
+            self._use_average()
+            try:
+                yield
+            finally:
+                for name, p in self.network.named_parameters():
+                    p.copy_(kept[name])
+
+    def _use_average(self) -> None:
+        if self.average is not None:
+            with torch.no_grad():
+                for name, p in self.network.named_parameters():
+                    p.copy_(self.average[name])
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        kind = kinds.get(self.recipe.run.precision)
+        return nullcontext() if kind is None else torch.autocast(self.here.device.type, kind)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the run after the step in hand, with a checkpoint."""
+
+        def stop(number: int, frame: Any) -> None:
+            self.interrupted = f"asked to stop by {signal.Signals(number).name}"
+
+        before: dict[int, Any] = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before[number] = signal.signal(number, stop)
+        except ValueError:  # not in the main thread: then the signals belong to someone else
+            before = {}
+        try:
+            yield
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+
+
+def set_sections(network: nn.Module, sections: int) -> None:
+    """Recompute the activations of the stacks in so many sections in the backward pass, to save their memory."""
+    for module in network.modules():
+        if hasattr(module, "sections"):
+            module.sections = sections  # type: ignore[assignment]
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes at the peak, on the device or in this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

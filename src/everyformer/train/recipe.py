@@ -1,0 +1,111 @@
+"""The recipe of a run: everything that decides what comes out, as one value. `recipe.json` in the run's folder.
+
+On the command line its fields are set by `path=value`: run.steps=500 optim.lr=3e-4 model.width=256 task.tokenizer=bpe.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from everyformer.family.table import find
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.task.work import Task
+from everyformer.value import Count, Positive, Share, Size, Value, nearest
+
+
+class Run(Value, frozen=True):
+    """How long, how much at a time, and on what."""
+
+    steps: Size = 1000
+    batch: Size = 32  # sequences in a step, over all processes
+    grow: tuple[tuple[Count, Size], ...] = ()  # (from this step on, this batch)
+    accumulate: Size = 1  # pieces in which a process computes its part of a batch
+    seed: Count = 0
+    evaluate: Count = 250  # steps between evaluations; 0: only at the end
+    examples: Size | None = 200  # how many examples an evaluation during training takes; None: all
+    save: Count = 250  # steps between checkpoints; 0: only at the end
+    keep: Size = 2  # how many checkpoints are kept
+    device: str = "auto"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = False
+    kernel: str = "auto"
+    sections: Count = 0  # activation checkpointing: the stack in so many sections; 0: off
+    shard: bool = False  # FSDP2 instead of DDP when there are several processes
+
+
+class Optim(Value, frozen=True):
+    """How weights change."""
+
+    name: Literal["adamw", "muon"] = "adamw"  # muon for matrices, adamw for the rest
+    lr: Positive = 1e-3
+    muon_lr: Positive = 2e-2
+    weight_decay: float = 0.01
+    beta1: Share = 0.9
+    beta2: Share = 0.99
+    schedule: Literal["constant", "cosine", "inverse_sqrt", "linear", "wsd"] = "cosine"
+    warmup: Count = 100
+    floor: float = 0.1  # the end of cosine, linear and wsd, as a share of lr
+    decay: Positive = 0.2  # wsd: the share of the steps in which the rate falls
+    clip: float = 1.0  # of the gradient's norm; 0: never
+    average: Share = 0.0  # decay of the running average of the weights; 0: none
+    patience: Size = 20  # bad steps (not finite, or a spike) in a row before the run stops
+
+
+class Recipe(Value, frozen=True, kw_only=True):
+    """A member with its changes, a task on its data, and how to run it."""
+
+    member: str
+    task: Task
+    size: str | None = None
+    model: dict[str, Any] = msgspec.field(default_factory=dict)  # changes of the member: width, layers, ...
+    data: str | None = None
+    start: str | None = None  # a run or saved model whose body the new one begins with
+    run: Run = Run()
+    optim: Optim = Optim()
+
+    def value(self, found: dict[str, Any]) -> Model | EncoderDecoder:
+        """The model: the member as the data ask for it (where it has such a setting), then as the recipe says."""
+        member = find(self.member)
+        asked = {name: number for name, number in found.items() if name in member.settings()}
+        return member.value(self.size, **(asked | self.model))
+
+
+def override(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe with `path=value` settings applied. Values are read by the type of their field."""
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals or not path:
+            raise ValueError(f"{setting!r} is not a setting: write path=value, for example run.steps=500")
+        part, dot, name = path.partition(".")
+        parts = ("run", "optim", "model", "task")
+        if part not in parts or not dot:
+            raise ValueError(f"no setting is named {path!r}; {nearest(part, parts)}, followed by a dot and a field")
+        if part == "model":
+            known = find(recipe.member).settings()
+            if name not in known:
+                raise ValueError(f"{recipe.member} has no {name!r} to set; {nearest(name, known)}")
+            recipe = msgspec.structs.replace(recipe, model=recipe.model | {name: _read(text, known[name], path)})
+            continue
+        value = getattr(recipe, part)
+        hints = get_type_hints(type(value), include_extras=True)
+        if name not in value.__struct_fields__:
+            raise ValueError(f"{part} has no field {name!r}; {nearest(name, value.__struct_fields__)}")
+        changed = msgspec.structs.replace(value, **{name: _read(text, hints[name], path)})
+        recipe = msgspec.structs.replace(recipe, **{part: changed})
+    return recipe
+
+
+def _read(text: str, kind: Any, path: str) -> Any:
+    """A word of the command line as a value of a type."""
+    optional = get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
+    if optional and text.lower() == "none":
+        return None
+    try:
+        plain = msgspec.json.decode(text) if text[:1] in '[{"' else text
+        return msgspec.convert(plain, kind, strict=False)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path}={text}: {str(error).replace('`', '')}") from None

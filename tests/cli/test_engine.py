@@ -1,0 +1,90 @@
+"""Train, evaluate, generate, resume and plan as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from everyformer.cli.main import main
+
+SMALL = ("run.steps=6", "run.batch=4", "run.evaluate=3", "run.examples=4", "run.save=3")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVERYFORMER_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text("to be, or not to be: that is the question.\n" * 60)
+    return tmp_path
+
+
+def train(*words):
+    return main(["train", "byte-language", "--size", "tiny", "--data", "text.txt", *SMALL, *words])
+
+
+def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
+    assert train("--out", "run") == 0
+    shown = capsys.readouterr().out
+    assert "bits per byte" in shown and "next: everyformer generate run" in shown
+    for name in ("recipe.json", "model.json", "records.jsonl", "curves.png", "checkpoints/00000006/model.safetensors"):
+        assert (place / "run" / name).is_file()
+
+    assert main(["evaluate", "run", "--stride", "1", "--limit", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["stride"] == 1 and found["window"] == 64 and found["step"] == 6 and 0 < found["bits_per_byte"] < 9
+
+    texts = []
+    for words in (["1"], ["1"], ["1", "--stream"], ["2"]):
+        assert main(["generate", "run", "--prompt", "to be", "--tokens", "20", "--seed", *words]) == 0
+        texts.append(capsys.readouterr().out.split("\nnext:")[0].strip("\n"))
+    assert texts[0] == texts[1] != texts[3] and texts[0].startswith("to be")
+    assert texts[0].endswith(texts[2][-10:])
+
+    assert main(["resume", "run", "--steps", "8"]) == 0
+    assert (place / "run" / "checkpoints" / "00000008").is_dir()
+
+
+def test_runs_without_a_name_get_free_ones(place, capsys):
+    assert train("run.steps=1") == 0 and train("run.steps=1") == 0
+    assert (place / "runs" / "byte-language-1").is_dir() and (place / "runs" / "byte-language-2").is_dir()
+
+
+def test_a_plan_says_what_a_run_takes_and_what_to_change(capsys):
+    assert main(["plan", "gpt2", "--size", "tiny", "--no-measure", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"] == 120_576 and found["fits"]
+    assert main(["plan", "gpt2", "--size", "tiny", "--no-measure", "--memory", "0.3", "run.batch=256"]) == 0
+    assert "to fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["train", "gpt3"], "did you mean gpt2"),
+        (["train", "gpt2", "--size", "tny"], "did you mean tiny"),
+        (["train", "gpt2", "--task", "languge"], "did you mean language"),
+        (["train", "gpt2", "--size", "tiny", "run.stps=3"], "did you mean steps"),
+        (["train", "gpt2", "--size", "tiny", "runn.steps=3"], "did you mean run"),
+        (["train", "gpt2", "--size", "tiny", "model.widht=3"], "did you mean width"),
+        (["train", "gpt2", "--size", "tiny", "run.steps=many"], "run.steps=many: expected int"),
+        (["train", "gpt2", "--size", "tiny", "steps"], "write path=value"),
+        (["train", "gpt2", "--size", "tiny", "--data", "nowhere"], "there is no file or folder nowhere"),
+        (["train", "gpt2", "--size", "tiny", "--data", "text.txt", "model.context=9999"], "longer than"),
+        (["train", "gpt2", "--size", "tiny", "run.precision=fp16", "run.device=cpu"], "fp16 on a CPU"),
+        (["train", "gpt2", "--size", "tiny", "run.device=moon"], "run.device=moon"),
+        (["evaluate", "nothing"], "is not a run"),
+        (["resume", "nothing"], "is not a run"),
+        (["generate", "nothing"], "is not a run"),
+    ],
+)
+def test_what_is_wrong_is_named(words, message, capsys):
+    assert main(words) == 2
+    assert message.lower() in capsys.readouterr().err.lower()
+
+
+def test_a_folder_that_exists_is_left_alone(place, capsys):
+    (place / "full").mkdir()
+    (place / "full" / "mine.txt").write_text("keep me")
+    assert train("--out", "full") == 2
+    assert "already exists" in capsys.readouterr().err and (place / "full" / "mine.txt").read_text() == "keep me"

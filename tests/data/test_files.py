@@ -1,0 +1,79 @@
+"""Files are unpacked once, written whole or not at all, and what is not text is refused."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import zipfile
+
+import numpy as np
+import pytest
+
+from everyformer.data import files
+
+TEXT = "Über allen Gipfeln\nist Ruh\n".encode() * 100
+
+
+def packed(folder, suffix):
+    path = folder / f"poem.txt{suffix}"
+    if suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("poem.txt", TEXT)
+    else:
+        path.write_bytes({"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix](TEXT))
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zip"])
+def test_the_content_is_mapped_whatever_the_packing(tmp_path, suffix):
+    raw = files.mapped(packed(tmp_path, suffix))
+    assert isinstance(raw, np.memmap)
+    assert raw.tobytes() == TEXT
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zip"])
+def test_a_truncated_file_is_refused_and_leaves_nothing(tmp_path, suffix, cache):
+    path = packed(tmp_path, suffix)
+    path.write_bytes(path.read_bytes()[:-30])
+    before = set(cache.iterdir())
+    with pytest.raises(ValueError, match=r"cannot unpack .*poem\.txt.*damaged"):
+        files.mapped(path)
+    assert set(cache.iterdir()) == before
+
+
+def test_a_file_that_changes_is_unpacked_again(tmp_path):
+    path = packed(tmp_path, ".gz")
+    files.mapped(path)
+    path.write_bytes(gzip.compress(b"other"))
+    assert files.mapped(path).tobytes() == b"other"
+
+
+def test_what_is_interrupted_leaves_the_old_file(tmp_path):
+    target = tmp_path / "kept"
+    target.write_bytes(b"old")
+    with pytest.raises(RuntimeError), files.whole(target) as file:
+        file.write(b"half of the n")
+        raise RuntimeError
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("raw, byte", [(b"abc\xff\xfe", 3), (b"ab\0cd", 2), (TEXT + b"\x80", len(TEXT))])
+def test_what_is_not_text_is_refused_with_the_place(tmp_path, raw, byte):
+    path = tmp_path / "data.bin"
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=rf"data\.bin is not text in UTF-8: byte {byte} .*task\.tokenizer=bytes"):
+        files.read_text(path)
+
+
+def test_the_fingerprint_follows_every_byte():
+    raw = np.arange(3_000_000, dtype=np.uint32).view(np.uint8)
+    other = raw.copy()
+    other[-1] ^= 1
+    assert files.fingerprint(raw) == files.fingerprint(raw.copy()) != files.fingerprint(other)
+    assert files.fingerprint(raw) != files.fingerprint(raw[:-1])
+
+
+def test_a_path_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"no file or folder /no/such; give a path, .*enwik8.*multi30k"):
+        files.existing("/no/such")

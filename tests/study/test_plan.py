@@ -1,0 +1,271 @@
+"""The plan is what is then measured: parameters, operations and checkpoints to the last one, memory to a few percent."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+from everyformer import build
+from everyformer.study import plan as plans
+from everyformer.study.plan import plan
+from everyformer.study.tally import Tally
+from everyformer.task.table import TASKS, task_for
+from everyformer.task.work import Work
+from everyformer.train import checkpoint
+from everyformer.train.distributed import World
+from everyformer.train.loop import Loop
+from everyformer.train.recipe import Recipe, Run, override
+from everyformer.train.record import Records
+
+CPU, STEPS = torch.device("cpu"), 3
+OPEN = {kind: kind.open for kind in TASKS.values()}
+RUNS = [
+    ("gpt2", []),
+    ("gpt2", ["model.dropout=0"]),
+    ("gpt2", ["model.layers=5", "run.sections=2", "model.dropout=0"]),
+    ("gpt2", ["run.accumulate=3"]),
+    ("gpt2", ["run.precision=bf16", "run.accumulate=2", "run.sections=2", "model.dropout=0"]),
+    ("gpt2", ["optim.name=muon", "optim.average=0.9"]),
+    ("gpt2", ["run.grow=[[1, 12]]", "optim.clip=0"]),
+    ("gpt2", ["run.kernel=reference"]),
+    ("byte-language", []),
+    ("byte-language", ["run.kernel=blocked"]),
+    ("bert", ["run.precision=bf16", "run.sections=1", "run.accumulate=2"]),
+    ("byte-classifier", []),
+    ("transformer", ["run.precision=bf16", "run.sections=2"]),
+    ("vit", ["task.kind=images"]),
+]
+
+
+def recipe(member: str, *settings: str) -> Recipe:
+    run = Run(steps=STEPS, batch=8, device="cpu", evaluate=0, save=0)
+    return override(Recipe(member=member, size="tiny", task=task_for(member, "tiny"), run=run), settings)
+
+
+@pytest.fixture(autouse=True)
+def open_once(monkeypatch):
+    """Making a tokenizer takes longer than a plan."""
+    for kind in TASKS.values():
+        monkeypatch.setattr(kind, "open", lambda task, data, context, folder=None: known(task, data, context))
+
+
+@cache
+def known(task: Any, data: str | None, context: int | None) -> Work:
+    return OPEN[type(task)](task, data, context, None)
+
+
+def opened(one: Recipe) -> Work:
+    return one.task.open(one.data, one.model.get("context"), None)
+
+
+def begin(one: Recipe, folder: Path | None = None) -> Loop:
+    work = opened(one)
+    return Loop(one, work, work.adapt(one.value(work.changes())), folder, World(device=CPU), ())
+
+
+@pytest.mark.spec(131, 132)
+@pytest.mark.parametrize("member, settings", RUNS, ids=str)
+def test_memory_and_operations_are_those_of_the_real_steps(member, settings):
+    one = recipe(member, *settings)
+    found, flops = plan(one), []
+    with Tally(CPU) as real:
+        loop = begin(one)
+        for step in range(STEPS):
+            real.flops = 0
+            loop._step(step, Records(None))
+            flops.append(real.flops)
+    assert abs(found.tensors / real.peak - 1) < 0.01
+    assert found.parameters == sum(p.numel() for p in loop.network.parameters())
+    assert found.flops == max(flops)
+    assert found.fits and found.changes == ()
+
+
+@pytest.mark.parametrize("sections", [0, 3])
+def test_operations_are_those_of_the_formula(sections):
+    """Kaplan et al. 2020: 6 for each weight of a matrix and token, and attention: 2 products forward, 5 backward."""
+    layers, width, context, vocabulary, batch = 3, 64, 32, 256, 8
+    settings = [f"model.layers={layers}", f"model.width={width}", f"model.context={context}", "model.dropout=0"]
+    found = plan(recipe("gpt2", *settings, f"run.sections={sections}"))
+    weights, tokens = 12 * layers * width**2, batch * context
+    attention = 2 * batch * layers * context**2 * width  # of one product of queries and keys, or weights and values
+    # The layers forward once more, but for the last product of a section: nothing needs its answer.
+    again = 2 * weights * tokens * 2 // 3 + 2 * attention if sections else 0
+    assert found.flops == 6 * (weights + vocabulary * width) * tokens + 7 * attention + again
+    assert found.run_flops == found.flops * STEPS and found.targets == tokens
+
+
+def test_parameters_are_those_of_the_network():
+    assert plan(recipe("gpt2")).parameters == sum(p.numel() for p in build("gpt2", "tiny").parameters())
+
+
+@pytest.mark.parametrize("settings", [[], ["optim.name=muon", "optim.average=0.9"]], ids=str)
+@pytest.mark.parametrize("member", ["gpt2", "transformer"])
+def test_a_checkpoint_has_the_planned_bytes(member, settings, tmp_path):
+    one = recipe(member, *settings, "run.batch=2")
+    loop = begin(one, tmp_path)
+    loop._step(0, Records(None))
+    loop._save(1, Records(None))
+    files = checkpoint.place(tmp_path, 1).glob("*.safetensors")
+    assert plan(one).checkpoint == sum(x.numel() * x.element_size() for file in files for x in load_file(file).values())
+
+
+SCRIPT = """
+import json, resource, sys
+from everyformer.study.plan import plan
+from tests.study.test_plan import Records, begin, recipe
+one = recipe("gpt2", *json.loads(sys.argv[2]))
+if sys.argv[1] == "plan":
+    print(plan(one).memory)
+else:
+    loop = begin(one)
+    for step in range(2):
+        loop._step(step, Records(None))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_the_resident_memory_of_a_process_is_the_planned():
+    """Measured by the system, each in a process of its own. glibc is told to give freed memory back."""
+    sizes = {"width": 384, "layers": 4, "vocabulary": 8192, "context": 128, "dropout": 0}
+    settings = [f"model.{name}={number}" for name, number in sizes.items()] + ["run.batch=4", "run.sections=2"]
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "OMP_NUM_THREADS": "1"}
+    planned, measured = (
+        int(subprocess.check_output([sys.executable, "-c", SCRIPT, what, json.dumps(settings)], env=environment))
+        for what in ("plan", "run")
+    )
+    assert abs(planned / measured - 1) < 0.1
+
+
+def test_real_steps_give_time_and_memory():
+    found = plan(recipe("gpt2"), measure=True)
+    assert found.seconds is not None and 0 < found.seconds < 60
+    assert found.measured is not None and found.measured >= found.process
+    assert "s a step" in str(found)
+
+
+def test_planning_leaves_the_random_numbers_alone():
+    torch.manual_seed(0)
+    wanted = torch.rand(3)
+    torch.manual_seed(0)
+    plan(recipe("gpt2"))
+    assert torch.equal(torch.rand(3), wanted)
+
+
+@pytest.fixture
+def nothing_besides(monkeypatch):
+    """Limits of tensors alone: what the process holds changes from test to test."""
+    monkeypatch.setattr(plans, "_held", lambda device: 0)
+
+
+def names(changes: tuple[str, ...] | None) -> list[str]:
+    assert changes is not None
+    return [change.partition("=")[0] for change in changes]
+
+
+@pytest.mark.spec(130, 131, 132)
+def test_what_does_not_fit_is_told_the_mildest_settings_that_do(nothing_besides, monkeypatch):
+    """As there is less and less memory: the batch in pieces, recomputed activations, bf16, a smaller model, nothing."""
+    one, real = recipe("gpt2", "model.layers=4"), plans._walk
+
+    def peak(changed: Recipe) -> int:
+        """A simple model of memory: weights, and activations of a piece and of the layers that are kept."""
+        run, layers, width = changed.run, changed.model["layers"], changed.model.get("width", 64)
+        kept = width * (1 if run.sections else layers) // (2 if run.precision == "bf16" else 1)
+        return layers * width + -(-run.batch // run.accumulate) * kept
+
+    def walk(changed: Recipe, *rest: Any, pieces: int | None = None) -> Any:
+        return real(changed, *rest) if pieces is None else (SimpleNamespace(peak=peak(changed)),)
+
+    monkeypatch.setattr(plans, "_walk", walk)
+    planned, stages = plan(one), list[list[str]]()
+    for limit in range(peak(one) - 1, 0, -16):
+        changes = plans._first_that_fits(dataclasses.replace(planned, limit=limit), opened(one), CPU)
+        if changes is None:
+            break
+        changed = override(one, changes)
+        assert peak(changed) <= limit
+        if changed.run.accumulate > 1:  # fewer pieces would not do
+            assert peak(override(changed, [f"run.accumulate={changed.run.accumulate // 2}"])) > limit
+        names = [change.partition("=")[0] for change in changes if not change.startswith("run.accumulate")]
+        stages += [names] if names not in stages else []
+    assert limit < 64
+    assert stages == [
+        [],
+        ["run.sections"],
+        ["run.sections", "run.precision"],
+        ["run.sections", "run.precision", "model.layers"],
+        ["run.sections", "run.precision", "model.layers", "model.width"],
+    ]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2])
+def test_what_is_told_fits_when_it_is_planned(nothing_besides, share):
+    one = recipe("gpt2", "model.layers=4")
+    limit = int(share * plan(one).tensors)
+    found = plan(one, limit=limit)
+    assert not found.fits and found.changes and str(found).endswith(" ".join(found.changes))
+    assert plan(override(one, found.changes)).tensors <= limit
+
+
+def test_where_nothing_fits_it_says_so(nothing_besides):
+    found = plan(recipe("gpt2"), limit=1000)
+    assert found.changes is None and "nothing tried fits" in str(found)
+
+
+def test_what_fits_needs_no_change(nothing_besides):
+    one = recipe("gpt2")
+    whole = plan(one).tensors
+    assert plan(one, limit=whole).changes == () and plan(one, limit=whole - 1).changes == ("run.accumulate=2",)
+
+
+@pytest.mark.parametrize(
+    "settings, limit, remedy",
+    [
+        ([], 0, "1 or more"),
+        (["run.batch=99999999"], None, "lower run.batch"),
+        (["run.accumulate=9"], None, "raise run.batch"),
+        (["run.precision=fp16"], None, "use bf16 or fp32"),
+        (["model.context=9999999"], None, "lower model.context"),
+    ],
+    ids=str,
+)
+def test_bad_values_are_refused_with_the_remedy(settings, limit, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        plan(recipe("gpt2", *settings), limit=limit)
+
+
+# The tally itself, on sums that can be done by hand.
+
+
+def work(device: torch.device) -> None:
+    x_BT = torch.ones(10, 100, device=device)  # 4,000 bytes
+    layer = nn.Linear(100, 50, bias=False, device=device)  # 20,000
+    y_BT = layer(x_BT)  # 2,000
+    view = y_BT[:5].T  # the same storage
+    del x_BT  # kept for the backward pass
+    z_BT = F.relu(y_BT)  # 2,000, kept
+    del y_BT, view  # let go: its relu keeps its own answer
+    z_BT.sum().backward()
+
+
+@pytest.mark.parametrize("imagined", [False, True])
+def test_a_tally_counts_bytes_and_operations(imagined):
+    with Tally(CPU, imagined) as tally:
+        work(CPU)
+    # At the peak: input, weight, its gradient, z, the gradient of y; and two single numbers, the sum and its gradient.
+    assert tally.peak == 4_000 + 20_000 + 20_000 + 2_000 + 2_000 + 2 * 4
+    assert tally.flops == 2 * 2 * 10 * 100 * 50  # the product, and the weight's gradient; the input has none
+    assert tally.live == 0

@@ -1,0 +1,92 @@
+"""Each task's tiny member learns its embedded set in seconds, through the same call that users make."""
+
+from __future__ import annotations
+
+import pytest
+
+from everyformer.data.made import shakespeare
+from everyformer.family.table import MEMBERS, Member
+from everyformer.task import Classify, Language, Masked, Translate
+from everyformer.train.loop import train
+from everyformer.train.recipe import Optim, Recipe, Run
+from tests.task.members import features, nodes
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch):
+    for name, make in (("features", features), ("nodes", nodes)):
+        monkeypatch.setitem(MEMBERS, name, Member(name, "", make, {"tiny": {}}, "tiny"))
+
+
+def learn(member, task, steps, batch=16, lr=3e-3, model=None, data=None):
+    run = Run(steps=steps, batch=batch, evaluate=0, save=0, device="cpu")
+    optim = Optim(lr=lr, warmup=min(10, steps // 4))
+    return train(
+        Recipe(member=member, size="tiny", task=task, data=data, model=model or {}, run=run, optim=optim)
+    ).metrics
+
+
+# Chance is one in nine plays, three centres, four shapes, four groups.
+@pytest.mark.spec(49, 63, 64, 71)
+@pytest.mark.parametrize(
+    "member, kind, steps, batch, at_least",
+    [
+        ("byte-classifier", "text", 60, 16, 0.25),
+        ("features", "sets", 80, 32, 0.8),
+        ("vit", "images", 100, 32, 0.6),
+        ("nodes", "graph", 60, 40, 0.7),
+    ],
+)
+def test_classes_are_learned(member, kind, steps, batch, at_least):
+    found = learn(member, Classify(kind=kind, vocabulary=2000), steps, batch, lr=5e-3)
+    assert found["accuracy"] > at_least
+    assert found["split"] == "valid"
+
+
+@pytest.mark.spec(66)
+def test_masked_words_are_learned():
+    """From 1,000 words that are all as likely to less than half, with the next sentence learned beside."""
+    found = learn("bert", Masked(vocabulary=1000), 50, model={"context": 32, "dropout": 0.0})
+    assert found["masked_perplexity"] < 500
+    assert found["masked_accuracy"] > 0.03
+    assert 0.3 < found["next_sentence_accuracy"] < 0.7
+
+
+@pytest.fixture
+def little(tmp_path):
+    (tmp_path / "little.txt").write_text(shakespeare()[:120_000])
+    return str(tmp_path / "little.txt")
+
+
+def test_masked_words_are_learned_from_single_runs(little):
+    found = learn("bert", Masked(vocabulary=500, next_sentence=False), 50, data=little, model={"context": 32})
+    assert found["masked_perplexity"] < 350
+    assert "next_sentence_accuracy" not in found
+
+
+@pytest.mark.spec(62)
+def test_translation_is_learned():
+    found = learn("transformer", Translate(longest=24, valid=0.01, beam=2), 80, 24, lr=5e-3, model={"dropout": 0.0})
+    assert found["perplexity"] < 2
+    assert found["bleu"] > 40
+    assert "version:" in found["bleu_signature"]
+
+
+@pytest.mark.spec(56, 59)
+def test_language_is_learned():
+    """By their frequencies alone Shakespeare's letters take 4.9 bits each."""
+    found = learn("byte-language", Language(valid=0.005), 60, lr=1e-2, model={"context": 32})
+    assert found["bits_per_byte"] < 4.5
+
+
+@pytest.mark.parametrize("kind, bits", [("characters", 4.5), ("bpe", 4.2)])
+def test_language_is_learned_from_other_tokens(kind, bits, little):
+    """A uniform guess takes log2 of the vocabulary a token: above 5.5 bits a byte."""
+    task = Language(tokenizer=kind, vocabulary=400, valid=0.05)
+    found = learn("byte-language", task, 60, lr=1e-2, data=little, model={"context": 32})
+    assert found["bits_per_byte"] < bits
+
+
+def test_learning_is_the_same_every_time(little):
+    found = [learn("bert", Masked(vocabulary=400), 4, 4, data=little, model={"context": 32}) for _ in range(2)]
+    assert found[0] == found[1]

@@ -1,0 +1,75 @@
+"""A run small enough for tests, and the command that makes one in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from everyformer.task.language import Language
+from everyformer.train.recipe import Recipe, override
+
+BASE = (
+    "run.steps=12", "run.batch=4", "run.evaluate=6", "run.save=3", "run.examples=4", "run.keep=3", "run.device=cpu",
+    "model.width=16", "model.heads=2", "model.layers=2", "model.context=8", "optim.warmup=4", "optim.average=0.5",
+)  # fmt: skip
+TEXT = "the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs.\n" * 40
+
+SCRIPT = """
+import sys
+import torch
+from everyformer.train.loop import resume, train
+from tests.train.small import recipe
+torch.set_num_threads(1)
+folder, data, verb, *settings = sys.argv[1:]
+train(recipe(data, *settings), folder) if verb == "train" else resume(folder)
+"""
+
+
+def recipe(data: Path | str, *settings: str) -> Recipe:
+    start = Recipe(member="byte-language", size="tiny", task=Language(), data=str(data))
+    return override(start, [*BASE, "model.dropout=0.1", *settings])
+
+
+def text(folder: Path, content: str = TEXT) -> Path:
+    path = folder / "text.txt"
+    path.write_text(content)
+    return path
+
+
+def command(folder: Path, data: Path, verb: str, *settings: str, processes: int = 1) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"]
+    script = folder.parent / "script.py"
+    script.write_text(SCRIPT)
+    begin = [sys.executable] if processes == 1 else [*launcher, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    return [*begin, str(script), str(folder), str(data), verb, *settings]
+
+
+def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+    )
+
+
+def finish(command: list[str]) -> str:
+    process = start(command)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    return output
+
+
+def same(one: Path, two: Path, names: tuple[str, ...] = ("model", "optimizer", "average")) -> bool:
+    """Are two checkpoints equal to the last bit?"""
+    from safetensors.torch import load_file
+
+    for name in names:
+        a, b = load_file(one / f"{name}.safetensors"), load_file(two / f"{name}.safetensors")
+        if a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a):
+            return False
+    return True

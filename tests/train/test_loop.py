@@ -1,0 +1,287 @@
+"""The loop: the same run twice is the same run, however it is cut up."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+import everyformer
+from everyformer.train import checkpoint
+from everyformer.train.loop import resume, train
+from everyformer.train.optimizer import optimizers
+from everyformer.train.recipe import Optim, override
+from everyformer.train.record import read
+from everyformer.train.watch import Unstable, Watch
+from tests.train.small import command, finish, recipe, same, start, text
+
+
+def losses(folder):
+    return [line["loss"] for line in read(folder / "records.jsonl") if line["kind"] == "step"]
+
+
+def weights(trained):
+    return {name: weight.clone() for name, weight in trained.network.state_dict().items()}
+
+
+def equal(one, two):
+    return all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_two_runs_with_a_seed_are_equal_to_the_last_bit_and_another_seed_is_not(tmp_path):
+    data = text(tmp_path)
+    one, two, other = (train(recipe(data, f"run.seed={seed}")) for seed in (1, 1, 2))
+    assert equal(weights(one), weights(two)) and not equal(weights(one), weights(other))
+
+
+def test_a_resumed_run_ends_with_the_same_weights_and_records(tmp_path):
+    data = text(tmp_path)
+    whole = train(recipe(data), tmp_path / "whole")
+    train(override(recipe(data), ["run.steps=12"]), tmp_path / "cut")
+    for step in (9, 12):
+        for file in checkpoint.place(tmp_path / "cut", step).iterdir():
+            file.unlink()
+        checkpoint.place(tmp_path / "cut", step).rmdir()
+    again = resume(tmp_path / "cut")
+    assert equal(weights(whole), weights(again)) and again.step == 12
+    assert losses(tmp_path / "whole") == losses(tmp_path / "cut")
+    assert same(checkpoint.place(tmp_path / "whole", 12), checkpoint.place(tmp_path / "cut", 12))
+
+
+@pytest.mark.spec(130)
+def test_accumulated_gradients_equal_the_big_batch(tmp_path):
+    data = text(tmp_path)
+    plain = ("model.dropout=0.0", "optim.lr=1e-2")
+    one, four = (train(recipe(data, *plain, f"run.accumulate={n}")) for n in (1, 4))
+    for name, weight in weights(one).items():
+        torch.testing.assert_close(weight, weights(four)[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.spec(131)
+@pytest.mark.parametrize("sections", [1, 2])
+def test_recomputed_sections_give_the_same_gradients_with_dropout(sections):
+    network = everyformer.build("gpt2", "tiny", layers=3, dropout=0.3).double().train()
+    token_BT = torch.randint(0, 256, (2, 16))
+    found = []
+    for number in (0, sections):
+        network.body.sections = number
+        network.zero_grad()
+        torch.manual_seed(0)
+        network(token_BT).logits.square().sum().backward()
+        found.append([p.grad.clone() for p in network.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+@pytest.mark.spec(131)
+def test_sections_keep_less_for_the_backward_pass():
+    network = everyformer.build("gpt2", "tiny", layers=8, dropout=0.0).train()
+    kept = []
+    for sections in (0, 8):
+        network.body.sections, count = sections, 0
+
+        def pack(x):
+            nonlocal count
+            count += x.numel()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            network(torch.randint(0, 256, (2, 32)))
+        kept.append(count)
+    assert kept[1] < kept[0] / 3
+
+
+@pytest.mark.spec(134)
+def test_clipping_bounds_what_the_optimizer_sees(tmp_path, monkeypatch):
+    seen = []
+    original = torch.optim.AdamW.step
+
+    def step(optimizer, *args, **options):
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        seen.append(float(torch.nn.utils.get_total_norm(gradients)))
+        return original(optimizer, *args, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    train(recipe(text(tmp_path), "optim.clip=0.25", "run.steps=3"))
+    assert len(seen) == 3 and all(norm <= 0.2501 for norm in seen)
+
+
+@pytest.mark.spec(136)
+def test_a_growing_batch_takes_more_sequences(tmp_path):
+    train(recipe(text(tmp_path), "run.grow=[[6, 8]]"), tmp_path / "run")
+    sizes = [line["batch"] for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "step"]
+    assert sizes == [4] * 6 + [8] * 6
+
+
+@pytest.mark.spec(133)
+def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest():
+    network = everyformer.build("gpt2", "tiny")
+    adamw, muon = optimizers(network, Optim(name="muon"))
+    inner = {id(p) for group in muon.param_groups for p in group["params"]}
+    outer = {id(p) for group in adamw.param_groups for p in group["params"]}
+    assert inner | outer == {id(p) for p in network.parameters()} and not inner & outer
+    assert inner == {id(p) for n, p in network.named_parameters() if ".layers." in n and p.dim() == 2}
+    vectors = [group for group in adamw.param_groups if all(p.dim() == 1 for p in group["params"])]
+    assert [group["weight_decay"] for group in vectors] == [0.0]
+
+
+def test_muon_learns_and_resumes(tmp_path):
+    data = text(tmp_path)
+    whole = train(recipe(data, "optim.name=muon"), tmp_path / "whole")
+    assert losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0]
+    again = resume(tmp_path / "whole", step=6)
+    assert equal(weights(whole), weights(again))
+
+
+@pytest.mark.spec(129)
+def test_bf16_computes_the_loss_in_float32_and_fp16_on_a_cpu_is_refused(tmp_path):
+    data = text(tmp_path)
+    trained = train(recipe(data, "run.precision=bf16"), tmp_path / "bf16")
+    assert {weight.dtype for weight in weights(trained).values()} == {torch.float32}
+    assert losses(tmp_path / "bf16")[-1] < losses(tmp_path / "bf16")[0]
+    with pytest.raises(ValueError, match="fp16 on a CPU"):
+        train(recipe(data, "run.precision=fp16"))
+
+
+@pytest.mark.spec(137)
+def test_the_watch_skips_what_is_not_finite_and_spikes_and_stops_in_time():
+    watch = Watch(patience=3)
+    assert all(watch.look(1.0, 1.0) is None for _ in range(30))
+    assert "more than 10 times" in watch.look(1.0, 50.0)
+    assert "loss is nan" in watch.look(float("nan"), 1.0)
+    assert watch.look(1.0, 1.0) is None and watch.bad == 0 and watch.skipped == 2
+    watch.look(1.0, float("inf"))
+    watch.look(1.0, float("inf"))
+    with pytest.raises(Unstable, match="3 bad steps in a row"):
+        watch.look(1.0, float("inf"))
+
+
+@pytest.mark.spec(137)
+def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(tmp_path, monkeypatch):
+    from everyformer.task.language import LanguageWork
+
+    original = LanguageWork.loss
+
+    def loss(work, network, batch, kernel):
+        calls.append(1)
+        return original(work, network, batch, kernel) * (float("nan") if len(calls) > 7 else 1.0)
+
+    calls: list[int] = []
+    monkeypatch.setattr(LanguageWork, "loss", loss)
+    with pytest.raises(Unstable, match="the loss is nan"):
+        train(recipe(text(tmp_path), "optim.patience=3", "run.steps=40"), tmp_path / "run")
+    assert checkpoint.steps(tmp_path / "run") == [3, 6, 9]  # step 9 was skipped, its weights are those of step 7
+    assert [line["kind"] for line in read(tmp_path / "run" / "records.jsonl")][-1] == "end"
+
+
+def test_a_folder_that_exists_is_not_overwritten(tmp_path):
+    data = text(tmp_path)
+    train(recipe(data, "run.steps=2"), tmp_path / "run")
+    with pytest.raises(ValueError, match="already exists and is not empty"):
+        train(recipe(data), tmp_path / "run")
+
+
+def test_changed_data_are_named_and_refused(tmp_path):
+    data = text(tmp_path)
+    train(recipe(data, "run.steps=3"), tmp_path / "run")
+    text(tmp_path, "other text\n" * 300)
+    with pytest.raises(ValueError, match="have changed since the run began"):
+        resume(tmp_path / "run", steps=6)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "average.safetensors", "state.json"])
+@pytest.mark.parametrize("harm", ["cut", "flip", "lose"])
+def test_a_damaged_checkpoint_is_named_and_refused_and_the_one_before_serves(tmp_path, name, harm):
+    data = text(tmp_path)
+    whole = train(recipe(data, "run.steps=6"), tmp_path / "run")
+    path = checkpoint.place(tmp_path / "run", 6) / name
+    content = path.read_bytes()
+    if harm == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    if harm == "flip":
+        path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    if harm == "lose":
+        path.unlink()
+    with pytest.raises(ValueError, match=f"{name}.*--step 3|--step 3"):
+        resume(tmp_path / "run")
+    assert equal(weights(whole), weights(resume(tmp_path / "run", step=3)))
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path):
+    train(recipe(text(tmp_path), "run.steps=3"), tmp_path / "run")
+    path = checkpoint.place(tmp_path / "run", 3) / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
+    with pytest.raises(ValueError, match="version 99, this program reads version 1"):
+        resume(tmp_path / "run")
+
+
+def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
+    data = text(tmp_path)
+    train(recipe(data, "run.steps=3"), tmp_path / "run")
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_save", full)
+    with pytest.raises(ValueError, match="No space left on device; the earlier ones are kept"):
+        resume(tmp_path / "run", steps=6)
+    assert checkpoint.steps(tmp_path / "run") == [3]
+    assert not [one for one in (tmp_path / "run" / "checkpoints").iterdir() if not one.name.isdigit()]
+    monkeypatch.undo()
+    resume(tmp_path / "run", steps=6)
+    assert checkpoint.steps(tmp_path / "run") == [3, 6]
+
+
+def test_a_stop_signal_saves_and_ends_cleanly(tmp_path):
+    data = text(tmp_path)
+    process = start(command(tmp_path / "run", data, "train", "run.steps=100000", "run.evaluate=0"))
+    while not (tmp_path / "run" / "checkpoints").is_dir():
+        time.sleep(0.05)
+        assert process.poll() is None, process.communicate()[0]
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    last = list(read(tmp_path / "run" / "records.jsonl"))[-1]
+    assert last["stopped"] == "asked to stop by SIGTERM" and last["step"] == checkpoint.steps(tmp_path / "run")[-1]
+
+
+def killed_and_resumed(tmp_path, kills, seed):
+    """Kill a run at random moments until it is done; its end against that of a run left alone."""
+    data, settings = text(tmp_path), ("run.steps=60", "run.save=5", "run.evaluate=0", "run.keep=2")
+    finish(command(tmp_path / "whole", data, "train", *settings))
+    dice, done = random.Random(seed), 0
+    verb = "train"
+    while done < kills:
+        process = start(command(tmp_path / "killed", data, verb, *settings))
+        if verb == "train":
+            while (
+                not (tmp_path / "killed" / "recipe.json").exists() or not (tmp_path / "killed" / "model.json").exists()
+            ):
+                time.sleep(0.01)
+        else:
+            time.sleep(2.0)
+        time.sleep(dice.random() * 1.5)
+        if process.poll() is None:
+            done += 1
+        process.kill()
+        process.communicate()
+        verb = "resume"
+        if checkpoint.steps(tmp_path / "killed")[-1:] == [60]:
+            break
+    finish(command(tmp_path / "killed", data, "resume"))
+    assert same(checkpoint.place(tmp_path / "whole", 60), checkpoint.place(tmp_path / "killed", 60))
+    return done
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
+    assert killed_and_resumed(tmp_path, kills=2, seed=os.getpid()) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(25))
+def test_fifty_kills_at_random_moments(tmp_path, number):
+    assert killed_and_resumed(tmp_path, kills=2, seed=number) >= 1
