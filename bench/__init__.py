@@ -1,0 +1,1 @@
+"""Measurements that are run by hand: `python -m bench.NAME`. What they found is in docs/results."""
