@@ -8,12 +8,70 @@
 Names are imported when they are first used, so that `import everyformer` costs nothing.
 """
 
+# mypy: implicit-reexport
+
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
+    from everyformer.attention.attend import KERNELS, attend
+    from everyformer.attention.heads import (
+        Asymmetric,
+        Heads,
+        Narrow,
+        ParameterFree,
+        Sliced,
+        Standard,
+        Sum,
+        Symmetric,
+        Wide,
+    )
+    from everyformer.attention.pattern import (
+        Block,
+        ByHead,
+        Causal,
+        Full,
+        Graph,
+        Pattern,
+        Prefix,
+        SameDocument,
+        Stride,
+        Summary,
+        Visible,
+        Window,
+        parse,
+    )
+    from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, RuleModule, Shaw, T5Bias
+    from everyformer.attention.scene import Probe, Scene
+    from everyformer.family.table import build, member, members
+    from everyformer.infer.generate import generate, sample
+    from everyformer.network.depth import Attention, Depth, Layer, Stack
+    from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
+    from everyformer.network.feedforward import FeedForward
+    from everyformer.network.head import Classify, Head, Language, Masked, PerToken
+    from everyformer.network.initial import AsTorch, Initial, Normal, Xavier
+    from everyformer.network.model import EncoderDecoder, Memory, Model, Network, Output, PairNetwork
+    from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
+    from everyformer.network.past import Past
+    from everyformer.network.position import (
+        Concatenated,
+        Grid,
+        JointMlp,
+        Learned,
+        OneHot,
+        Position,
+        SeparateMlp,
+        Sinusoidal,
+        TimePosition,
+    )
+    from everyformer.network.store import load, save
+    from everyformer.network.wiring import PostNorm, PreNorm, Wiring
+    from everyformer.study.contracts import contracts
+    from everyformer.value import Value, from_json, to_json
 
 _HOMES = {
     "everyformer.attention.attend": "attend KERNELS",

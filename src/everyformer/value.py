@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-Size = Annotated[int, msgspec.Meta(ge=1)]  # a whole number of 1 or more
-Count = Annotated[int, msgspec.Meta(ge=0)]  # a whole number of 0 or more
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # a whole number of 1 or more
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # a whole number of 0 or more
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]  # a probability that may not be 1
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -90,7 +90,12 @@ def named(protocol: type[T]) -> dict[str, type[T]]:
     found: dict[str, type[T]] = {}
     for kind in protocol.__subclasses__():
         if issubclass(kind, Value):
-            found[snake(kind.__name__)] = kind
+            name = snake(kind.__name__)
+            if name in found and found[name].__module__.startswith("everyformer."):
+                raise ValueError(
+                    f"{kind.__module__}.{kind.__name__} has the name of everyformer's own {name}; name it otherwise"
+                )
+            found[name] = kind
         found |= named(kind)
     return found
 

@@ -254,7 +254,7 @@ WEIGHTS, PROBE = "Shaw's value terms", "a probe wants the weights"
         ("flex", {"dropout": 0.1}, "FlexAttention has no dropout on the weights; set the attention's dropout to 0"),
         ("flex", {}, "FlexAttention has no backward pass on cpu; train with sdpa, blocked or reference"),
         ("blocked", {"scene": Scene(6, 6, CPU, key_BK=torch.tensor([[-1, 0, 1, 2, 3, 4]]))}, "left padding.*use sdpa"),
-        ("blocked", {"scene": Scene(6, 6, CPU, query_BQ=torch.arange(6)[None])}, "stand at different positions"),
+        ("blocked", {"scene": Scene(6, 6, CPU, query_BQ=torch.arange(6)[None])}, "do not stand at their numbers"),
         *((kernel, {"rules": [Shaw(2, values=True)]}, WEIGHTS) for kernel in ("sdpa", "flex", "blocked")),
         *((kernel, {"scene": Scene(6, 6, CPU, probe=Probe())}, PROBE) for kernel in ("sdpa", "flex", "blocked")),
     ],

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import everyformer
+from everyformer.attention.heads import Standard
+from everyformer.attention.pattern import parse
 from everyformer.attention.rule import RuleModule
 from everyformer.attention.scene import Scene
 from everyformer.network import depth
+from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.embed import Tokens
+from everyformer.network.feedforward import FeedForward
+from everyformer.network.head import Language, PerToken
 from everyformer.network.model import Model, Network
 from everyformer.network.past import Past
-from everyformer.network.wiring import PreNormStep
+from everyformer.network.position import Learned
+from everyformer.network.wiring import PreNorm, PreNormStep
 from everyformer.study.contracts import CONTRACTS, Report, contracts
-from everyformer.study.sweep import PATTERNS, cells, sweep
+from everyformer.study.sweep import PATTERNS, RULES, cells, sweep
 
 
 def held(report: Report, record_property) -> None:
@@ -40,6 +48,35 @@ def test_the_whole_product_keeps_the_contracts(record_property):
     held(sweep(everything=True), record_property)
 
 
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: " ".join(type(rule).__name__ for rule in rules) or "none")
+@pytest.mark.parametrize("text", ["causal", "window(3)"])
+def test_every_rule_compiles_whole(text, rules):
+    """With and without padding, over positions that have an end."""
+    layer = Layer(Attention(Standard(2), parse(text), rules), FeedForward(8))
+    value = Model(
+        width=8, embed=Tokens(7), position=Learned(16), body=Stack(1, (layer,), PreNorm()), heads=(PerToken(2),)
+    )
+    network = value.build().double().eval()
+    token_BT, visible_BT = torch.randint(0, 7, (2, 6)), torch.ones(2, 6, dtype=torch.bool)
+    visible_BT[0, 4:] = False
+    torch._dynamo.reset()
+    compiled = torch.compile(network, fullgraph=True, backend="eager")
+    for options in ({}, {"visible": visible_BT}):
+        assert torch.equal(compiled(token_BT, **options).hidden, network(token_BT, **options).hidden)
+
+
+def test_a_network_of_feed_forward_nets_does_not_pass_overfit():
+    layer = Layer(None, FeedForward(32))
+    value = Model(width=16, embed=Tokens(7), body=Stack(1, (layer,), PreNorm()), heads=(Language(),))
+    assert not contracts(value, "overfit").ok
+
+
+def test_frozen_and_compiled_networks_are_checked_too():
+    network = tiny().requires_grad_(False)
+    assert contracts(network, ["cache", "kernels", "gradient", "overfit"]).ok
+    assert contracts(torch.compile(tiny(), backend="eager"), ["cache", "store"]).ok
+
+
 def test_the_sweep_has_legal_and_refused_combinations():
     models = list(cells())
     assert sum(model is not None for model in models) > 500
@@ -58,7 +95,7 @@ def test_a_wrong_contract_gets_the_nearest_name():
         contracts("gpt2", ["futur"])
 
 
-def tiny() -> Network:
+def tiny() -> Any:
     return everyformer.build("gpt2", "tiny", layers=1, width=32, heads=2)
 
 

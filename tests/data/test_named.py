@@ -95,7 +95,9 @@ def test_a_set_is_fetched_once(toy, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "content", [gzip.compress(b"an error page"), b"not even packed", gzip.compress(FILES["a.txt"])[:-6]]
+    "content",
+    [gzip.compress(b"an error page"), b"not even packed", gzip.compress(FILES["a.txt"])[:-6]],
+    ids=["other", "plain", "cut"],
 )
 def test_a_bad_answer_is_refused_and_not_kept(toy, monkeypatch, content):
     monkeypatch.setattr("urllib.request.urlopen", home({"https://home/a.txt.gz": content}))

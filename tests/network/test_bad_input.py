@@ -198,7 +198,10 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
         call("image", torch.zeros(2, 3, 8, 8).double()),
         "the input is torch.float64, the model torch.float32; give it as input.to",
     ),
-    (call("image", torch.zeros(2, 3, 16, 16)), "position 15 is past the 8 positions that the model knows"),
+    (
+        call("image", torch.zeros(2, 3, 16, 16)),
+        "the image has 16 tokens with the class token, the model's positions are for 8",
+    ),
     (
         call("features", torch.zeros(2, 3, 4)),
         "features must be floats of the shape batch, tokens, 5, not torch.float32",

@@ -268,7 +268,7 @@ def test_xavier_begins_uniform_by_fan_in_and_fan_out():
 def test_a_stack_goes_round_the_layers_it_is_given():
     """Layers alternate, each with weights of its own."""
     one, two = (model(pattern).body.each[0] for pattern in ("causal & window(2)", "causal"))
-    body = model(layers=5).body
+    body: Any = model(layers=5).body
     stacked = type(body)(5, (one, two), body.wiring).build(8)
     patterns = [str(layer.attention.pattern) for layer in stacked.layers]
     assert patterns == ["causal & window(2)", "causal", "causal & window(2)", "causal", "causal & window(2)"]

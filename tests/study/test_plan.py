@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -34,14 +33,11 @@ CPU, STEPS = torch.device("cpu"), 3
 OPEN = {kind: kind.open for kind in TASKS.values()}
 RUNS = [
     ("gpt2", []),
-    ("gpt2", ["model.dropout=0"]),
     ("gpt2", ["model.layers=5", "run.sections=2", "model.dropout=0"]),
-    ("gpt2", ["run.accumulate=3"]),
+    ("gpt2", ["run.accumulate=3", "run.grow=[[1, 12]]"]),
     ("gpt2", ["run.precision=bf16", "run.accumulate=2", "run.sections=2", "model.dropout=0"]),
-    ("gpt2", ["optim.name=muon", "optim.average=0.9"]),
-    ("gpt2", ["run.grow=[[1, 12]]", "optim.clip=0"]),
-    ("gpt2", ["run.kernel=reference"]),
-    ("byte-language", []),
+    ("gpt2", ["optim.name=muon", "optim.average=0.9", "optim.clip=0"]),
+    ("byte-language", ["run.precision=bf16"]),
     ("byte-language", ["run.kernel=blocked"]),
     ("bert", ["run.precision=bf16", "run.sections=1", "run.accumulate=2"]),
     ("byte-classifier", []),
@@ -87,7 +83,7 @@ def test_memory_and_operations_are_those_of_the_real_steps(member, settings):
             real.flops = 0
             loop._step(step, Records(None))
             flops.append(real.flops)
-    assert abs(found.tensors / real.peak - 1) < 0.01
+    assert abs(found.tensors / real.peak - 1) < 0.01  # a shade of it is the other lengths of other batches
     assert found.parameters == sum(p.numel() for p in loop.network.parameters())
     assert found.flops == max(flops)
     assert found.fits and found.changes == ()
@@ -111,8 +107,7 @@ def test_parameters_are_those_of_the_network():
     assert plan(recipe("gpt2")).parameters == sum(p.numel() for p in build("gpt2", "tiny").parameters())
 
 
-@pytest.mark.parametrize("settings", [[], ["optim.name=muon", "optim.average=0.9"]], ids=str)
-@pytest.mark.parametrize("member", ["gpt2", "transformer"])
+@pytest.mark.parametrize("member, settings", [("gpt2", ["optim.name=muon", "optim.average=0.9"]), ("transformer", [])])
 def test_a_checkpoint_has_the_planned_bytes(member, settings, tmp_path):
     one = recipe(member, *settings, "run.batch=2")
     loop = begin(one, tmp_path)
@@ -123,17 +118,21 @@ def test_a_checkpoint_has_the_planned_bytes(member, settings, tmp_path):
 
 
 SCRIPT = """
-import json, resource, sys
-from everyformer.study.plan import plan
-from tests.study.test_plan import Records, begin, recipe
-one = recipe("gpt2", *json.loads(sys.argv[2]))
+import sys
+from everyformer.task.language import Language
+from everyformer.train.recipe import Recipe, Run, override
+one = override(Recipe(member="gpt2", task=Language(), run=Run(device="cpu")), sys.argv[2:])
 if sys.argv[1] == "plan":
+    from everyformer.study.plan import plan
     print(plan(one).memory)
 else:
-    loop = begin(one)
+    from everyformer.train.loop import Loop, World, _memory
+    from everyformer.train.record import Records
+    work = one.task.open(None, None)
+    loop = Loop(one, work, one.value(work.changes()), None, World(), ())
     for step in range(2):
         loop._step(step, Records(None))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print(_memory(loop.here.device))
 """
 
 
@@ -143,7 +142,7 @@ def test_the_resident_memory_of_a_process_is_the_planned():
     settings = [f"model.{name}={number}" for name, number in sizes.items()] + ["run.batch=4", "run.sections=2"]
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "OMP_NUM_THREADS": "1"}
     planned, measured = (
-        int(subprocess.check_output([sys.executable, "-c", SCRIPT, what, json.dumps(settings)], env=environment))
+        int(subprocess.check_output([sys.executable, "-c", SCRIPT, what, *settings], env=environment))
         for what in ("plan", "run")
     )
     assert abs(planned / measured - 1) < 0.1
@@ -201,7 +200,7 @@ def test_what_does_not_fit_is_told_the_mildest_settings_that_do(nothing_besides,
             assert peak(override(changed, [f"run.accumulate={changed.run.accumulate // 2}"])) > limit
         names = [change.partition("=")[0] for change in changes if not change.startswith("run.accumulate")]
         stages += [names] if names not in stages else []
-    assert limit < 64
+    assert limit < 64 and "nothing tried fits" in str(dataclasses.replace(planned, changes=None))
     assert stages == [
         [],
         ["run.sections"],
@@ -211,24 +210,13 @@ def test_what_does_not_fit_is_told_the_mildest_settings_that_do(nothing_besides,
     ]
 
 
-@pytest.mark.parametrize("share", [0.5, 0.2])
-def test_what_is_told_fits_when_it_is_planned(nothing_besides, share):
-    one = recipe("gpt2", "model.layers=4")
-    limit = int(share * plan(one).tensors)
-    found = plan(one, limit=limit)
-    assert not found.fits and found.changes and str(found).endswith(" ".join(found.changes))
-    assert plan(override(one, found.changes)).tensors <= limit
-
-
-def test_where_nothing_fits_it_says_so(nothing_besides):
-    found = plan(recipe("gpt2"), limit=1000)
-    assert found.changes is None and "nothing tried fits" in str(found)
-
-
-def test_what_fits_needs_no_change(nothing_besides):
-    one = recipe("gpt2")
+def test_what_is_told_fits_when_it_is_planned(nothing_besides):
+    one = recipe("gpt2", "run.batch=4")
     whole = plan(one).tensors
-    assert plan(one, limit=whole).changes == () and plan(one, limit=whole - 1).changes == ("run.accumulate=2",)
+    assert plan(one, limit=whole).changes == ()
+    found = plan(one, limit=whole - 1)
+    assert not found.fits and found.changes == ("run.accumulate=2",) and str(found).endswith("run.accumulate=2")
+    assert plan(override(one, found.changes)).tensors < whole
 
 
 @pytest.mark.parametrize(

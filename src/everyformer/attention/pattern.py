@@ -23,6 +23,8 @@ from torch import Tensor
 from everyformer.attention.scene import Scene
 from everyformer.value import Count, Size, Value, named, nearest, snake
 
+MOST = 4096  # positions that are tried, all against all, to see whether a pattern looks ahead
+
 # Tensors in the algebra of indices; ints work too.
 Index = Any
 
@@ -74,7 +76,10 @@ class Pattern:
         """
         numbers = self.numbers()
         shares = [len(part.patterns) for part in self.walk() if isinstance(part, ByHead)]
-        length = length or min(4096, 64 + 2 * sum(numbers) + math.lcm(*(number for number in numbers if number)))
+        if length is None:
+            length = 64 + 2 * sum(numbers) + math.lcm(*(number for number in numbers if number))
+            if length > MOST:  # too many to try: only what `causal` itself holds back is sure
+                return not _held_back(self)
         return _looks_ahead(bound(self), length, max(heads, math.lcm(*shares)))
 
     def numbers(self) -> list[int]:
@@ -396,6 +401,15 @@ def _rows(pattern: Pattern, length: int, heads: int, step: int | None = None) ->
         yield pattern.sees(torch.zeros_like(h), h, q, k, scene).expand(heads, q.shape[1], length)
 
 
+def _held_back(pattern: Pattern) -> bool:
+    """Is the pattern held back by `causal` in every alternative?"""
+    if isinstance(pattern, And):
+        return any(_held_back(part) for part in pattern.parts)
+    if isinstance(pattern, Or | ByHead):
+        return all(_held_back(part) for part in pattern.children())
+    return isinstance(pattern, Causal)
+
+
 @lru_cache(maxsize=256)
 def _looks_ahead(pattern: Pattern, length: int, heads: int) -> bool:
     start = 0
@@ -408,9 +422,10 @@ def _looks_ahead(pattern: Pattern, length: int, heads: int) -> bool:
 
 @lru_cache(maxsize=16)
 def _adjacency(graph: Graph, device: torch.device) -> Tensor:
-    edges = torch.tensor(graph.edges or [(0, 0)], device=device)
-    size = int(edges.max()) + 1
-    table_NN = torch.zeros(size, size, dtype=torch.bool, device=device)
-    if graph.edges:
-        table_NN[edges[:, 0], edges[:, 1]] = True
-    return table_NN[None]
+    with torch.inference_mode(False):  # what is kept must serve training too
+        edges = torch.tensor(graph.edges or [(0, 0)], device=device)
+        size = int(edges.max()) + 1
+        table_NN = torch.zeros(size, size, dtype=torch.bool, device=device)
+        if graph.edges:
+            table_NN[edges[:, 0], edges[:, 1]] = True
+        return table_NN[None]

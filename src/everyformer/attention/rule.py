@@ -77,8 +77,8 @@ class RotaryRule(RuleModule):
         return self._turn(q_BHQE, scene.query_positions()), self._turn(k_BHKE, scene.key_positions())
 
     def _turn(self, x_BHTE: Tensor, position_BT: Tensor) -> Tensor:
-        # Angles in at least float32: bfloat16 cannot tell position 256 from 257.
-        exact = torch.promote_types(x_BHTE.dtype, torch.float32)
+        # Angles in float64: bfloat16 cannot tell position 256 from 257, float32 errs by 0.003 at 100,000.
+        exact = torch.float64
         exponent = torch.arange(0, self.head_width, 2, device=x_BHTE.device, dtype=exact) / self.head_width
         angle = position_BT[:, None, :, None].to(exact) * self.base**-exponent
         cos, sin = angle.cos().to(x_BHTE.dtype), angle.sin().to(x_BHTE.dtype)

@@ -33,7 +33,7 @@ def graph(
     dropout: Share = 0.5,
 ) -> Model:
     attention = Attention(Standard(heads or max(1, width // 8)), Graph(), dropout=dropout)
-    layer = Layer(attention, FeedForward(2 * width, "gelu", dropout=dropout))
+    layer = Layer(attention, FeedForward(4 * width, "gelu", dropout=dropout))
     return Model(
         width=width,
         embed=Features(inputs),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.network.position import Position
-from everyformer.value import Count, Share, Size, Value
+from everyformer.value import Count, Size, Value
 
 WHOLE = (torch.int64, torch.int32)  # what may number rows of a table
 
@@ -77,7 +77,6 @@ class Mixed(Embed, Value, frozen=True):
     """One sequence of several kinds: the inputs are a tuple, one for each part; a part is (embed, position or None)."""
 
     parts: tuple[tuple[Embed, Position | None], ...]
-    dropout: Share = 0.0
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)

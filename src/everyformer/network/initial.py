@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from everyformer.attention.heads import ProjectedHeads
 from everyformer.value import Positive, Value
 
 
@@ -52,3 +53,7 @@ class Xavier(Initial, Value, frozen=True):
                     nn.init.zeros_(module.bias)
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+        for module in network.modules():
+            if isinstance(module, ProjectedHeads) and module.qkv is not None:
+                for weight in module.qkv.weight.split([n for n in (module.queries, module.keys, module.values) if n]):
+                    nn.init.xavier_uniform_(weight)  # three maps in one matrix: each by its own size

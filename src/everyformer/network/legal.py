@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from everyformer.attention.heads import Narrow, ParameterFree, Sliced, Standard, Sum, head_width
-from everyformer.attention.pattern import ByHead
+from everyformer.attention.pattern import And, ByHead, Full, Visible
 from everyformer.attention.rule import ImageBias, Rotary
 from everyformer.network.depth import Attention, Layer
 from everyformer.network.embed import Mixed, Tokens
@@ -48,12 +48,13 @@ def objections(value: Model) -> Iterator[str]:
             )
         if isinstance(head, Classify) and head.reading == "first" and _causal(layers):
             yield "the first token of a causal model has seen nothing but itself; read the last one or the mean"
-    if wiring.norm.mixes_positions and _causal(layers):
+    writes = any(isinstance(head, Language) for head in value.heads)
+    if wiring.norm.mixes_positions and (writes or _causal(layers)):
         yield (
             f"{type(wiring.norm).__name__} mixes positions, so the past would change with the future in a causal model; "
             "use LayerNorm or RMSNorm"
         )
-    if value.norm is not None and value.norm.mixes_positions and _causal(layers):
+    if value.norm is not None and value.norm.mixes_positions and (writes or _causal(layers)):
         yield f"{type(value.norm).__name__} of the embedding mixes positions in a causal model; use LayerNorm or RMSNorm"
     if value.position is not None and isinstance(value.embed, Mixed) and any(place for _, place in value.embed.parts):
         yield "the parts of a mixed sequence have positions of their own; give none to the model, or none to the parts"
@@ -82,7 +83,7 @@ def _layer_objections(width: int, layer: Layer) -> Iterator[str]:
     if layer.cross is not None:
         if layer.cross.rules:
             yield "rules speak of distances, and the two sequences of cross-attention share no positions; leave its rules out"
-        if not layer.cross.pattern.looks_ahead():
+        if not all(isinstance(part, Full | Visible | And) for part in layer.cross.pattern.walk()):
             yield f"the pattern {layer.cross.pattern} compares positions of two different sequences; use full in cross-attention"
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from everyformer.attention.rule import RuleModule
 from everyformer.attention.scene import Probe, Scene
 from everyformer.network.depth import Depth, Source
-from everyformer.network.embed import WHOLE, Embed, EmbedModule, Mixed, check_limit, describe
+from everyformer.network.embed import WHOLE, Embed, EmbedModule, Mixed, Patches, check_limit, describe
 from everyformer.network.head import Head
 from everyformer.network.initial import AsTorch, Initial
 from everyformer.network.legal import objections, pair_objections, refuse
@@ -85,6 +85,9 @@ class Memory:
         check_visible(self.visible_BS, self.x_BSD.shape[0], self.x_BSD.shape[1])
 
 
+READS = {"documents": "document_BP", "edges": "edges_BNN"}  # what is given to a call, by the field that patterns need
+
+
 class Network(nn.Module):
     """Embed, place, run the depth, read. Built from a `Model`, which it keeps as `value`."""
 
@@ -102,6 +105,9 @@ class Network(nn.Module):
         self.body = value.body.build(value.width)
         attentions = [layer.attention for layer in value.body.each if layer.attention]
         self.ahead = [one for one in attentions if one.pattern.looks_ahead(heads=one.heads.heads)]
+        needs = {part.needs for layer in value.body.each for one in layer.attentions() for part in one.pattern.walk()}
+        crosses = any(layer.cross for layer in value.body.each)
+        self.reads = {name for name, field in READS.items() if field in needs} | ({"source"} if crosses else set())
         self.rules = tuple(module for module in self.body.modules() if isinstance(module, RuleModule))
         self.heads = nn.ModuleList(head.build(value.width, value.embed) for head in value.heads)
 
@@ -133,6 +139,7 @@ class Network(nn.Module):
         x_BTD = self.embed(inputs)
         batch, length = x_BTD.shape[:2]
         check_visible(visible, batch, length)
+        self._check_used(documents=documents, edges=edges, source=source)
         if past is not None:
             self._check_past(past, batch)
         if self.class_token is not None:
@@ -184,11 +191,26 @@ class Network(nn.Module):
         if self.position is not None:
             position_BT = scene.query_positions()
             if self.limit is not None:
-                last = scene.keys if scene.key_BK is None else int(position_BT.max()) + 1
-                check_limit(last, self.limit)
+                self._check_limit(x_BTD.shape[1], position_BT, scene)
             x_BTD = self.position(x_BTD, position_BT.clamp(min=0))
         x_BTD = x_BTD if self.norm is None else self.norm(x_BTD, scene.visible_BQ())
         return self.dropout(x_BTD)
+
+    def _check_limit(self, length: int, position_BT: Tensor, scene: Scene) -> None:
+        if isinstance(self.value.embed, Patches) and length != self.limit:
+            raise ValueError(
+                f"the image has {length} tokens with the class token, the model's positions are for {self.limit}; "
+                "give images of the size it was built for"
+            )
+        if scene.key_BK is None:
+            check_limit(scene.keys, self.limit)
+        elif not torch.compiler.is_compiling():
+            check_limit(int(position_BT.max()) + 1, self.limit)
+
+    def _check_used(self, **given: Any) -> None:
+        for name, x in given.items():
+            if x is not None and name not in self.reads:
+                raise ValueError(f"{name} are given, but nothing in the model reads them; leave them out")
 
     def _check_past(self, past: Past, batch: int) -> None:
         if not isinstance(past, Past):

@@ -47,6 +47,8 @@ class Past:
 
     def reorder(self, index_B: Tensor) -> Past:
         """The past of other sequences of the batch: for beam search, or to drop finished ones."""
+        if not isinstance(index_B, Tensor):
+            raise ValueError(f"reorder takes a tensor of whole numbers, not a {type(index_B).__name__}")
         if index_B.dim() != 1 or index_B.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"reorder takes a list of whole numbers, not {index_B.dtype} of {tuple(index_B.shape)}")
         if self.batch and not 0 <= int(index_B.min()) <= int(index_B.max()) < self.batch:
@@ -60,6 +62,10 @@ class Past:
         if not 0 <= count <= self.length:
             raise ValueError(f"cannot roll back {count} positions: the past has {self.length}; give 0 to {self.length}")
         keep = self.length - count
+        if keep == 0 and self.position_BK is not None and int(self.position_BK.clamp(min=0).min(1).values.max()) > 0:
+            raise ValueError(
+                "cannot roll back all of a past that was trimmed: what came before is gone; keep at least 1"
+            )
         return replace(self._each(lambda x: x[:, :, :keep] if x.dim() == 4 else x[:, :keep]), length=keep)
 
     def trim(self, length: int) -> Past:

@@ -12,6 +12,7 @@ from everyformer.value import Value, from_json, to_json
 
 def save(network: Network | PairNetwork, folder: str | Path) -> Path:
     """Write a network into a folder; the two files are enough to get it back."""
+    network = getattr(network, "_orig_mod", network)  # what torch.compile is around
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.json").write_text(to_json(network.value) + "\n")

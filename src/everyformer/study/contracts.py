@@ -18,6 +18,7 @@ All in float64, on a copy in evaluation mode, with limits that are the same for 
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -98,24 +99,27 @@ def contracts(
 
     `inputs` are used instead of random ones, for models whose inputs are not of a known kind.
     """
-    chosen = list(CONTRACTS) if only is None else list(only)
+    chosen = list(CONTRACTS) if only is None else [only] if isinstance(only, str) else list(only)
     for contract in chosen:
         if contract not in CONTRACTS:
             raise ValueError(f"no contract is named {contract!r}; {nearest(contract, CONTRACTS)}")
-    torch.manual_seed(0)
-    if isinstance(model, str):
-        name, network = name or model, build(model, "tiny")
-    else:
-        network = copy.deepcopy(model) if isinstance(model, nn.Module) else model.build()
-    network = network.double().to(device).eval()
     report = Report()
-    for part, source_width in parts(network):
-        given = (inputs or example(part.value, source_width=source_width)).to(device)
-        for contract in chosen:
-            error = CONTRACTS[contract](part, given)
-            if error is not None:
-                limit = LIMITS.get(contract, LIMIT)
-                report.findings.append(Finding(contract, name or _describe(part.value), error, limit))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network: Any
+        if isinstance(model, str):
+            name, network = name or model, build(model, "tiny")
+        else:
+            plain: Any = getattr(model, "_orig_mod", model)  # what torch.compile is around
+            network = copy.deepcopy(plain) if isinstance(plain, nn.Module) else plain.build()
+        network = network.double().to(device).eval()
+        for part, source_width in parts(network):
+            given = (inputs or example(part.value, source_width=source_width)).to(device, torch.float64)
+            for contract in chosen:
+                error = CONTRACTS[contract](part, given)
+                if error is not None:
+                    limit = LIMITS.get(contract, LIMIT)
+                    report.findings.append(Finding(contract, name or _describe(part.value), error, limit))
     return report
 
 
@@ -244,6 +248,8 @@ def _gradient(network: Network, given: Example) -> float | None:
                 weight.sub_(d, alpha=step)
         return found
 
+    if not weights:
+        return None  # all of it is frozen
     slopes = torch.autograd.grad(value(), weights, allow_unused=True)
     errors = []
     for _ in range(2):
@@ -296,22 +302,24 @@ def _compile(network: Network, given: Example) -> float | None:
 
 
 def _overfit(network: Network, given: Example) -> float | None:
-    """How much of the first loss is left after at most 200 steps on one batch."""
+    """The loss after at most 300 steps on one batch, as a share of what blind guessing has."""
     heads = _logits(given.run(network))
     if not heads:
+        return None
+    if not any(p.requires_grad for p in network.parameters()):
         return None
     learner = copy.deepcopy(network).float().train()
     for module in learner.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     data = given.to(dtype=torch.float32)
-    random = torch.Generator().manual_seed(0)
+    random = torch.Generator().manual_seed(1)  # not the example's: its own tokens would be the easiest targets
     targets = [
         torch.randint(0, logits.shape[-1], logits.shape[:-1], generator=random).to(logits.device) for logits in heads
     ]
     optimizer = torch.optim.AdamW(learner.parameters(), lr=3e-3, weight_decay=0.0)
-    losses = []
-    for _ in range(200):
+    chance, left = sum(math.log(max(2, logits.shape[-1])) for logits in heads), math.inf
+    for _ in range(300):
         logits = _logits(data.run(learner))
         loss = sum(
             (F.cross_entropy(one.flatten(0, -2), two.flatten()) for one, two in zip(logits, targets, strict=True)),
@@ -320,10 +328,10 @@ def _overfit(network: Network, given: Example) -> float | None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-        if losses[-1] < LIMITS["overfit"] * losses[0]:
+        left = loss.item() / chance
+        if left < LIMITS["overfit"]:
             break
-    return losses[-1] / losses[0]
+    return left
 
 
 Check = Callable[[Network, Example], float | None]
@@ -359,5 +367,7 @@ def _logits(output: Output) -> tuple[Tensor, ...]:
 
 def _gradients(network: Network, output: Output, direction: Tensor) -> list[Tensor]:
     weights = [p for p in network.parameters() if p.requires_grad]
+    if not weights:
+        return []
     found = torch.autograd.grad((output.hidden * direction).sum(), weights, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(weights, found, strict=True)]

@@ -144,4 +144,4 @@ def _inputs(
             _inputs(part, place, batch, min(length, (place and place.limit()) or length), random)
             for part, place in embed.parts
         )
-    raise ValueError(f"no example inputs are known for {type(embed).__name__}; give contracts an example= of your own")
+    raise ValueError(f"no example inputs are known for {type(embed).__name__}; give contracts inputs= of your own")

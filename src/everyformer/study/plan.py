@@ -8,7 +8,8 @@ Parameters and operations are exact. Memory is that of a training step run on im
 gradients, the optimizer's state, everything kept for the backward pass, at their peak. To it comes what the process holds
 anyhow. On CUDA the sum is what torch.cuda.max_memory_allocated then says; on a CPU it is the resident memory, as far as the
 C library gives freed memory back (glibc keeps some: MALLOC_MMAP_THRESHOLD_=131072 makes it give back, more slowly).
-A compiled step needs less. Evaluations are not planned; they take few examples at a time.
+A compiled step is planned as it is without, and the flex kernel as sdpa; both need less. Evaluations are not planned:
+they keep nothing for a backward pass.
 """
 
 from __future__ import annotations
@@ -79,9 +80,8 @@ class Plan:
         }
         if self.seconds is not None:
             rate = self.flops / self.seconds
-            lines["time"] = (
-                f"{self.seconds:.3g} s a step, {_duration(self.seconds * run.steps)} in all; {rate:.3g} operations/s"
-            )
+            whole = _duration(self.run_flops / rate)  # a batch that grows takes less time before
+            lines["time"] = f"{self.seconds:.3g} s a step, {whole} in all without evaluations; {rate:.3g} operations/s"
         if self.measured is not None:
             lines["measured"] = f"{_size(self.measured)} at the peak"
         if self.changes is None:
@@ -123,9 +123,11 @@ def _imagine(recipe: Recipe, work: Work, device: torch.device, process: int, lim
 def _walk(
     recipe: Recipe, work: Work, device: torch.device, pieces: int | None = None
 ) -> tuple[Tally, Loop, Batch, int]:
-    """Two imagined steps (from the second on there is an optimizer's state), of so many pieces of the batch or of all."""
+    """Two imagined steps: from the second on there is an optimizer's state. With `pieces`, for the memory alone: of the
+    first only the optimizer, and only so many pieces of the batch."""
     run = recipe.run
-    plain = replace(recipe, run=replace(run, compile=False, accumulate=min(run.accumulate, pieces or run.accumulate)))
+    eager = {"compile": False, "kernel": "sdpa" if run.kernel == "flex" else run.kernel}  # these cannot be imagined
+    plain = replace(recipe, run=replace(run, **eager, accumulate=min(run.accumulate, pieces or run.accumulate)))
     tally = Tally(device, imagined=True)
     with torch.random.fork_rng(devices=[]):
         with tally, device:
@@ -136,9 +138,15 @@ def _walk(
         rows = len(batch) if pieces is None else min(len(batch), pieces * -(-len(batch) // run.accumulate))
         with tally:
             tally.add((dict(batch.tensors), dict(batch.shared or {})))
-            for _ in range(2):
-                tally.flops = 0
-                _step(loop, batch.rows(0, rows), count)
+            if pieces is None:
+                pass
+            else:
+                for weight in loop.network.parameters():
+                    weight.grad = torch.zeros_like(weight)
+                loop.change(1.0, None)
+                loop.forget()
+            tally.flops = 0
+            _step(loop, batch.rows(0, rows), count)
     return tally, loop, batch, count
 
 

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-_aten = torch.ops.aten
+_aten, _DEVICE = torch.ops.aten, torch.ops.prim.device.default
 # torch counts fused attention of CUDA only.
 _LIKE = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
@@ -58,6 +58,8 @@ class Tally(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked so often that the long way round takes most of the time
         kwargs = kwargs or {}
         found = self._run(func, args, kwargs)
         packet = func._overloadpacket
@@ -84,7 +86,7 @@ class Tally(TorchDispatchMode):
     def add(self, tree: Any) -> None:
         """Count the tensors in some nest of lists and dictionaries as alive."""
         for x in tree_leaves(tree):
-            if isinstance(x, Tensor) and x.device.type == self.device.type:
+            if isinstance(x, Tensor) and _place(x).type == self.device.type:
                 storage = x.untyped_storage()
                 key = storage._cdata
                 if key not in self.known:
@@ -107,3 +109,7 @@ def _numbered(indices: Sequence[Any]) -> list[Any]:
         else:
             found.append(x)
     return found
+
+
+def _place(x: Tensor) -> torch.device:
+    return x.fake_device if isinstance(x, FakeTensor) else x.device

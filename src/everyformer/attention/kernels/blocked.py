@@ -44,7 +44,7 @@ def objection(request: Request) -> str | None:
     if reason := request.weights_are_wanted():
         return reason
     if not _same_order(request.scene):
-        return "the sequences of the batch stand at different positions (left padding); pad on the right or use sdpa"
+        return "the keys do not stand at their numbers (left padding, a trimmed past, or another sequence); use sdpa"
     return None
 
 
@@ -146,11 +146,12 @@ def _merge(pieces: list[tuple[Tensor, Tensor | None]]) -> Tensor:
 @lru_cache(maxsize=256)
 def plan(pattern: Pattern, queries: int, keys: int, heads: int, device: torch.device) -> tuple[Part, ...]:
     """The cheaper of: the pattern as one part, or one part for each of its alternatives."""
-    with torch.device("cpu"):
+    with torch.device("cpu"), torch.inference_mode(False):  # what is kept must serve training too
         whole = (_best(pattern, queries, keys, heads),)
         split = tuple(_best(part, queries, keys, heads) for part in _disjoint(pattern))
     parts = min((whole, split), key=lambda parts: sum(part.cost for part in parts) * (1 + 0.5 * (len(parts) > 1)))
-    return tuple(Part(p.pattern, p.i_NQ.to(device), p.j_NK.to(device), p.back_Q.to(device)) for p in parts)
+    with torch.inference_mode(False):
+        return tuple(Part(p.pattern, p.i_NQ.to(device), p.j_NK.to(device), p.back_Q.to(device)) for p in parts)
 
 
 def _disjoint(pattern: Pattern) -> Iterator[Pattern]:

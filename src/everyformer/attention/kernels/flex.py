@@ -65,7 +65,8 @@ def _block_mask(pattern: Pattern, scene: Scene, batch: int, heads: int) -> Block
 
 @lru_cache(maxsize=64)
 def _static_block_mask(pattern: Pattern, queries: int, keys: int, heads: int, device: torch.device) -> BlockMask:
-    return _make(pattern, Scene(queries, keys, device), 1, heads)
+    with torch.inference_mode(False):  # what is kept must serve training too
+        return _make(pattern, Scene(queries, keys, device), 1, heads)
 
 
 def _make(pattern: Pattern, scene: Scene, batch: int, heads: int) -> BlockMask:

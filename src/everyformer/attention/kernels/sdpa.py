@@ -16,18 +16,19 @@ def objection(request: Request) -> str | None:
 
 def run(request: Request) -> Tensor:
     scene, pattern = request.scene, request.pattern
-    plain = not request.terms and scene.in_place and type(pattern) is Causal
+    bare = len(request.terms) == 0  # not `not terms`: torch.compile cannot ask a tuple of functions that
+    plain = bare and scene.in_place and type(pattern) is Causal
     if plain and scene.queries == scene.keys:
         return _fused(request, None, causal=True)
     if plain and scene.queries == 1:
         return _fused(request, None)
     everything = type(pattern) is Full and scene.key_BK is None
-    if everything and not request.terms:
+    if everything and bare:
         return _fused(request, None)
     if everything:
         return _fused(request, _bias(request))
     seen, alive = shown(scene.mask(pattern, request.batch, request.heads))
-    bias = _bias(request).masked_fill(~seen, -torch.inf) if request.terms else seen
+    bias = _bias(request).masked_fill(~seen, -torch.inf) if not bare else seen
     return _fused(request, bias).masked_fill(~alive, 0)
 
 
