@@ -327,3 +327,12 @@ def test_reordering_makes_strides_dense(length: int) -> None:
     )
     assert as_they_come == 16 / 64  # 16 queries in a row see 16 of the 64 residues, however long the sequence is
     assert reordered == 64 / length
+
+
+def test_a_plan_made_in_inference_mode_serves_training():
+    pattern = parse("causal & window(7) & ~stride(31)")
+    with torch.inference_mode():
+        attend(*draw(64, 64), pattern, kernel="blocked")
+    q, k, v = (x.requires_grad_() for x in draw(64, 64))
+    attend(q, k, v, pattern, kernel="blocked").sum().backward()
+    assert q.grad is not None and bool(torch.isfinite(q.grad).all())

@@ -286,3 +286,20 @@ def test_values_are_frozen_and_take_lists_for_tuples() -> None:
 def test_a_wrong_pattern_is_named(make: Callable[[], Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         make()
+
+
+@pytest.mark.parametrize(
+    "text, ahead",
+    [
+        ("causal & window(4) | stride(5000)", True),
+        ("~window(5000)", True),
+        ("stride(97) & stride(89)", True),
+        ("causal & window(5000)", False),
+        ("causal & (stride(5000) | summary(5000, 1)) | causal & block(4)", False),
+        ("by_head(causal, causal & window(9000))", False),
+        ("by_head(causal, window(9000))", True),
+    ],
+)
+def test_large_numbers_hide_no_look_ahead(text, ahead):
+    """Past what can be tried, only what causal itself holds back counts as safe."""
+    assert parse(text).looks_ahead() is ahead

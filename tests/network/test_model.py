@@ -273,3 +273,14 @@ def test_a_stack_goes_round_the_layers_it_is_given():
     patterns = [str(layer.attention.pattern) for layer in stacked.layers]
     assert patterns == ["causal & window(2)", "causal", "causal & window(2)", "causal", "causal & window(2)"]
     assert len({id(p) for p in stacked.parameters()}) == len(list(stacked.parameters()))
+
+
+@pytest.mark.parametrize("name", ["documents", "edges", "source"])
+def test_what_nothing_reads_is_refused(name):
+    given = {
+        "documents": torch.zeros(1, 4, dtype=torch.long),
+        "edges": torch.ones(4, 4, dtype=torch.bool),
+        "source": Memory(torch.zeros(1, 4, 8)),
+    }
+    with pytest.raises(ValueError, match=f"{name} are given, but nothing in the model reads them"):
+        model().build()(torch.zeros(1, 4, dtype=torch.long), **{name: given[name]})

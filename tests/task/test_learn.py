@@ -66,7 +66,7 @@ def test_masked_words_are_learned_from_single_runs(little):
 
 @pytest.mark.spec(62)
 def test_translation_is_learned():
-    found = learn("transformer", Translate(longest=24, valid=0.01, beam=2), 80, 24, lr=5e-3, model={"dropout": 0.0})
+    found = learn("transformer", Translate(longest=24, valid=0.01, beam=2), 160, 24, lr=5e-3, model={"dropout": 0.0})
     assert found["perplexity"] < 2
     assert found["bleu"] > 40
     assert "version:" in found["bleu_signature"]

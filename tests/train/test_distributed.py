@@ -46,6 +46,7 @@ def test_two_processes_follow_the_curve_of_one_and_go_on_as_one_and_back(tmp_pat
         close(checkpoint.place(tmp_path / folder, 12), tmp_path / f"{folder}-12")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_restarted_and_goes_on(tmp_path):
     data = text(tmp_path)
     settings = (*SETTINGS, "run.steps=400", "run.save=10")

@@ -139,7 +139,7 @@ def _walk(
         with tally:
             tally.add((dict(batch.tensors), dict(batch.shared or {})))
             if pieces is None:
-                pass
+                _step(loop, batch, count)
             else:
                 for weight in loop.network.parameters():
                     weight.grad = torch.zeros_like(weight)
