@@ -69,7 +69,8 @@ def planned(*row: Any) -> dict[str, Any]:
 def measured(*row: Any) -> dict[str, Any]:
     """Bytes at the peak of some real steps, and the median seconds of those after the first."""
     from everyformer.train.distributed import World, find_device
-    from everyformer.train.loop import Loop, _memory
+    from everyformer.train.loop import Loop
+    from everyformer.train.memory import peak
     from everyformer.train.record import Records
 
     recipe, seconds = recipe_of(*row), list[float]()
@@ -80,7 +81,7 @@ def measured(*row: Any) -> dict[str, Any]:
         began = time.perf_counter()
         loop._step(step, Records(None))  # ends with a look at the loss, so the device has done it
         seconds.append(time.perf_counter() - began)
-    return {"measured": _memory(device), "seconds": statistics.median(seconds[1:])}
+    return {"measured": peak(device), "seconds": statistics.median(seconds[1:])}
 
 
 def alone(function: Callable[..., dict[str, Any]], row: tuple[Any, ...]) -> dict[str, Any]:

@@ -126,13 +126,14 @@ if sys.argv[1] == "plan":
     from everyformer.study.plan import plan
     print(plan(one).memory)
 else:
-    from everyformer.train.loop import Loop, World, _memory
+    from everyformer.train.loop import Loop, World
+    from everyformer.train.memory import peak
     from everyformer.train.record import Records
     work = one.task.open(None, None)
     loop = Loop(one, work, one.value(work.changes()), None, World(), ())
     for step in range(2):
         loop._step(step, Records(None))
-    print(_memory(loop.here.device))
+    print(peak(loop.here.device))
 """
 
 

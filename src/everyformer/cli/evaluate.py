@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -21,6 +21,8 @@ def evaluate(
     stride: int | None = None,
     limit: int | None = None,
     kernel: str = "auto",
+    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    compiled: Annotated[bool, Parameter("--compile", negative=(), show_default=False)] = False,
     device: str = "auto",
     as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
 ) -> int:
@@ -40,6 +42,10 @@ def evaluate(
         How many examples; without it, all.
     kernel
         How attention is computed.
+    precision
+        What is computed in; without it, what the run was trained in.
+    compiled
+        Compile the network first: worth it for a long evaluation on a GPU.
     device
         cpu, cuda, or auto.
     as_json
@@ -49,7 +55,9 @@ def evaluate(
 
     options: dict[str, Any] = {} if stride is None else {"stride": stride}
     found = open_run(run, step=step, device=device, **options)
-    answer = found.evaluate(split, limit, kernel)
+    if compiled:
+        found.network.compile()
+    answer = found.evaluate(split, limit, kernel, precision)
     if as_json:
         print(json.dumps(answer))
         return 0

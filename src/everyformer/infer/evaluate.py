@@ -23,7 +23,8 @@ from everyformer.infer.generate import language_head
 from everyformer.network.head import Language, vocabulary
 from everyformer.network.model import Network
 
-LOGITS = 1 << 27  # in one call, unless a batch is asked for: half a GiB of them in float32
+LOGITS = 1 << 26  # in one call, unless a batch is asked for: a quarter of a GiB of them in float32
+WINDOWS = 32  # in one call on a CPU, where more are no faster
 
 
 @torch.no_grad()
@@ -39,8 +40,9 @@ def nats(
 ) -> tuple[float, int]:
     """The sum of -log p over the targets token_N[1:], and how many there are.
 
-    `batch` is how many windows are read in one call (None: 32, fewer where their logits would be many). `progress` is told
-    after each call how many targets are scored, of how many. Use autocast around it for another precision.
+    `batch` is how many windows are read in one call (None: as many as there is room for their logits, on a CPU at most
+    32). `progress` is told after each call how many targets are scored, of how many. Use autocast around it for another
+    precision.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"a stride of {stride} with a window of {window}: give 1 to {window}")
@@ -50,7 +52,8 @@ def nats(
         raise ValueError(f"a batch of {batch} windows: give 1 or more, or None")
     number, device, count = language_head(network), next(network.parameters()).device, len(token_N) - 1
     window = min(window, count)
-    batch = batch or max(1, min(32, LOGITS // (window * _vocabulary(network, number))))
+    room = LOGITS // (window * _vocabulary(network, number))
+    batch = batch or max(1, min(WINDOWS, room) if device.type == "cpu" else room)
     total, was_training = torch.zeros((), dtype=torch.float64, device=device), network.training
     network.eval()
     try:

@@ -15,9 +15,7 @@ they keep nothing for a backward pass.
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +31,7 @@ from everyformer.study.tally import Tally
 from everyformer.task.work import Batch, Work
 from everyformer.train.distributed import World, find_device
 from everyformer.train.loop import Loop
+from everyformer.train.memory import peak, resident, there_is
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.schedule import batch_size, sequences_before
 
@@ -98,7 +97,7 @@ def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> 
     device = find_device(recipe.run.device)
     begun = None if recipe.start is None else Path(recipe.start)
     work = recipe.task.open(recipe.data, recipe.model.get("context"), begun)
-    found = _imagine(recipe, work, device, _held(device), limit or _there_is(device))
+    found = _imagine(recipe, work, device, _held(device), limit or int(SAFE * there_is(device)))
     if not found.fits:
         return dataclasses.replace(found, changes=_first_that_fits(found, work, device))
     return _measure(found, work, device) if measure else found
@@ -126,7 +125,7 @@ def _walk(
     """Two imagined steps: from the second on there is an optimizer's state. With `pieces`, for the memory alone: of the
     first only the optimizer, and only so many pieces of the batch."""
     run = recipe.run
-    eager = {"compile": False, "kernel": "sdpa" if run.kernel == "flex" else run.kernel}  # these cannot be imagined
+    eager = {"compile": "no", "kernel": "sdpa" if run.kernel == "flex" else run.kernel}  # these cannot be imagined
     plain = replace(recipe, run=replace(run, **eager, accumulate=min(run.accumulate, pieces or run.accumulate)))
     tally = Tally(device, imagined=True)
     with torch.random.fork_rng(devices=[]):
@@ -194,8 +193,7 @@ def _measure(found: Plan, work: Work, device: torch.device) -> Plan:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - began)
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_peak()
-    return dataclasses.replace(found, seconds=statistics.median(seconds[1:]), measured=peak)
+    return dataclasses.replace(found, seconds=statistics.median(seconds[1:]), measured=peak(device))
 
 
 def _first_that_fits(found: Plan, work: Work, device: torch.device) -> tuple[str, ...] | None:
@@ -261,30 +259,7 @@ def _held(device: torch.device) -> int:
             with torch.autocast(device.type, torch.bfloat16, enabled=kind == torch.bfloat16):
                 layer(torch.ones(8, 64, 64, device=device)).sum().backward()
             optimizer.step()
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident()
-
-
-def _resident() -> int:
-    """Bytes of this process in memory."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return _resident_peak()
-
-
-def _resident_peak() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _there_is(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(SAFE * torch.cuda.get_device_properties(device).total_memory)
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    allowed = Path("/sys/fs/cgroup/memory.max")  # of a container
-    text = allowed.read_text().strip() if allowed.is_file() else ""
-    return int(SAFE * (min(total, int(text)) if text.isdigit() else total))
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident()
 
 
 def _size(count: int) -> str:

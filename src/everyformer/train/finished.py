@@ -15,7 +15,7 @@ from everyformer.network.model import Network, PairNetwork
 from everyformer.task.work import Work
 from everyformer.train import checkpoint
 from everyformer.train.distributed import find_device
-from everyformer.train.loop import read_model, read_recipe
+from everyformer.train.loop import precise, read_model, read_recipe
 from everyformer.train.recipe import Recipe
 
 
@@ -33,9 +33,17 @@ class Finished:
         """Can it generate?"""
         return self.work.writes
 
-    def evaluate(self, split: str = "valid", limit: int | None = None, kernel: str = "auto") -> dict[str, Any]:
-        with torch.no_grad():
-            return self.work.evaluate(self.network, split, limit, kernel) | {"step": self.step}
+    def evaluate(
+        self, split: str = "valid", limit: int | None = None, kernel: str = "auto", precision: str | None = None
+    ) -> dict[str, Any]:
+        """Metrics on a split, in the precision of the run if no other is named."""
+        device = next(self.network.parameters()).device
+        precision = precision or self.recipe.run.precision
+        if precision == "fp16" and device.type == "cpu":
+            precision = "fp32"
+        with torch.no_grad(), precise(precision, device):
+            found = self.work.evaluate(self.network, split, limit, kernel)
+        return found | {"step": self.step, "precision": precision}
 
     def write(self, prompt: str, tokens: int, **choices: Any) -> str:
         """The prompt and what follows, or its translation."""

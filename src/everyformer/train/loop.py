@@ -24,6 +24,7 @@ from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwor
 from everyformer.task.work import Batch, Work
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World, spread, syncing, world
+from everyformer.train.memory import peak
 from everyformer.train.optimizer import optimizers, set_rate
 from everyformer.train.recipe import Recipe
 from everyformer.train.record import Listener, Records
@@ -137,8 +138,10 @@ class Loop:
         if run.sections:
             set_sections(self.network, run.sections)
         self.called = spread(self.network, here, run.shard)
-        if run.compile:
-            self.called = torch.compile(self.called)  # type: ignore[assignment]
+        if run.compile != "no":
+            # CUDA graphs take the launches of kernels away, which is most of a small model's time.
+            mode = "reduce-overhead" if run.compile == "graphs" else None
+            self.called = torch.compile(self.called, mode=mode)  # type: ignore[assignment]
         self.optimizers = optimizers(self.network, recipe.optim)
         decay = recipe.optim.average
         self.average = {n: p.detach().clone() for n, p in self.network.named_parameters()} if decay else None
@@ -197,7 +200,7 @@ class Loop:
         seconds = time.perf_counter() - began
         records.write(
             "step", step + 1, loss=loss_now, norm=norm_now, lr=optim.lr * share, batch=size,
-            targets=count, rate=count / seconds, memory=_memory(self.here.device),
+            targets=count, rate=count / seconds, memory=peak(self.here.device),
         )  # fmt: skip
 
     def gradients(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
@@ -307,9 +310,7 @@ class Loop:
                     p.copy_(self.average[name])
 
     def _precision(self) -> AbstractContextManager[Any]:
-        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        kind = kinds.get(self.recipe.run.precision)
-        return nullcontext() if kind is None else torch.autocast(self.here.device.type, kind)
+        return precise(self.recipe.run.precision, self.here.device)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -342,10 +343,7 @@ def _norm(x: Tensor) -> Tensor:
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-def _memory(device: torch.device) -> int:
-    """Bytes at the peak, on the device or in this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def precise(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """The context in which a network computes in a precision."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return nullcontext() if kind is None else torch.autocast(device.type, kind)
