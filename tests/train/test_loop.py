@@ -161,6 +161,25 @@ def test_the_watch_skips_what_is_not_finite_and_spikes_and_stops_in_time():
 
 
 @pytest.mark.spec(137)
+def test_gradients_that_have_grown_for_good_are_soon_the_usual_ones():
+    """As when a run leaves a plateau: 20 times the norm, and a falling loss."""
+    watch = Watch(patience=20)
+    assert all(watch.look(0.69, 0.7) is None for _ in range(100))
+    found = [watch.look(0.6, 14.0) for _ in range(30)]
+    assert found[0] is not None and sum(one is not None for one in found) < 8 and found[-1] is None
+
+
+@pytest.mark.spec(137)
+def test_a_loss_that_leaps_is_skipped_and_one_hard_example_is_not():
+    watch = Watch(patience=20)
+    assert all(watch.look(1.2, 1.0) is None for _ in range(30))
+    assert "far above the usual" in watch.look(5.5, 1.0)
+    watch = Watch(patience=20)
+    assert all(watch.look(0.001, 1.0) is None for _ in range(30))
+    assert watch.look(0.4, 2.0) is None
+
+
+@pytest.mark.spec(137)
 def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(tmp_path, monkeypatch):
     from everyformer.task.language import LanguageWork
 

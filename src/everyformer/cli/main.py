@@ -22,6 +22,9 @@ from everyformer.cli.plan import plan
 from everyformer.cli.show import show
 from everyformer.cli.train import resume, train
 
+# Threads that wait let others work: beside another program a spinning one makes each step several times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported, which is later
+
 app = App(
     name="everyformer",
     help="Every Transformer of the family as a short value over one small proven core. Begin with: everyformer demo",

@@ -15,6 +15,40 @@ show = App(name="show", help="Draw a part of a Transformer.")
 
 
 @show.command
+def attention(
+    run: Path,
+    /,
+    *,
+    text: str = "Shall I compare thee to a summer",
+    out: Path = Path("attention.png"),
+    step: int | None = None,
+) -> None:
+    """Draw what a trained model looks at while it reads a text.
+
+    Parameters
+    ----------
+    run
+        The folder of a run.
+    text
+        What it reads.
+    out
+        The picture (.png, .svg, .pdf).
+    step
+        The checkpoint; without it, the last.
+    """
+    from everyformer.study.look import reading
+    from everyformer.study.picture import check_file
+    from everyformer.train.finished import open_run
+
+    check_file(out)
+    found = open_run(run, step=step)
+    reading(found.network, found.work, text).savefig(out)
+    screen = console()
+    screen.print(f"attention: {out}", soft_wrap=True)
+    next_command(screen, f"generate {run}" if found.writes else f"evaluate {run}")
+
+
+@show.command
 def pattern(text: str, /, *, length: int = 32, heads: int | None = None, out: Path | None = None) -> None:
     """Draw who sees whom: queries go down, keys go across.
 

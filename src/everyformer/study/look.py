@@ -1,0 +1,65 @@
+"""Pictures of attention: what a network looks at, layer by layer and head by head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everyformer.attention.scene import Probe
+from everyformer.data.tokenizer import Tokenizer
+from everyformer.network.model import Network, PairNetwork
+from everyformer.task.work import Work
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST = 64  # tokens whose names can be read beside a picture
+
+
+def reading(network: Network | PairNetwork, work: Work, text: str) -> Figure:
+    """A picture of what a network looks at while it reads a text, with the tokens of its work."""
+    tokenizer: Tokenizer | None = getattr(work, "tokenizer", None)
+    if tokenizer is None or not isinstance(network, Network):
+        raise ValueError(
+            f"the attention of a {type(network.value).__name__.lower()} for {type(work).__name__} cannot be drawn "
+            "over a text; give a run that reads one text"
+        )
+    ids = tokenizer.encode(text.encode())
+    names = [tokenizer.decode([int(one)]).replace("\n", "\\n") for one in ids]
+    found = weights(network, torch.from_numpy(ids.astype(np.int64)))
+    return draw(found, names, "who looks at whom: queries go down, keys across")
+
+
+@torch.no_grad()
+def weights(network: Network, token_T: Tensor) -> list[Tensor]:
+    """HQK of every layer: how much each token looks at each other one."""
+    probe, device = Probe(), next(network.parameters()).device
+    network(token_T[None].to(device), probe=probe)
+    return [weight_BHQK[0].float().cpu() for weight_BHQK in probe.weights]
+
+
+def draw(weight_LHQK: Sequence[Tensor], names: Sequence[str], title: str) -> Figure:
+    """One square for each layer (down) and head (across); queries go down, keys across, darker is more."""
+    from matplotlib.figure import Figure
+
+    if not 1 <= len(names) <= MOST:
+        raise ValueError(f"a picture of attention has room for 1 to {MOST} tokens, not {len(names)}; give less text")
+    layers, heads, side = len(weight_LHQK), weight_LHQK[0].shape[0], max(1.6, 0.075 * len(names))
+    figure = Figure((side * heads + 1, side * layers + 1), dpi=160, layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    plots = figure.subplots(layers, heads, squeeze=False)
+    for layer, weight_HQK in enumerate(weight_LHQK):
+        for head, weight_QK in enumerate(weight_HQK):
+            plot = plots[layer][head]
+            plot.imshow(weight_QK.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+            plot.tick_params(length=0, labelsize=5)
+            plot.set_xticks(range(len(names)), names if layer == layers - 1 else [], fontfamily="monospace")
+            plot.set_yticks(range(len(names)), names if head == 0 else [], fontfamily="monospace")
+            if layer == 0:
+                plot.set_title(f"head {head}", fontsize=8)
+        plots[layer][0].set_ylabel(f"layer {layer}", fontsize=8)
+    return figure
