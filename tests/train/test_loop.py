@@ -53,6 +53,23 @@ def test_a_resumed_run_ends_with_the_same_weights_and_records(tmp_path):
     assert same(checkpoint.place(tmp_path / "whole", 12), checkpoint.place(tmp_path / "cut", 12))
 
 
+def test_a_run_that_broke_before_its_first_checkpoint_begins_anew_with_its_records(tmp_path, monkeypatch):
+    data = text(tmp_path)
+    train(recipe(data), tmp_path / "whole")
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_save", full)
+    with pytest.raises(ValueError, match="No space left"):
+        train(recipe(data), tmp_path / "broken")
+    lines = list(read(tmp_path / "broken" / "records.jsonl"))
+    assert lines[-1]["kind"] == "end" and "No space left" in lines[-1]["error"] and lines[-1]["step"] == 3
+    monkeypatch.undo()
+    resume(tmp_path / "broken")
+    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
+
+
 @pytest.mark.spec(130)
 def test_accumulated_gradients_equal_the_big_batch(tmp_path):
     data = text(tmp_path)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwor
 from everyformer.task.work import Batch, Work
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World, spread, syncing, world
+from everyformer.train.listen import check, listen
 from everyformer.train.memory import peak
 from everyformer.train.optimizer import optimizers, set_rate
 from everyformer.train.recipe import Recipe
 from everyformer.train.record import Listener, Records
 from everyformer.train.schedule import batch_size, rate
 from everyformer.train.start import adopt
-from everyformer.train.watch import Unstable, Watch
+from everyformer.train.watch import Watch
 from everyformer.value import from_json, to_json
 
 
@@ -54,6 +55,7 @@ class Trained:
 def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[Listener, ...] = ()) -> Trained:
     """Begin a run. Without a folder nothing is written."""
     target = None if folder is None else Path(folder)
+    check(recipe.run.listen, target)
     with world(recipe.run.device) as here:
         if here.first and target is not None:
             if target.exists() and any(target.iterdir()):
@@ -78,6 +80,7 @@ def resume(
     """Go on with a run from its last checkpoint (or from `step`), to its end (or to `steps`)."""
     target = Path(folder)
     recipe = read_recipe(target)
+    check(recipe.run.listen, target)
     if steps is not None:
         import msgspec
 
@@ -154,29 +157,32 @@ class Loop:
         if start is not None:
             assert self.folder is not None
             step = self._restore(start)
-        path = None if self.folder is None or not self.here.first else self.folder / "records.jsonl"
-        records = Records(path, self.listeners, after=step if start is not None else None)
+        path, others = None, self.listeners
+        if self.folder is not None and self.here.first:
+            path, others = self.folder / "records.jsonl", others + listen(self.recipe, self.folder, step)
+        records = Records(path, others, after=step)
         records.write("begin", step, steps=run.steps, parameters=sum(p.numel() for p in self.network.parameters()))
         metrics: dict[str, Any] = {}
         saved = start
-        with self._signals():
-            while step < run.steps and self.interrupted is None:
-                try:
+        try:
+            with self._signals():
+                while step < run.steps and self.interrupted is None:
                     self._step(step, records)
-                except Unstable as error:
-                    records.write("end", step, stopped=str(error))
-                    raise
-                step += 1
-                last = step == run.steps
-                if last or (run.evaluate and step % run.evaluate == 0):
-                    metrics = self._evaluate(step, None if last else run.examples, records)
-                if self.here.any(self.interrupted is not None) and self.interrupted is None:
-                    self.interrupted = "another process was asked to stop"
-                if last or self.interrupted or (run.save and step % run.save == 0):
-                    self._save(step, records)
-                    saved = step
-        if self.folder is not None and saved != step:
-            self._save(step, records)
+                    step += 1
+                    last = step == run.steps
+                    if last or (run.evaluate and step % run.evaluate == 0):
+                        metrics = self._evaluate(step, None if last else run.examples, records)
+                    if self.here.any(self.interrupted is not None) and self.interrupted is None:
+                        self.interrupted = "another process was asked to stop"
+                    if last or self.interrupted or (run.save and step % run.save == 0):
+                        self._save(step, records)
+                        saved = step
+            if self.folder is not None and saved != step:
+                self._save(step, records)
+        except Exception as error:
+            with suppress(OSError):  # the disk may be full
+                records.write("end", step, error=f"{type(error).__name__}: {error}")
+            raise
         records.write("end", step, **({"stopped": self.interrupted} if self.interrupted else {}), **metrics)
         self._use_average()
         return Trained(self.network.eval(), self.work, self.recipe, step, metrics, self.interrupted)

@@ -35,6 +35,7 @@ class Run(Value, frozen=True):
     kernel: str = "auto"
     sections: Count = 0  # activation checkpointing: the stack in so many sections; 0: off
     shard: bool = False  # FSDP2 instead of DDP when there are several processes
+    listen: tuple[Literal["tensorboard", "wandb"], ...] = ()  # who is told of the run besides its records
 
 
 class Optim(Value, frozen=True):
@@ -106,6 +107,8 @@ def _read(text: str, kind: Any, path: str) -> Any:
         return None
     try:
         plain = msgspec.json.decode(text) if text[:1] in '[{"' else text
+        if get_origin(kind) is tuple and isinstance(plain, str):
+            plain = text.split(",")
         return msgspec.convert(plain, kind, strict=False)
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path}={text}: {str(error).replace('`', '')}") from None

@@ -17,9 +17,9 @@ Listener = Callable[[dict[str, Any]], None]
 class Records:
     """Writes lines and tells the listeners. A run that goes on drops the lines after the step it goes on from."""
 
-    def __init__(self, path: Path | None, listeners: tuple[Listener, ...] = (), after: int | None = None):
+    def __init__(self, path: Path | None, listeners: tuple[Listener, ...] = (), after: int = 0):
         self.path, self.listeners, self.begun = path, listeners, time.time()
-        if path is not None and after is not None and path.exists():
+        if path is not None and path.exists():
             kept = [line for line in read(path) if line.get("step", 0) <= after]
             part = path.with_suffix(".part")
             part.write_text("".join(json.dumps(line) + "\n" for line in kept))

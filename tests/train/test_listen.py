@@ -1,0 +1,115 @@
+"""TensorBoard and wandb are told what the records say, once a step, however a run is cut up."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from everyformer.train.loop import resume, train
+from everyformer.train.record import read
+from tests.train.small import recipe, text
+
+
+def said(folder, name):
+    """The numbers of a name in the records: step -> number."""
+    side, name = name.split("/")
+    kind = {"train": "step", "valid": "evaluate"}[side]
+    return {line["step"]: line[name] for line in read(folder / "records.jsonl") if line["kind"] == kind}
+
+
+def shown(folder, name):
+    """What TensorBoard shows: files by name; a session that begins at a step hides all from that step on."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    found: list[Event] = []
+    for file in sorted((folder / "tensorboard").iterdir()):
+        raw, place = file.read_bytes(), 0
+        while place < len(raw):  # length, its checksum, an event, its checksum
+            (length,) = struct.unpack("<Q", raw[place : place + 8])
+            event = Event.FromString(raw[place + 12 : place + 12 + length])
+            place += 16 + length
+            if event.session_log.status == SessionLog.START:
+                found = [one for one in found if one.step < event.step]
+            found.append(event)
+    pairs = [(one.step, value.simple_value) for one in found for value in one.summary.value if value.tag == name]
+    assert len(dict(pairs)) == len(pairs), "a step is there twice"
+    return dict(pairs)
+
+
+NAMES = ("train/loss", "train/lr", "valid/bits_per_byte")
+
+
+def test_tensorboard_shows_each_step_of_the_records_once(tmp_path):
+    folder = tmp_path / "run"
+    train(recipe(text(tmp_path), "run.listen=tensorboard"), folder)
+    first = {name: said(folder, name) for name in NAMES}
+    assert len(first["train/loss"]) == 12 and len(first["valid/bits_per_byte"]) == 2
+    for name in NAMES:
+        assert shown(folder, name) == pytest.approx(first[name])
+    resume(folder, step=6)  # as after a crash: 7 to 12 come again
+    for name in NAMES:
+        assert said(folder, name) == first[name] and shown(folder, name) == pytest.approx(first[name])
+
+
+class FakeWandb:
+    """What wandb does with a run: rows by step, which never goes back."""
+
+    def __init__(self):
+        self.rows, self.begun, self.ended, self.step = {}, [], 0, 0
+
+    def init(self, **options):
+        self.begun.append(options)
+        return SimpleNamespace(log=self.log, finish=self.finish)
+
+    def log(self, numbers, step):
+        assert step >= self.step, "wandb drops a step that is before the last one"
+        row = self.rows.setdefault(step, {})
+        assert not row.keys() & numbers.keys(), "told twice"
+        row |= numbers
+        self.step = step
+
+    def finish(self):
+        self.ended += 1
+
+
+def test_wandb_is_told_each_step_once_and_goes_on_with_its_run(tmp_path, monkeypatch):
+    fake, folder = FakeWandb(), tmp_path / "run"
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    train(recipe(text(tmp_path), "run.listen=wandb"), folder)
+    resume(folder, step=6)
+    resume(folder, steps=14)
+    for name in NAMES:
+        rows = {step: row[name] for step, row in fake.rows.items() if name in row}
+        assert rows == said(folder, name)
+    ids = {options["id"] for options in fake.begun}
+    assert len(fake.begun) == fake.ended == 3 and ids == {(folder / "wandb.txt").read_text().strip()}
+    assert {options["resume"] for options in fake.begun} == {"allow"}
+    assert fake.begun[0]["config"]["run"]["batch"] == 4 and fake.begun[0]["dir"] == str(folder)
+
+
+def test_wandb_that_does_not_begin_is_named_with_the_remedy(tmp_path, monkeypatch):
+    def init(**options):
+        raise RuntimeError("no API key")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    with pytest.raises(ValueError, match=r"no API key.*WANDB_MODE=offline"):
+        train(recipe(text(tmp_path), "run.listen=wandb"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name, module", [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
+def test_a_listener_that_is_not_installed_is_refused_before_anything_is_written(tmp_path, monkeypatch, name, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=rf"run.listen={name} needs {module}.*pip install 'everyformer\[{name}\]'"):
+        train(recipe(text(tmp_path), f"run.listen={name}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_listeners_are_named_with_commas_and_wrong_ones_refused(tmp_path):
+    both = recipe("x", "run.listen=tensorboard,wandb")
+    assert both.run.listen == ("tensorboard", "wandb") == recipe("x", 'run.listen=["tensorboard", "wandb"]').run.listen
+    assert recipe("x", "run.listen=[]").run.listen == ()
+    with pytest.raises(ValueError, match=r"run\.listen=tensorbord"):
+        recipe("x", "run.listen=tensorbord")
