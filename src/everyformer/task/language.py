@@ -65,6 +65,7 @@ class LanguageWork(Work):
         for split, token_N in self.splits.items():
             if len(token_N) < 2:
                 raise ValueError(f"{text.name} has {len(token_N)} tokens for {split}; give more text")
+        self.bytes_per_target = len(text.splits["train"]) / len(self.splits["train"])
 
     def changes(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary}

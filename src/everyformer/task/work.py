@@ -65,6 +65,7 @@ class Work:
     metric: str  # the number that says how good a model is, by its name in `evaluate`
     higher_is_better: bool = False
     writes: bool = False  # can a model of this task generate?
+    bytes_per_target: float | None = None  # of a text: how many bytes of it a target is, on average
 
     def changes(self) -> dict[str, Any]:
         """What the data ask of the member: `vocabulary=`, `classes=`, ..."""

@@ -161,7 +161,10 @@ class Loop:
         if self.folder is not None and self.here.first:
             path, others = self.folder / "records.jsonl", others + listen(self.recipe, self.folder, step)
         records = Records(path, others, after=step)
-        records.write("begin", step, steps=run.steps, parameters=sum(p.numel() for p in self.network.parameters()))
+        records.write(
+            "begin", step, steps=run.steps, parameters=sum(p.numel() for p in self.network.parameters()),
+            metric=self.work.metric, bytes=self.work.bytes_per_target,
+        )  # fmt: skip
         metrics: dict[str, Any] = {}
         saved = start
         try:

@@ -1,0 +1,90 @@
+"""What is seen of a run follows from its records, and fits the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from everyformer.cli.progress import Progress, watching
+
+BEGIN = {"kind": "begin", "step": 0, "seconds": 0.0, "steps": 5000, "parameters": 9_660_000}
+LANGUAGE, LABELS = {"metric": "bits_per_byte", "bytes": 2.0}, {"metric": "accuracy", "bytes": None}
+
+
+def step(number, loss, seconds=0.0, rate=12_345.0):
+    return {
+        "kind": "step", "step": number, "seconds": seconds, "loss": loss, "norm": 1.0, "lr": 1e-3, "batch": 4,
+        "targets": 1000, "rate": rate, "memory": 812 << 20,
+    }  # fmt: skip
+
+
+def shown(state, width):
+    screen = Console(file=io.StringIO(), width=width, height=30, force_terminal=True, color_system=None, record=True)
+    screen.print(state)
+    return screen.export_text().rstrip("\n").split("\n")
+
+
+def a_run(task, evaluated):
+    state = Progress()
+    state.take(BEGIN | task)
+    state.take(step(1000, 1.75, seconds=50.0))
+    state.take(step(1200, 1.75, seconds=90.0))
+    state.take({"kind": "evaluate", "step": 1200, "seconds": 91.0, **evaluated})
+    return state
+
+
+def test_all_of_it_is_on_one_line_of_a_wide_terminal():
+    bits = 1.75 / math.log(2) / 2
+    numbers = f"loss 1.750  bits/byte {bits:.3f} (valid 1.312)  12.3k targets/s  812 MiB  12:40 left"
+    (line,) = shown(a_run(LANGUAGE, {"bits_per_byte": 1.3123}), 120)
+    assert line.endswith(f"  1,200/5,000  {numbers}")  # 3,800 steps at 0.2 seconds
+    assert line.count("━") >= 8
+
+
+def test_a_narrow_terminal_has_a_second_line_and_nothing_is_folded():
+    for task, evaluated, words in (
+        (LANGUAGE, {"bits_per_byte": 1.3123}, "bits/byte 1.262 (valid 1.312)"),
+        (LABELS, {"accuracy": 0.8512}, "valid accuracy 0.851"),
+    ):
+        first, second = shown(a_run(task, evaluated), 60)
+        assert first.endswith("━  1,200/5,000  812 MiB  12:40 left")
+        assert second == f"loss 1.750  {words}  12.3k targets/s"
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(width):
+    lines = shown(a_run(LANGUAGE, {"bits_per_byte": 1.3123}), width)
+    assert len(lines) <= 2 and all(len(line) <= width for line in lines)
+
+
+def test_loss_and_speed_are_smoothed():
+    state = Progress()
+    state.take(BEGIN | LANGUAGE)
+    for number, loss, rate in ((1, 2.0, 1000.0), (2, 4.0, 500.0), (3, math.nan, 500.0)):
+        state.take(step(number, loss, rate=rate))
+    assert state.numbers[0] == "loss 3.000" and "667 targets/s" in state.numbers  # 2,000 targets in 1 + 2 seconds
+    for number in range(4, 400):
+        state.take(step(number, 1.0 + number % 2))
+    assert state.loss == pytest.approx(1.5, abs=0.05)
+
+
+def test_a_pipe_gets_plain_lines():
+    file = io.StringIO()
+    with watching(Console(file=file, width=10_000)) as tell:
+        tell(BEGIN | LANGUAGE)
+        tell(step(1, 3.0))
+        tell(step(2, 3.0))  # too soon for another line
+        tell({"kind": "evaluate", "step": 2, "seconds": 1.0, "bits_per_byte": 2.5, "sample": "a\tb\x1b[31mc\nd"})
+        tell(step(5000, 3.0))
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert lines == [
+        "9,660,000 parameters, 5,000 steps to go",
+        "step 1/5,000  loss 3.000  bits/byte 2.164  12.3k targets/s  812 MiB",
+        "step 2  bits per byte 2.5",
+        "  | a       b·[31mc",
+        "  | d",
+        "step 5,000/5,000  loss 3.000  bits/byte 2.164 (valid 2.500)  12.3k targets/s  812 MiB",
+    ]
