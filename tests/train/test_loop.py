@@ -53,6 +53,14 @@ def test_a_resumed_run_ends_with_the_same_weights_and_records(tmp_path):
     assert same(checkpoint.place(tmp_path / "whole", 12), checkpoint.place(tmp_path / "cut", 12))
 
 
+def test_a_run_goes_on_with_other_settings_of_the_run_and_keeps_them(tmp_path):
+    train(recipe(text(tmp_path), "run.steps=3"), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"model.width=32 cannot change in a run that goes on"):
+        resume(tmp_path / "run", settings=["model.width=32"])
+    resume(tmp_path / "run", steps=4, settings=["run.accumulate=2"])
+    assert resume(tmp_path / "run").recipe.run == recipe("x", "run.steps=4", "run.accumulate=2").run
+
+
 def test_a_run_that_broke_before_its_first_checkpoint_begins_anew_with_its_records(tmp_path, monkeypatch):
     data = text(tmp_path)
     train(recipe(data), tmp_path / "whole")

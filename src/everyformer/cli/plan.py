@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from everyformer.cli.room import with_room
 from everyformer.cli.terminal import console, next_command
 from everyformer.cli.train import the_recipe
 
@@ -50,7 +51,8 @@ def plan(
     from everyformer.study.plan import plan as make
 
     recipe = the_recipe(member, settings, size, data, task, start)
-    found = make(recipe, limit=None if memory is None else int(memory * 2**30), measure=measure)
+    limit = None if memory is None else int(memory * 2**30)
+    found = with_room(recipe, lambda: make(recipe, limit=limit, measure=measure))
     if as_json:
         names = (
             "parameters",

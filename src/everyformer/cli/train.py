@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from everyformer.cli.progress import metrics, watching
+from everyformer.cli.room import with_room
 from everyformer.cli.terminal import console, next_command
 
 if TYPE_CHECKING:
@@ -50,28 +51,34 @@ def train(
     recipe = the_recipe(member, settings, size, data, task, start)
     folder = out or free_folder(Path("runs"), member)
     with watching(screen) as listener:
-        trained = begin(recipe, folder, listeners=(listener,))
+        trained = with_room(recipe, lambda: begin(recipe, folder, listeners=(listener,)))
     _finish(screen, trained, folder)
     return 0
 
 
-def resume(run: Path, /, *, step: int | None = None, steps: int | None = None) -> int:
+def resume(run: Path, /, *settings: str, step: int | None = None, steps: int | None = None) -> int:
     """Go on with a run from its last checkpoint.
 
     Parameters
     ----------
     run
         The folder of a run.
+    settings
+        run.name=value, such as run.accumulate=4: how to go on. What is learned stays as it was.
     step
         Go on from this checkpoint instead of the last.
     steps
-        Go on to this step instead of the recipe's.
+        Go on to this step instead of the recipe's: run.steps.
     """
+    from everyformer.train.loop import changed, read_recipe
     from everyformer.train.loop import resume as go_on
 
     screen = console()
+    recipe = changed(read_recipe(run), settings)
     with watching(screen) as listener:
-        trained = go_on(run, step=step, steps=steps, listeners=(listener,))
+        trained = with_room(
+            recipe, lambda: go_on(run, step=step, steps=steps, settings=settings, listeners=(listener,))
+        )
     _finish(screen, trained, run)
     return 0
 

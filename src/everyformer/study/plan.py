@@ -73,16 +73,16 @@ class Plan:
         lines = {
             "parameters": f"{self.parameters:,}",
             "operations": f"{self.flops:.3g} a step of {self.targets:,} targets, {self.run_flops:.3g} in {run.steps:,} steps",
-            "memory": f"{_size(self.memory)} at the peak: {_size(self.tensors)} of tensors on {self.device}, "
-            f"{_size(self.process)} besides; there is {_size(self.limit)}",
-            "checkpoint": f"{_size(self.checkpoint)} on the disk, {run.keep} are kept",
+            "memory": f"{size_of(self.memory)} at the peak: {size_of(self.tensors)} of tensors on {self.device}, "
+            f"{size_of(self.process)} besides; there is {size_of(self.limit)}",
+            "checkpoint": f"{size_of(self.checkpoint)} on the disk, {run.keep} are kept",
         }
         if self.seconds is not None:
             rate = self.flops / self.seconds
             whole = _duration(self.run_flops / rate)  # a batch that grows takes less time before
             lines["time"] = f"{self.seconds:.3g} s a step, {whole} in all without evaluations; {rate:.3g} operations/s"
         if self.measured is not None:
-            lines["measured"] = f"{_size(self.measured)} at the peak"
+            lines["measured"] = f"{size_of(self.measured)} at the peak"
         if self.changes is None:
             lines["to fit"] = "nothing tried fits; take a much smaller member, or a larger machine"
         elif self.changes:
@@ -262,7 +262,7 @@ def _held(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident()
 
 
-def _size(count: int) -> str:
+def size_of(count: int) -> str:
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if count >= 1 << power:
             return f"{count / (1 << power):.3g} {unit}"

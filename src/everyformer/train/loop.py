@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from everyformer.train.distributed import World, spread, syncing, world
 from everyformer.train.listen import check, listen
 from everyformer.train.memory import peak
 from everyformer.train.optimizer import optimizers, set_rate
-from everyformer.train.recipe import Recipe
+from everyformer.train.recipe import Recipe, override
 from everyformer.train.record import Listener, Records
 from everyformer.train.schedule import batch_size, rate
 from everyformer.train.start import adopt
@@ -75,16 +75,21 @@ def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[
 
 
 def resume(
-    folder: str | Path, *, step: int | None = None, steps: int | None = None, listeners: tuple[Listener, ...] = ()
+    folder: str | Path,
+    *,
+    step: int | None = None,
+    steps: int | None = None,
+    settings: Sequence[str] = (),
+    listeners: tuple[Listener, ...] = (),
 ) -> Trained:
-    """Go on with a run from its last checkpoint (or from `step`), to its end (or to `steps`)."""
-    target = Path(folder)
-    recipe = read_recipe(target)
-    check(recipe.run.listen, target)
-    if steps is not None:
-        import msgspec
+    """Go on with a run from its last checkpoint (or from `step`), to its end (or to `steps`).
 
-        recipe = msgspec.structs.replace(recipe, run=msgspec.structs.replace(recipe.run, steps=steps))
+    `settings` of the run, as run.accumulate=4, are kept in its recipe, so that the next time need not name them.
+    """
+    target = Path(folder)
+    settings = [*settings, *([] if steps is None else [f"run.steps={steps}"])]
+    recipe = changed(read_recipe(target), settings)
+    check(recipe.run.listen, target)
     with world(recipe.run.device) as here:
         found = checkpoint.steps(target)
         if step is not None and step not in found:
@@ -92,7 +97,20 @@ def resume(
         work = recipe.task.open(recipe.data, recipe.model.get("context"), target)
         value = read_model(target)
         start = step if step is not None else found[-1] if found else None
+        if here.first and settings:
+            (target / "recipe.part").write_text(to_json(recipe) + "\n")
+            (target / "recipe.part").rename(target / "recipe.json")
         return Loop(recipe, work, value, target, here, listeners).run(start)
+
+
+def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe of a run that goes on with other settings."""
+    for setting in settings:
+        if not setting.startswith("run."):
+            raise ValueError(
+                f"{setting} cannot change in a run that goes on, only run.name=value can; begin a new run with it"
+            )
+    return override(recipe, settings)
 
 
 def read_recipe(folder: Path) -> Recipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -28,13 +29,18 @@ def resident() -> int:
 
 
 def there_is(device: torch.device) -> int:
-    """Bytes that the device, or the machine or container, has."""
+    """Bytes that the device, or the machine or container, has for this process."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     allowed = Path("/sys/fs/cgroup/memory.max")  # of a container
     text = allowed.read_text().strip() if allowed.is_file() else ""
-    return min(total, int(text)) if text.isdigit() else total
+    limits = [total, *([int(text)] if text.isdigit() else [])]
+    with suppress(ImportError, AttributeError):  # not on every system
+        import resource
+
+        limits.append(resource.getrlimit(resource.RLIMIT_DATA)[0])
+    return min(limit for limit in limits if limit > 0)  # below 0 is no limit
 
 
 def _field(name: str) -> int | None:
