@@ -41,17 +41,15 @@ def text(folder: Path, content: str = TEXT) -> Path:
     return path
 
 
-def command(folder: Path, data: Path, verb: str, *settings: str, processes: int = 1) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--master-port=0"]
+def command(folder: Path, data: Path, verb: str, *settings: str) -> list[str]:
     script = folder.parent / "script.py"
     script.write_text(SCRIPT)
-    begin = [sys.executable] if processes == 1 else [*launcher, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    return [*begin, str(script), str(folder), str(data), verb, *settings]
+    return [sys.executable, str(script), str(folder), str(data), verb, *settings]
 
 
 def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
-    root = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
     )
@@ -59,7 +57,11 @@ def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
 
 def finish(command: list[str]) -> str:
     process = start(command)
-    output, _ = process.communicate(timeout=240)
+    try:
+        output, _ = process.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun's agent ends its workers then
+        output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     return output
 

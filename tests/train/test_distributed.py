@@ -2,69 +2,126 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
+import shutil
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from everyformer.train import checkpoint
+from everyformer.train.distributed import World
+from everyformer.train.loop import resume, train
 from everyformer.train.record import read
-from tests.train.small import command, finish, start, text
+from tests.train.small import finish, recipe, text
 
-SETTINGS = ("model.dropout=0.0", "run.evaluate=0", "run.batch=8")
+SETTINGS = ("model.dropout=0.0", "run.batch=8")
+WAYS = {"ddp": "run.shard=false", "fsdp": "run.shard=true"}
+TORCHRUN = (
+    sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+    "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+)  # fmt: skip
+
+# All that two processes are to do, in one launch: most of its time is the launch.
+ALL = """
+import os, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from everyformer.data import tokenizer
+from everyformer.train.loop import resume, train
+from tests.train.small import recipe
+from tests.train.test_distributed import SETTINGS, WAYS
+torch.set_num_threads(1)
+here, data = Path(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo")
+for way, setting in WAYS.items():
+    train(recipe(data, *SETTINGS, setting), here / way)
+    resume(here / f"one-{way}", settings=[setting])
+learn = tokenizer.learn
+def learned(*args):
+    (here / f"learned-{os.environ['RANK']}").touch()
+    time.sleep(1)  # time for the other to begin too, if it may
+    return learn(*args)
+tokenizer.learn = learned
+train(recipe(data, *SETTINGS, "task.tokenizer=bpe", "task.vocabulary=300", "run.steps=1"))
+dist.destroy_process_group()
+"""
+
+# The second process dies in its eighth step, the first time.
+DIES = """
+import os, signal, sys
+import torch
+from everyformer.train.loop import Loop, train
+from tests.train.small import recipe
+from tests.train.test_distributed import SETTINGS
+torch.set_num_threads(1)
+step = Loop._step
+def dies(loop, number, records):
+    if number == 7 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(loop, number, records)
+Loop._step = dies
+train(recipe(sys.argv[2], *SETTINGS), sys.argv[1] + "/run")
+"""
 
 
-def losses(folder):
-    return [line["loss"] for line in read(folder / "records.jsonl") if line["kind"] == "step"]
+def torchrun(folder, script, *options):
+    (folder / "script.py").write_text(script)
+    return finish([*TORCHRUN, *options, str(folder / "script.py"), str(folder), str(folder / "text.txt")])
 
 
-def close(one, two):
+def said(folder, kind, name):
+    return [line[name] for line in read(folder / "records.jsonl") if line["kind"] == kind]
+
+
+def same_run(one, two):
+    """The same losses, the same metrics and the same weights."""
+    for kind, name in (("step", "loss"), ("step", "norm"), ("evaluate", "bits_per_byte")):
+        torch.testing.assert_close(torch.tensor(said(one, kind, name)), torch.tensor(said(two, kind, name)))
     for name in ("model", "average"):
-        a, b = load_file(one / f"{name}.safetensors"), load_file(two / f"{name}.safetensors")
+        a, b = (load_file(checkpoint.place(folder, 12) / f"{name}.safetensors") for folder in (one, two))
         assert a.keys() == b.keys()
         for key in a:
             torch.testing.assert_close(a[key], b[key], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("shard", ["false", "true"], ids=["ddp", "fsdp"])
-def test_two_processes_follow_the_curve_of_one_and_go_on_as_one_and_back(tmp_path, shard):
-    data, settings = text(tmp_path), (*SETTINGS, f"run.shard={shard}")
-    finish(command(tmp_path / "one", data, "train", *settings))
-    finish(command(tmp_path / "two", data, "train", *settings, processes=2))
-    torch.testing.assert_close(torch.tensor(losses(tmp_path / "one")), torch.tensor(losses(tmp_path / "two")))
-    close(checkpoint.place(tmp_path / "one", 12), checkpoint.place(tmp_path / "two", 12))
-    # Saved on two, resumed on one; saved on one, resumed on two.
-    for folder, processes in (("two", 1), ("one", 2)):
-        for step in (9, 12):
-            found = checkpoint.place(tmp_path / folder, step)
-            found.rename(tmp_path / f"{folder}-{step}")
-        finish(command(tmp_path / folder, data, "resume", processes=processes))
-        close(checkpoint.place(tmp_path / folder, 12), tmp_path / f"{folder}-12")
+def cut(folder, new):
+    """A copy of a run that ended after step 6."""
+    shutil.copytree(folder, new)
+    for step in (9, 12):
+        shutil.rmtree(checkpoint.place(new, step))
 
 
-@pytest.mark.slow
+def test_two_processes_follow_the_curve_of_one_and_go_on_as_one_and_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVERYFORMER_CACHE", str(tmp_path / "cache"))
+    one = tmp_path / "one"
+    train(recipe(text(tmp_path), *SETTINGS), one)
+    assert len(said(one, "step", "loss")) == 12 and len(said(one, "evaluate", "bits_per_byte")) == 2
+    for way in WAYS:
+        cut(one, tmp_path / f"one-{way}")
+    torchrun(tmp_path, ALL)
+    for way in WAYS:
+        same_run(one, tmp_path / way)
+        same_run(one, tmp_path / f"one-{way}")  # saved by one, resumed by two
+        cut(tmp_path / way, tmp_path / f"{way}-one")
+        resume(tmp_path / f"{way}-one")  # saved by two, resumed by one
+        same_run(one, tmp_path / f"{way}-one")
+    # The first learned the tokenizer, the second found it in the cache.
+    assert [(tmp_path / f"learned-{rank}").exists() for rank in (0, 1)] == [True, False]
+
+
 def test_a_killed_worker_is_restarted_and_goes_on(tmp_path):
-    data = text(tmp_path)
-    settings = (*SETTINGS, "run.steps=400", "run.save=10")
-    line = command(tmp_path / "run", data, "begin", *settings, processes=2)
-    line.insert(line.index("-m") + 2, "--max-restarts=3")
-    (tmp_path / "script.py").write_text(
-        "import sys\nfrom pathlib import Path\nfrom everyformer.train.loop import resume, train\n"
-        "from tests.train.small import recipe\nfolder, data, verb, *settings = sys.argv[1:]\n"
-        "begun = (Path(folder) / 'checkpoints').is_dir()\n"
-        "resume(folder) if begun else train(recipe(data, *settings), folder)\n"
-    )
-    process = start(line)
-    while not checkpoint.steps(tmp_path / "run"):
-        time.sleep(0.1)
-        assert process.poll() is None, process.communicate()[0]
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-    os.kill(int(children[-1]), signal.SIGKILL)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
-    begins = [line["step"] for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "begin"]
-    assert checkpoint.steps(tmp_path / "run")[-1] == 400 and begins[-1] > 0
+    train(recipe(text(tmp_path), *SETTINGS), tmp_path / "one")
+    torchrun(tmp_path, DIES, "--max-restarts=1")
+    same_run(tmp_path / "one", tmp_path / "run")
+    assert said(tmp_path / "run", "begin", "step") == [0, 6]
+
+
+def test_one_process_alone_takes_its_turn_and_its_error_comes_out():
+    done = []
+    with World().in_turn():
+        done.append(1)
+    assert done == [1]
+    with pytest.raises(OSError, match="full"), World().in_turn():
+        raise OSError("full")

@@ -57,5 +57,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (ValueError, OSError) as error:
         sys.stdout.flush()
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")  # in one piece: other processes write there too
         return 2

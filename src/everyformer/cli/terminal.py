@@ -9,9 +9,13 @@ from rich.console import Console
 
 
 def console() -> Console:
-    """Standard output. A pipe has no width, so nothing is folded or cut in it unless COLUMNS asks for it."""
+    """Standard output. A pipe has no width, so nothing is folded or cut in it unless COLUMNS asks for it.
+
+    Of the processes that torchrun begins only the first speaks.
+    """
+    quiet = os.environ.get("RANK", "0") != "0"
     piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
-    return Console(width=10_000 if piped else None, highlight=False, markup=False, emoji=False)
+    return Console(width=10_000 if piped else None, highlight=False, markup=False, emoji=False, quiet=quiet)
 
 
 def next_command(screen: Console, command: str) -> None:

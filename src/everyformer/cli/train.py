@@ -101,13 +101,18 @@ def the_recipe(
 
 
 def free_folder(parent: Path, name: str) -> Path:
+    """The first that is not there; where torchrun has begun the command anew, the last that is."""
+    from everyformer.train.distributed import restarted
+
     number = 1
     while (parent / f"{name}-{number}").exists():
         number += 1
-    return parent / f"{name}-{number}"
+    return parent / f"{name}-{max(1, number - restarted())}"
 
 
 def _finish(screen: Console, trained: Trained, folder: Path) -> None:
+    if screen.quiet:
+        return
     if trained.metrics:
         screen.print(f"\n{metrics(trained.metrics)}", style="bold")
     try:

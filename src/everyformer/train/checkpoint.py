@@ -53,7 +53,7 @@ def write(
     keep: int,
 ) -> None:
     """Save everything a run needs to go on, then drop checkpoints older than the last `keep`."""
-    weights: Any = get_model_state_dict(network, options=FULL)
+    weights = gathered(network)
     found: Any = get_optimizer_state_dict(network, optimizers, options=FULL)  # empty but on the first process
     moments = {
         f"{name}/{moment}": x for name, moments in found.get("state", {}).items() for moment, x in moments.items()
@@ -87,6 +87,11 @@ def write(
         for old in steps(folder)[:-keep]:
             shutil.rmtree(place(folder, old))
     here.wait()
+
+
+def gathered(network: nn.Module) -> dict[str, Any]:
+    """The full weights, on the first process; all take part. Of a network that is not sharded, on every process."""
+    return get_model_state_dict(network, options=FULL)
 
 
 def check(folder: Path, step: int) -> dict[str, Any]:

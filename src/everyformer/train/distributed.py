@@ -10,14 +10,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from everyformer.network.depth import LayerModule
 from everyformer.task.work import Batch
+
+PATIENCE = timedelta(hours=12)  # the others wait while the first learns a tokenizer, encodes a corpus or evaluates
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    patient: Any = None  # the same processes, as a group that waits long
 
     @property
     def first(self) -> bool:
@@ -43,12 +48,33 @@ class World:
         return x
 
     def wait(self) -> None:
+        """For all, however long the first takes."""
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(self.patient)
 
     def any(self, flag: bool) -> bool:
         """Is it so on any process?"""
         return bool(self.sum(torch.tensor(float(flag), device=self.device)).item()) if self.size > 1 else flag
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """First one process, then one on each machine, then the others: they find in the cache what the first put there."""
+        turn = 0 if self.first else 1 if os.environ.get("LOCAL_RANK") == "0" else 2
+        for now in range(3):
+            if now == turn:
+                try:
+                    yield
+                except BaseException:
+                    self._failed(True)
+                    raise
+            if self._failed(False):
+                raise ValueError("another process could not do what this one was to do after it; its error says why")
+
+    def _failed(self, here: bool) -> bool:
+        flag = torch.tensor(float(here))
+        if self.size > 1:
+            dist.all_reduce(flag, group=self.patient)
+        return bool(flag)
 
 
 @contextmanager
@@ -61,11 +87,26 @@ def world(device: str) -> Iterator[World]:
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    mine = not dist.is_initialized()  # else the caller's own
+    if mine:
+        store, rank, size = next(rendezvous("env://"))
+        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+            # torchrun's store outlives the processes: begun anew, they would meet the addresses of the dead. On several
+            # machines the count is not the same everywhere, and its agents must do it (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1).
+            count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(count, store)  # type: ignore[attr-defined]
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), chosen)
+        patient = dist.new_group(backend="gloo", timeout=PATIENCE)
+        yield World(dist.get_rank(), dist.get_world_size(), chosen, patient)
     finally:
-        dist.destroy_process_group()
+        if mine:
+            dist.destroy_process_group()
+
+
+def restarted() -> bool:
+    """Has torchrun begun this command anew, after a process died?"""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def find_device(name: str) -> torch.device:

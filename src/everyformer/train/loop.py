@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.task.work import Batch, Work
 from everyformer.train import checkpoint
-from everyformer.train.distributed import World, spread, syncing, world
+from everyformer.train.distributed import World, restarted, spread, syncing, world
 from everyformer.train.listen import check, listen
 from everyformer.train.memory import peak
 from everyformer.train.optimizer import optimizers, set_rate
@@ -53,23 +53,25 @@ class Trained:
 
 
 def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[Listener, ...] = ()) -> Trained:
-    """Begin a run. Without a folder nothing is written."""
+    """Begin a run. Without a folder nothing is written. Begun anew by torchrun after a process died, it goes on instead."""
     target = None if folder is None else Path(folder)
     check(recipe.run.listen, target)
+    if target is not None and restarted() and (target / "recipe.json").is_file() and read_recipe(target) == recipe:
+        return resume(target, listeners=listeners)
     with world(recipe.run.device) as here:
-        if here.first and target is not None:
-            if target.exists() and any(target.iterdir()):
-                raise ValueError(
-                    f"{target} already exists and is not empty; give another --out, or go on with resume {target}"
-                )
-            target.mkdir(parents=True, exist_ok=True)
-        begun = None if recipe.start is None else Path(recipe.start)
-        work = recipe.task.open(recipe.data, recipe.model.get("context"), begun)
+        with here.in_turn():
+            if here.first and target is not None:
+                if target.exists() and any(target.iterdir()):
+                    raise ValueError(
+                        f"{target} already exists and is not empty; give another --out, or go on with resume {target}"
+                    )
+                target.mkdir(parents=True, exist_ok=True)
+            work = _open(recipe, None if recipe.start is None else Path(recipe.start), here)
         value = work.adapt(recipe.value(work.changes()))
         if here.first and target is not None:
-            (target / "recipe.json").write_text(to_json(recipe) + "\n")
-            (target / "model.json").write_text(to_json(value) + "\n")
             work.save(target)
+            (target / "model.json").write_text(to_json(value) + "\n")
+            _write_recipe(recipe, target)  # last: where it is, the rest is
         here.wait()
         return Loop(recipe, work, value, target, here, listeners).run(None)
 
@@ -94,13 +96,24 @@ def resume(
         found = checkpoint.steps(target)
         if step is not None and step not in found:
             raise ValueError(f"{target} has no checkpoint of step {step}; there are {found or 'none'}")
-        work = recipe.task.open(recipe.data, recipe.model.get("context"), target)
+        with here.in_turn():
+            work = _open(recipe, target, here)
         value = read_model(target)
         start = step if step is not None else found[-1] if found else None
         if here.first and settings:
-            (target / "recipe.part").write_text(to_json(recipe) + "\n")
-            (target / "recipe.part").rename(target / "recipe.json")
+            _write_recipe(recipe, target)
         return Loop(recipe, work, value, target, here, listeners).run(start)
+
+
+def _open(recipe: Recipe, folder: Path | None, here: World) -> Work:
+    if recipe.data == "-" and here.size > 1:
+        raise ValueError("only one process can read standard input; write the data to a file and give that as --data")
+    return recipe.task.open(recipe.data, recipe.model.get("context"), folder)
+
+
+def _write_recipe(recipe: Recipe, folder: Path) -> None:
+    (folder / "recipe.part").write_text(to_json(recipe) + "\n")
+    (folder / "recipe.part").rename(folder / "recipe.json")
 
 
 def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -206,7 +219,7 @@ class Loop:
             raise
         records.write("end", step, **({"stopped": self.interrupted} if self.interrupted else {}), **metrics)
         self._use_average()
-        return Trained(self.network.eval(), self.work, self.recipe, step, metrics, self.interrupted)
+        return Trained(self._whole() or self.network.eval(), self.work, self.recipe, step, metrics, self.interrupted)
 
     def _step(self, step: int, records: Records) -> None:
         run, optim, began = self.recipe.run, self.recipe.optim, time.perf_counter()
@@ -275,17 +288,27 @@ class Loop:
 
     def _evaluate(self, step: int, limit: int | None, records: Records) -> dict[str, Any]:
         """Metrics of the network (of its average, if there is one), and a sample."""
-        if self.recipe.run.shard and self.here.size > 1:
-            return {}  # the weights are in pieces; evaluate the checkpoint instead
+        metrics, sample = {}, None
         with self._averaged(), torch.no_grad(), self._precision():
-            self.network.eval()
-            metrics = (
-                self.work.evaluate(self.network, "valid", limit, self.recipe.run.kernel) if self.here.first else {}
-            )
-            sample = self.work.sample(self.network, self.recipe.run.seed) if self.here.first else None
+            network = self._whole()
+            if network is not None:
+                metrics = self.work.evaluate(network, "valid", limit, self.recipe.run.kernel)
+                sample = self.work.sample(network, self.recipe.run.seed)
         records.write("evaluate", step, **metrics, **({} if sample is None else {"sample": sample}))
         self.here.wait()
         return metrics
+
+    def _whole(self) -> Network | PairNetwork | None:
+        """For the first process, the network with all its weights: itself, or a copy where each process has a part of it."""
+        if not self.recipe.run.shard or self.here.size == 1:
+            return self.network.eval() if self.here.first else None
+        weights = checkpoint.gathered(self.network)  # all take part in it
+        if not self.here.first:
+            return None
+        with torch.random.fork_rng(devices=[]):
+            network = self.value.build()
+        network.load_state_dict(weights)
+        return network.to(self.here.device).eval()
 
     def _save(self, step: int, records: Records) -> None:
         if self.folder is None:
