@@ -34,6 +34,9 @@ def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["stride"] == 1 and found["window"] == 64 and found["step"] == 6 and 0 < found["bits_per_byte"] < 9
 
+    assert main(["evaluate", "run", "--step", "best", "--limit", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] in (3, 6)
+
     texts = []
     for words in (["1"], ["1"], ["1", "--stream"], ["2"]):
         assert main(["generate", "run", "--prompt", "to be", "--tokens", "20", "--seed", *words]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -13,7 +14,8 @@ import torch
 
 import everyformer
 from everyformer.train import checkpoint
-from everyformer.train.loop import resume, train
+from everyformer.train.finished import open_run
+from everyformer.train.loop import Loop, resume, train
 from everyformer.train.optimizer import optimizers
 from everyformer.train.recipe import Optim, override
 from everyformer.train.record import read
@@ -278,6 +280,71 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
     monkeypatch.undo()
     resume(tmp_path / "run", steps=6)
     assert checkpoint.steps(tmp_path / "run") == [3, 6]
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Metrics by the step, as a table says; the last step has two: of all examples, and of some."""
+    from everyformer.task.language import LanguageWork
+
+    original, step = Loop._evaluate, 0
+
+    def evaluate(work, network, split, limit, kernel):
+        return {"bits_per_byte": float(table[step, "some" if limit else "all"])}
+
+    def at(loop, number, *args, **options):
+        nonlocal step
+        step = number
+        return original(loop, number, *args, **options)
+
+    def script(new, higher=False):
+        table.update(new)
+        monkeypatch.setattr(LanguageWork, "higher_is_better", higher)
+
+    table: dict[tuple[int, str], float] = {}
+    monkeypatch.setattr(LanguageWork, "evaluate", evaluate)
+    monkeypatch.setattr(LanguageWork, "sample", lambda *args: None)
+    monkeypatch.setattr(Loop, "_evaluate", at)
+    return script
+
+
+@pytest.mark.parametrize("higher", [False, True], ids=["lower", "higher"])
+@pytest.mark.parametrize("end, best", [(1.2, 6), (0.9, 12), (float("nan"), 6)], ids=["middle", "end", "nan"])
+def test_the_best_checkpoint_is_kept_and_found(tmp_path, scripted, higher, end, best):
+    sign = -1 if higher else 1
+    scores = {(3, "some"): 2.0, (6, "some"): 1.0, (9, "some"): 1.5, (12, "all"): 0.5, (12, "some"): end}
+    scripted({place: sign * score for place, score in scores.items()}, higher)
+    folder = tmp_path / "run"
+    trained = train(recipe(text(tmp_path), "run.evaluate=3", "run.keep=1"), folder)
+    assert checkpoint.steps(folder) == sorted({best, 12})
+    assert trained.best == {"step": best, "bits_per_byte": sign * scores[best, "some"]}
+    assert open_run(folder, step="best", device="cpu").step == best and open_run(folder, device="cpu").step == 12
+
+
+def test_only_evaluations_with_a_checkpoint_count_and_a_resumed_run_knows_its_best(tmp_path, scripted):
+    scores = {(2, "some"): 0.1, (4, "some"): 0.1, (6, "some"): 1.0, (8, "some"): 0.1, (10, "some"): 0.1}
+    scripted(scores | {(12, "all"): 3.0, (12, "some"): 2.0})
+    data, settings = text(tmp_path), ("run.evaluate=2", "run.save=3")
+    whole = train(recipe(data, *settings), tmp_path / "whole")
+    train(recipe(data, *settings), tmp_path / "cut")
+    shutil.rmtree(checkpoint.place(tmp_path / "cut", 12))
+    again = resume(tmp_path / "cut")
+    assert whole.best == again.best == {"step": 6, "bits_per_byte": 1.0}
+    assert same(checkpoint.place(tmp_path / "whole", 12), checkpoint.place(tmp_path / "cut", 12))
+
+
+def test_a_run_without_evaluations_at_checkpoints_has_no_best(tmp_path):
+    train(recipe(text(tmp_path), "run.evaluate=0"), tmp_path / "run")
+    assert open_run(tmp_path / "run", step="best", device="cpu").step == 12  # the end is evaluated always
+    shutil.rmtree(checkpoint.place(tmp_path / "run", 12))
+    with pytest.raises(ValueError, match=r"no best checkpoint: none was evaluated; let run\.save"):
+        open_run(tmp_path / "run", step="best", device="cpu")
+
+
+def test_the_checkpoints_of_a_run_that_goes_on_from_an_earlier_step_replace_those_after_it(tmp_path):
+    train(recipe(text(tmp_path), "run.keep=4", "run.evaluate=0"), tmp_path / "run")
+    resume(tmp_path / "run", step=3, steps=7, settings=["run.keep=2"])
+    assert checkpoint.steps(tmp_path / "run") == [6, 7]
 
 
 def test_a_stop_signal_saves_and_ends_cleanly(tmp_path):

@@ -17,7 +17,7 @@ def evaluate(
     /,
     *,
     split: str = "valid",
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     stride: int | None = None,
     limit: int | None = None,
     kernel: str = "auto",
@@ -35,7 +35,7 @@ def evaluate(
     split
         valid or test.
     step
-        The checkpoint; without it, the last.
+        The checkpoint: a number, or best; without it, the last.
     stride
         Of the window of a language model: 1 scores every token from a full context, the window itself never overlaps.
     limit

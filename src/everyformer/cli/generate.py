@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -24,7 +24,7 @@ def generate(
     beam: int | None = None,
     seed: int | None = None,
     stream: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     device: str = "auto",
 ) -> int:
     """Write on from a prompt, or translate it.
@@ -52,7 +52,7 @@ def generate(
     stream
         Show the text as it is written.
     step
-        The checkpoint; without it, the last.
+        The checkpoint: a number, or best; without it, the last.
     device
         cpu, cuda, or auto.
     """

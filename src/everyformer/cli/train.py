@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
@@ -56,7 +56,7 @@ def train(
     return 0
 
 
-def resume(run: Path, /, *settings: str, step: int | None = None, steps: int | None = None) -> int:
+def resume(run: Path, /, *settings: str, step: int | Literal["best"] | None = None, steps: int | None = None) -> int:
     """Go on with a run from its last checkpoint.
 
     Parameters
@@ -66,7 +66,7 @@ def resume(run: Path, /, *settings: str, step: int | None = None, steps: int | N
     settings
         run.name=value, such as run.accumulate=4: how to go on. What is learned stays as it was.
     step
-        Go on from this checkpoint instead of the last.
+        Go on from this checkpoint, a number or best, instead of the last; new ones take the place of those after it.
     steps
         Go on to this step instead of the recipe's: run.steps.
     """
@@ -115,6 +115,8 @@ def _finish(screen: Console, trained: Trained, folder: Path) -> None:
         return
     if trained.metrics:
         screen.print(f"\n{metrics(trained.metrics)}", style="bold")
+    if trained.best and trained.best["step"] != trained.step:
+        screen.print(f"the best checkpoint is of step {trained.best['step']} ({metrics(trained.best)}): --step best")
     try:
         from everyformer.study.curves import draw
 

@@ -75,7 +75,7 @@ class Plan:
             "operations": f"{self.flops:.3g} a step of {self.targets:,} targets, {self.run_flops:.3g} in {run.steps:,} steps",
             "memory": f"{size_of(self.memory)} at the peak: {size_of(self.tensors)} of tensors on {self.device}, "
             f"{size_of(self.process)} besides; there is {size_of(self.limit)}",
-            "checkpoint": f"{size_of(self.checkpoint)} on the disk, {run.keep} are kept",
+            "checkpoint": f"{size_of(self.checkpoint)} on the disk, {run.keep} and the best are kept",
         }
         if self.seconds is not None:
             rate = self.flops / self.seconds

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -38,6 +38,24 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(one.name) for one in found.iterdir() if one.name.isdigit()) if found.is_dir() else []
 
 
+def find(folder: Path, step: int | Literal["best"] | None) -> int:
+    """The step of the last checkpoint, of the best, or of the one named."""
+    found = steps(folder)
+    if not found:
+        raise ValueError(f"{folder} has no checkpoint yet; train it further, or look at its records.jsonl")
+    if step == "best":
+        best = check(folder, found[-1]).get("best")
+        if best is None or best["step"] not in found:
+            raise ValueError(
+                f"{folder} has no best checkpoint: none was evaluated; let run.save be a multiple of run.evaluate, or leave "
+                "--step out for the last one"
+            )
+        return int(best["step"])
+    if step is not None and step not in found:
+        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, found))}")
+    return found[-1] if step is None else step
+
+
 def place(folder: Path, step: int) -> Path:
     return folder / "checkpoints" / f"{step:08d}"
 
@@ -52,7 +70,7 @@ def write(
     here: World,
     keep: int,
 ) -> None:
-    """Save everything a run needs to go on, then drop checkpoints older than the last `keep`."""
+    """Save everything a run needs to go on, then drop checkpoints older than the last `keep`, but for the best."""
     weights = gathered(network)
     found: Any = get_optimizer_state_dict(network, optimizers, options=FULL)  # empty but on the first process
     moments = {
@@ -84,8 +102,11 @@ def write(
         shutil.rmtree(target, ignore_errors=True)
         part.rename(target)
         _flush(target.parent)
-        for old in steps(folder)[:-keep]:
-            shutil.rmtree(place(folder, old))
+        best = state["best"]["step"] if state["best"] else None
+        past = [one for one in steps(folder) if one <= state["step"]]
+        for old in steps(folder):  # later ones are there when a run went on from an earlier one: it takes their place
+            if old not in past[-keep:] and old != best:
+                shutil.rmtree(place(folder, old))
     here.wait()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -54,8 +54,10 @@ class Finished:
         return self.work.stream(self.network, prompt, tokens, **choices)
 
 
-def open_run(folder: str | Path, *, step: int | None = None, device: str = "auto", **changes: Any) -> Finished:
-    """The run in a folder at its last checkpoint, or at `step`. `changes` are fields of its task."""
+def open_run(
+    folder: str | Path, *, step: int | Literal["best"] | None = None, device: str = "auto", **changes: Any
+) -> Finished:
+    """The run in a folder at its last checkpoint, at `step`, or at the best one. `changes` are fields of its task."""
     folder = Path(folder)
     recipe = read_recipe(folder)
     if changes:
@@ -63,12 +65,7 @@ def open_run(folder: str | Path, *, step: int | None = None, device: str = "auto
         if unknown:
             raise ValueError(f"the task of {folder} has no {', '.join(sorted(unknown))}")
         recipe = msgspec.structs.replace(recipe, task=msgspec.structs.replace(recipe.task, **changes))  # type: ignore[type-var]
-    found = checkpoint.steps(folder)
-    if not found:
-        raise ValueError(f"{folder} has no checkpoint yet; train it further, or look at its records.jsonl")
-    if step is not None and step not in found:
-        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, found))}")
-    step = found[-1] if step is None else step
+    step = checkpoint.find(folder, step)
     checkpoint.check(folder, step)
     work = recipe.task.open(recipe.data, recipe.model.get("context"), folder)
     value = read_model(folder)

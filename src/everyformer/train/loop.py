@@ -9,13 +9,14 @@ saved, and nothing depends on when a run was interrupted.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ class Trained:
     step: int
     metrics: dict[str, Any]
     stopped: str | None = None  # why it ended early
+    best: dict[str, Any] | None = None  # the step of the best checkpoint, and its metric
 
     @property
     def writes(self) -> bool:
@@ -79,7 +81,7 @@ def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[
 def resume(
     folder: str | Path,
     *,
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     steps: int | None = None,
     settings: Sequence[str] = (),
     listeners: tuple[Listener, ...] = (),
@@ -93,13 +95,10 @@ def resume(
     recipe = changed(read_recipe(target), settings)
     check(recipe.run.listen, target)
     with world(recipe.run.device) as here:
-        found = checkpoint.steps(target)
-        if step is not None and step not in found:
-            raise ValueError(f"{target} has no checkpoint of step {step}; there are {found or 'none'}")
+        start = checkpoint.find(target, step) if step is not None or checkpoint.steps(target) else None
         with here.in_turn():
             work = _open(recipe, target, here)
         value = read_model(target)
-        start = step if step is not None else found[-1] if found else None
         if here.first and settings:
             _write_recipe(recipe, target)
         return Loop(recipe, work, value, target, here, listeners).run(start)
@@ -181,6 +180,7 @@ class Loop:
         self.average = {n: p.detach().clone() for n, p in self.network.named_parameters()} if decay else None
         self.scaler = torch.amp.GradScaler(here.device.type, enabled=run.precision == "fp16")
         self.watch = Watch(recipe.optim.patience)
+        self.best: dict[str, Any] | None = None
         self.interrupted: str | None = None
 
     def run(self, start: int | None) -> Trained:
@@ -203,12 +203,12 @@ class Loop:
                 while step < run.steps and self.interrupted is None:
                     self._step(step, records)
                     step += 1
-                    last = step == run.steps
+                    last, save = step == run.steps, bool(run.save and step % run.save == 0)
                     if last or (run.evaluate and step % run.evaluate == 0):
-                        metrics = self._evaluate(step, None if last else run.examples, records)
+                        metrics = self._evaluate(step, records, judge=last or save)
                     if self.here.any(self.interrupted is not None) and self.interrupted is None:
                         self.interrupted = "another process was asked to stop"
-                    if last or self.interrupted or (run.save and step % run.save == 0):
+                    if last or save or self.interrupted:
                         self._save(step, records)
                         saved = step
             if self.folder is not None and saved != step:
@@ -219,7 +219,9 @@ class Loop:
             raise
         records.write("end", step, **({"stopped": self.interrupted} if self.interrupted else {}), **metrics)
         self._use_average()
-        return Trained(self._whole() or self.network.eval(), self.work, self.recipe, step, metrics, self.interrupted)
+        return Trained(
+            self._whole() or self.network.eval(), self.work, self.recipe, step, metrics, self.interrupted, self.best
+        )
 
     def _step(self, step: int, records: Records) -> None:
         run, optim, began = self.recipe.run, self.recipe.optim, time.perf_counter()
@@ -286,17 +288,32 @@ class Loop:
                 for name, weight in self.network.named_parameters():
                     self.average[name].lerp_(weight.detach(), 1 - decay)
 
-    def _evaluate(self, step: int, limit: int | None, records: Records) -> dict[str, Any]:
-        """Metrics of the network (of its average, if there is one), and a sample."""
-        metrics, sample = {}, None
+    def _evaluate(self, step: int, records: Records, judge: bool) -> dict[str, Any]:
+        """Metrics of the network (of its average, if there is one), and a sample; at the last step on all examples.
+
+        `judge` says that there will be a checkpoint: is it the best?
+        """
+        run, work, metrics, sample = self.recipe.run, self.work, {}, None
         with self._averaged(), torch.no_grad(), self._precision():
             network = self._whole()
             if network is not None:
-                metrics = self.work.evaluate(network, "valid", limit, self.recipe.run.kernel)
-                sample = self.work.sample(network, self.recipe.run.seed)
+                last = step == run.steps
+                metrics = work.evaluate(network, "valid", None if last else run.examples, run.kernel)
+                sample = work.sample(network, run.seed)
+                # Only numbers on the same examples can be compared.
+                again = last and run.examples is not None and run.evaluate
+                judged = work.evaluate(network, "valid", run.examples, run.kernel) if again and judge else metrics
+                if judge and self._better(judged[work.metric]):
+                    self.best = {"step": step, work.metric: judged[work.metric]}
         records.write("evaluate", step, **metrics, **({} if sample is None else {"sample": sample}))
         self.here.wait()
         return metrics
+
+    def _better(self, score: float) -> bool:
+        if self.best is None or not math.isfinite(score):
+            return math.isfinite(score)
+        sign = 1 if self.work.higher_is_better else -1
+        return bool(sign * score > sign * self.best[self.work.metric])
 
     def _whole(self) -> Network | PairNetwork | None:
         """For the first process, the network with all its weights: itself, or a copy where each process has a part of it."""
@@ -318,12 +335,13 @@ class Loop:
             "data": self.work.fingerprint,
             "watch": self.watch.state(),
             "scaler": self.scaler.state_dict(),
+            "best": self.best,
         }
         model_json = to_json(self.value)
         checkpoint.write(
             self.folder, self.network, self.optimizers, self.average, state, model_json, self.here, self.recipe.run.keep
         )
-        records.write("save", step)
+        records.write("save", step, best=self.best)
 
     def _restore(self, start: int) -> int:
         assert self.folder is not None
@@ -334,6 +352,8 @@ class Loop:
                 "or begin a new run"
             )
         self.watch = Watch(**state["watch"])
+        best = state.get("best")
+        self.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         return int(state["step"])
