@@ -20,13 +20,15 @@ BASE = (
 TEXT = "the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs.\n" * 40
 
 SCRIPT = """
-import sys
+import sys, time
 import torch
 from everyformer.train.loop import resume, train
 from tests.train.small import recipe
 torch.set_num_threads(1)
 folder, data, verb, *settings = sys.argv[1:]
-train(recipe(data, *settings), folder) if verb == "train" else resume(folder)
+def slowly(line):
+    time.sleep(0.01)  # so that a run does not end before it is killed
+train(recipe(data, *settings), folder, listeners=(slowly,)) if verb == "train" else resume(folder, listeners=(slowly,))
 """
 
 
