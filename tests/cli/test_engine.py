@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -46,6 +47,22 @@ def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
 
     assert main(["resume", "run", "--steps", "8"]) == 0
     assert (place / "run" / "checkpoints" / "00000008").is_dir()
+
+
+def test_data_come_from_standard_input(place, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((place / "text.txt").read_bytes())))
+    assert main(["train", "byte-language", "--size", "tiny", "--data", "-", *SMALL, "run.steps=1", "--out", "run"]) == 0
+
+
+def test_changed_data_are_not_evaluated_and_a_refused_setting_is_not_kept(place, capsys):
+    assert train("--out", "run") == 0
+    with (place / "text.txt").open("a") as file:
+        file.write("more")
+    for words in (["evaluate", "run"], ["resume", "run", "--steps", "9"]):
+        assert main(words) == 2
+        assert "have changed since the run began" in capsys.readouterr().err
+    assert '"steps": 6' in (place / "run" / "recipe.json").read_text()
+    assert main(["generate", "run", "--tokens", "3"]) == 0
 
 
 def test_runs_without_a_name_get_free_ones(place, capsys):

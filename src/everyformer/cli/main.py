@@ -1,6 +1,6 @@
 """The entry point: reads the verb, and turns what goes wrong into one line and an exit code.
 
-Exit codes: 0 done; 1 a contract is broken, or the reader of a pipe has gone; 2 a wrong name, number or option.
+Exit codes: 0 done; 1 a contract is broken, or the reader of a pipe has gone; 2 a wrong name, number or option; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ app = App(
     help_format="plaintext",
     version=__version__,
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
 )
 app.command(plan)
 app.command(train)
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # As after `| head -1`. What is still buffered goes nowhere, or Python complains of it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped at once; a run goes on from its last checkpoint with resume\n")
+        return 130
     except (ValueError, OSError) as error:
         sys.stdout.flush()
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")  # in one piece: other processes write there too

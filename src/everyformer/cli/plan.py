@@ -18,7 +18,7 @@ def plan(
     /,
     *settings: str,
     size: str | None = None,
-    data: str | None = None,
+    data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,  # - is standard input
     task: str | None = None,
     start: Path | None = None,
     memory: float | None = None,

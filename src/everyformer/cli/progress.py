@@ -37,7 +37,9 @@ class _Teller:
         kind = line["kind"]
         self.state.take(line)
         if kind == "begin":
-            self.screen.print(f"{line['parameters']:,} parameters, {line['steps'] - line['step']:,} steps to go")
+            left = line["steps"] - line["step"]
+            to_go = f"{left:,} steps to go" if left > 0 else "no step left to go; --steps takes it further"
+            self.screen.print(f"{line['parameters']:,} parameters, {to_go}")
         elif kind == "step" and not self.live:
             if time.monotonic() - self.last > EVERY or line["step"] == self.state.total:
                 self.last = time.monotonic()
@@ -48,6 +50,8 @@ class _Teller:
                 self.screen.print(_short(line["sample"]), style="dim", no_wrap=True, overflow="ellipsis")
         elif kind == "skip":
             self.screen.print(f"step {line['step']} skipped: {line['reason']}", style="yellow")
+        elif kind == "stop":
+            self.screen.print(f"{line['reason']}: saving after this step; Ctrl-C again stops at once", style="yellow")
         elif kind == "end" and line.get("stopped"):
             self.screen.print(f"stopped at step {line['step']}: {line['stopped']}", style="yellow")
 

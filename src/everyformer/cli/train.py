@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from cyclopts import Parameter
 from rich.console import Console
 
 from everyformer.cli.progress import metrics, watching
@@ -21,7 +22,7 @@ def train(
     /,
     *settings: str,
     size: str | None = None,
-    data: str | None = None,
+    data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,  # - is standard input
     task: str | None = None,
     out: Path | None = None,
     start: Path | None = None,

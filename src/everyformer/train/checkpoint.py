@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from everyformer.train.distributed import World
+from everyformer.train.record import writing
 
 VERSION = 1
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -79,26 +80,24 @@ def write(
     whole = None if average is None else {name: _full(x) for name, x in average.items()}
     if here.first:
         target = place(folder, state["step"])
-        target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f"part-{target.name}")
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
         try:
-            _save(_unique(weights), part / "model.safetensors")
-            _save(moments, part / "optimizer.safetensors")
-            if whole is not None:
-                _save(whole, part / "average.safetensors")
-            (part / "model.json").write_text(model_json + "\n")
-            sums = {one.name: _checksum(one) for one in sorted(part.iterdir())}
-            record = {"version": VERSION, **state, "groups": found["param_groups"], "files": sums}
-            (part / "state.json").write_text(json.dumps(record, indent=1) + "\n")
-            for one in (*part.iterdir(), part):
-                _flush(one)
-        except OSError as error:
+            with writing(folder):
+                part.mkdir(parents=True)
+                _save(_unique(weights), part / "model.safetensors")
+                _save(moments, part / "optimizer.safetensors")
+                if whole is not None:
+                    _save(whole, part / "average.safetensors")
+                (part / "model.json").write_text(model_json + "\n")
+                sums = {one.name: _checksum(one) for one in sorted(part.iterdir())}
+                record = {"version": VERSION, **state, "groups": found["param_groups"], "files": sums}
+                (part / "state.json").write_text(json.dumps(record, indent=1) + "\n")
+                for one in (*part.iterdir(), part):
+                    _flush(one)
+        except ValueError:
             shutil.rmtree(part, ignore_errors=True)
-            raise ValueError(
-                f"cannot write a checkpoint to {target.parent}: {error}; the earlier ones are kept"
-            ) from error
+            raise
         shutil.rmtree(target, ignore_errors=True)
         part.rename(target)
         _flush(target.parent)

@@ -27,6 +27,7 @@ class Finished:
     work: Work
     recipe: Recipe
     step: int
+    data: str  # the fingerprint of what it was trained on
 
     @property
     def writes(self) -> bool:
@@ -37,6 +38,11 @@ class Finished:
         self, split: str = "valid", limit: int | None = None, kernel: str = "auto", precision: str | None = None
     ) -> dict[str, Any]:
         """Metrics on a split, in the precision of the run if no other is named."""
+        if self.work.fingerprint != self.data:
+            raise ValueError(
+                f"the data ({self.recipe.data}) have changed since the run began, so that it may have learned from what is held "
+                "out now; bring the old ones back"
+            )
         device = next(self.network.parameters()).device
         precision = precision or self.recipe.run.precision
         if precision == "fp16" and device.type == "cpu":
@@ -66,7 +72,7 @@ def open_run(
             raise ValueError(f"the task of {folder} has no {', '.join(sorted(unknown))}")
         recipe = msgspec.structs.replace(recipe, task=msgspec.structs.replace(recipe.task, **changes))  # type: ignore[type-var]
     step = checkpoint.find(folder, step)
-    checkpoint.check(folder, step)
+    state = checkpoint.check(folder, step)
     work = recipe.task.open(recipe.data, recipe.model.get("context"), folder)
     value = read_model(folder)
     work.fit(value)
@@ -83,4 +89,4 @@ def open_run(
         raise ValueError(
             f"{place} does not fit {folder / 'model.json'}: {sorted(left_over) + sorted(set(missing) - shared)}"
         )
-    return Finished(network.to(find_device(device)).eval(), work, recipe, step)
+    return Finished(network.to(find_device(device)).eval(), work, recipe, step, state["data"])

@@ -29,7 +29,7 @@ from everyformer.train.listen import check, listen
 from everyformer.train.memory import peak
 from everyformer.train.optimizer import optimizers, set_rate
 from everyformer.train.recipe import Recipe, override
-from everyformer.train.record import Listener, Records
+from everyformer.train.record import Listener, Records, writing
 from everyformer.train.schedule import batch_size, rate
 from everyformer.train.start import adopt
 from everyformer.train.watch import Watch
@@ -71,8 +71,9 @@ def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[
             work = _open(recipe, None if recipe.start is None else Path(recipe.start), here)
         value = work.adapt(recipe.value(work.changes()))
         if here.first and target is not None:
-            work.save(target)
-            (target / "model.json").write_text(to_json(value) + "\n")
+            with writing(target):
+                work.save(target)
+                (target / "model.json").write_text(to_json(value) + "\n")
             _write_recipe(recipe, target)  # last: where it is, the rest is
         here.wait()
         return Loop(recipe, work, value, target, here, listeners).run(None)
@@ -99,8 +100,6 @@ def resume(
         with here.in_turn():
             work = _open(recipe, target, here)
         value = read_model(target)
-        if here.first and settings:
-            _write_recipe(recipe, target)
         return Loop(recipe, work, value, target, here, listeners).run(start)
 
 
@@ -111,8 +110,9 @@ def _open(recipe: Recipe, folder: Path | None, here: World) -> Work:
 
 
 def _write_recipe(recipe: Recipe, folder: Path) -> None:
-    (folder / "recipe.part").write_text(to_json(recipe) + "\n")
-    (folder / "recipe.part").rename(folder / "recipe.json")
+    with writing(folder):
+        (folder / "recipe.part").write_text(to_json(recipe) + "\n")
+        (folder / "recipe.part").rename(folder / "recipe.json")
 
 
 def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -182,12 +182,17 @@ class Loop:
         self.watch = Watch(recipe.optim.patience)
         self.best: dict[str, Any] | None = None
         self.interrupted: str | None = None
+        self.step = 0
 
     def run(self, start: int | None) -> Trained:
         step, run = 0, self.recipe.run
         if start is not None:
             assert self.folder is not None
-            step = self._restore(start)
+            self.step = step = self._restore(start)
+        if self.folder is not None and self.here.first and read_recipe(self.folder) != self.recipe:
+            _write_recipe(
+                self.recipe, self.folder
+            )  # with the settings it goes on with, now that nothing has refused them
         path, others = None, self.listeners
         if self.folder is not None and self.here.first:
             path, others = self.folder / "records.jsonl", others + listen(self.recipe, self.folder, step)
@@ -199,10 +204,10 @@ class Loop:
         metrics: dict[str, Any] = {}
         saved = start
         try:
-            with self._signals():
+            with self._signals(records):
                 while step < run.steps and self.interrupted is None:
                     self._step(step, records)
-                    step += 1
+                    self.step = step = step + 1
                     last, save = step == run.steps, bool(run.save and step % run.save == 0)
                     if last or (run.evaluate and step % run.evaluate == 0):
                         metrics = self._evaluate(step, records, judge=last or save)
@@ -214,7 +219,7 @@ class Loop:
             if self.folder is not None and saved != step:
                 self._save(step, records)
         except Exception as error:
-            with suppress(OSError):  # the disk may be full
+            with suppress(ValueError):  # the disk may be full
                 records.write("end", step, error=f"{type(error).__name__}: {error}")
             raise
         records.write("end", step, **({"stopped": self.interrupted} if self.interrupted else {}), **metrics)
@@ -383,11 +388,14 @@ class Loop:
         return precise(self.recipe.run.precision, self.here.device)
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run after the step in hand, with a checkpoint."""
+    def _signals(self, records: Records) -> Iterator[None]:
+        """SIGINT and SIGTERM end the run after the step in hand, with a checkpoint. A second SIGINT ends it at once."""
 
         def stop(number: int, frame: Any) -> None:
+            if self.interrupted is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
             self.interrupted = f"asked to stop by {signal.Signals(number).name}"
+            records.write("stop", self.step, reason=self.interrupted)
 
         before: dict[int, Any] = {}
         try:

@@ -1,6 +1,6 @@
 """Records: `records.jsonl` in the run's folder is the truth; the terminal, TensorBoard and wandb show it.
 
-One JSON object a line: {"kind": "begin" | "step" | "evaluate" | "save" | "skip" | "end", "step": ..., ...}.
+One JSON object a line: {"kind": "begin" | "step" | "evaluate" | "save" | "skip" | "stop" | "end", "step": ..., ...}.
 """
 
 from __future__ import annotations
@@ -8,10 +8,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 Listener = Callable[[dict[str, Any]], None]
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What cannot be written to a run's folder is said with the remedy."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"cannot write to {folder} ({error}); make room there, then go on from the last checkpoint, which is kept, with resume"
+        ) from error
 
 
 class Records:
@@ -22,13 +36,14 @@ class Records:
         if path is not None and path.exists():
             kept = [line for line in read(path) if line.get("step", 0) <= after]
             part = path.with_suffix(".part")
-            part.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            part.rename(path)
+            with writing(path.parent):
+                part.write_text("".join(json.dumps(line) + "\n" for line in kept))
+                part.rename(path)
 
     def write(self, kind: str, step: int, **facts: Any) -> None:
         line = {"kind": kind, "step": step, "seconds": round(time.time() - self.begun, 3), **facts}
         if self.path is not None:
-            with self.path.open("a") as file:
+            with writing(self.path.parent), self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
         for listener in self.listeners:
             listener(line)
