@@ -363,6 +363,23 @@ def test_a_stop_signal_saves_and_ends_cleanly(tmp_path):
     assert last["stopped"] == "asked to stop by SIGTERM" and last["step"] == checkpoint.steps(tmp_path / "run")[-1]
 
 
+def test_one_ctrl_c_saves_the_step_in_hand_and_a_second_stops_at_once(tmp_path):
+    def press(times):
+        def listener(line):
+            if line["kind"] == "step" and line["step"] == 2:
+                for _ in range(times):
+                    signal.getsignal(signal.SIGINT)(signal.SIGINT, None)
+
+        return (listener,)
+
+    data = text(tmp_path)
+    trained = train(recipe(data), tmp_path / "once", listeners=press(1))
+    assert trained.stopped == "asked to stop by SIGINT" and checkpoint.steps(tmp_path / "once") == [2]
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(data), tmp_path / "twice", listeners=press(2))
+    assert checkpoint.steps(tmp_path / "twice") == []
+
+
 def killed_and_resumed(tmp_path, kills, steps, seed):
     """Kill a run at random moments, look at all it has saved, let it go on; against a run that was left alone.
 
