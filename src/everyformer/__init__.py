@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
         Window,
         parse,
     )
+    from everyformer.attention.relative import FourTerm
     from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, RuleModule, Shaw, T5Bias
     from everyformer.attention.scene import Probe, Scene
     from everyformer.family.table import build, member, members
@@ -78,6 +79,7 @@ _HOMES = {
     "everyformer.attention.scene": "Probe Scene",
     "everyformer.attention.pattern": "Pattern Full Causal Window Block Stride Summary Prefix Graph SameDocument Visible ByHead parse",
     "everyformer.attention.rule": "Rule RuleModule Rotary Alibi Shaw T5Bias ImageBias",
+    "everyformer.attention.relative": "FourTerm",
     "everyformer.attention.heads": "Heads Standard Wide Sum ParameterFree Symmetric Asymmetric Sliced Narrow",
     "everyformer.network.embed": "Embed Tokens Patches Features Nodes Mixed",
     "everyformer.network.position": "Position Learned Sinusoidal OneHot Concatenated JointMlp SeparateMlp Grid TimePosition",

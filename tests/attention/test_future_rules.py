@@ -1,6 +1,7 @@
-"""Rules that the library has not got yet, written against the protocol as a user would: nothing in it has to change.
+"""Rules of the long-context papers through every kernel, forward and backward.
 
-Transformer-XL's four terms (Dai et al. 2019) and adaptive span (Sukhbaatar et al. 2019), through every kernel.
+Transformer-XL's four terms (Dai et al. 2019), folded and clamped; and adaptive span (Sukhbaatar et al. 2019), which the
+library has not got yet, written against the protocol as a user would: nothing in it has to change.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from everyformer.attention.attend import attend
 from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Causal, Full, parse
+from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import Rule, RuleModule, Term
 from everyformer.attention.scene import Scene
 from everyformer.network.depth import Attention, Layer, Stack
@@ -31,38 +33,6 @@ CPU = torch.device("cpu")
 BATCH, HEADS, WIDTH, VALUES = 2, 3, 4, 5
 SIZES = [(9, 9), (4, 9), (1, 9)]
 KERNELS = ["reference", "sdpa", "blocked"]
-
-
-class Relative(Rule, Value, frozen=True):
-    """Transformer-XL: q.k + q.(W_R r) + u.k + v.(W_R r), r the sinusoid of i - j, all times the scale."""
-
-    width: Size  # of the sinusoid
-
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
-        return RelativeRule(self.width, heads, key_width)
-
-
-class RelativeRule(RuleModule):
-    def __init__(self, width: int, heads: int, key_width: int):
-        super().__init__()
-        self.width = width
-        self.u_HE, self.v_HE = (nn.Parameter(torch.randn(heads, key_width)) for _ in range(2))
-        self.w_r_HED = nn.Parameter(torch.randn(heads, key_width, width))
-
-    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
-        far = scene.keys - 1
-        offset_R = torch.arange(-far, far + 1, device=q_BHQE.device)
-        frequency = 10000 ** (-torch.arange(0, self.width, 2, device=q_BHQE.device) / self.width)
-        angle = (offset_R[:, None] * frequency).to(q_BHQE.dtype)
-        r_HER = self.w_r_HED @ torch.cat((angle.sin(), angle.cos()), dim=1).T
-        place_BHQR = scale * (q_BHQE + self.v_HE[:, None]) @ r_HER
-        content_BHK = scale * (k_BHKE @ self.u_HE[:, :, None])[..., 0]
-
-        def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            row = (scene.query_at(b, i) - scene.key_at(b, j)).clamp(-far, far) + far
-            return content_BHK[b, h, j] + place_BHQR[b, h, i, row]
-
-        return term
 
 
 class Span(Rule, Value, frozen=True):
@@ -105,13 +75,24 @@ def draw(queries: int, keys: int) -> tuple[Tensor, ...]:
     return tuple(torch.randn(BATCH, HEADS, *shape).requires_grad_() for shape in shapes)
 
 
+def large(rule: FourTerm) -> Any:
+    """The rule's module, its vectors large enough for every term to count."""
+    module = rule.build(HEADS, WIDTH, VALUES)
+    for weight in module.parameters():
+        nn.init.normal_(weight)
+    return module
+
+
+def literal_scores(rule: Any, q: Tensor, k: Tensor, b: int, h: int, first: int = 0) -> Tensor:
+    w_r_ED = rule.place.weight.unflatten(0, (HEADS, WIDTH))[h]
+    return spec.transformer_xl_scores(q[b, h], k[b, h], w_r_ED, rule.u_HE[h], rule.v_HE[h], first, rule.reach)
+
+
 def literal_relative(rule: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The four terms, causal, one query at a time."""
     first, answers = k.shape[2] - q.shape[2], torch.zeros(BATCH, HEADS, q.shape[2], VALUES)
     for b, h in product(range(BATCH), range(HEADS)):
-        score_QK = spec.transformer_xl_scores(
-            q[b, h], k[b, h], rule.w_r_HED[h], rule.u_HE[h], rule.v_HE[h], first=first
-        )
+        score_QK = literal_scores(rule, q, k, b, h, first)
         for i, score_K in enumerate(score_QK):
             seen = first + i + 1
             answers[b, h, i] = attention.softmax(score_K[:seen]) @ v[b, h, :seen]
@@ -128,12 +109,16 @@ def literal_span(rule: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     )
 
 
-RULES = {"transformer-xl": (Relative(8), literal_relative), "adaptive span": (Span(4, ramp=3), literal_span)}
+def module_of(rule: Rule) -> Any:
+    return large(rule) if isinstance(rule, FourTerm) else rule.build(HEADS, WIDTH, VALUES)
+
+
 each_rule = pytest.mark.parametrize(
     ("rule", "literal"),
     [
-        pytest.param(*RULES["transformer-xl"], id="transformer-xl", marks=pytest.mark.spec(38)),
-        pytest.param(*RULES["adaptive span"], id="adaptive-span", marks=pytest.mark.spec(93, 94)),
+        pytest.param(FourTerm(8), literal_relative, id="four-term", marks=pytest.mark.spec(38)),
+        pytest.param(FourTerm(8, reach=3), literal_relative, id="four-term-clamped", marks=pytest.mark.spec(38, 88)),
+        pytest.param(Span(4, ramp=3), literal_span, id="adaptive-span", marks=pytest.mark.spec(93, 94)),
     ],
 )
 
@@ -144,7 +129,7 @@ each_rule = pytest.mark.parametrize(
 def test_a_new_rule_is_its_equation_and_has_its_gradients(
     rule: Rule, literal: Any, kernel: str, queries: int, keys: int
 ) -> None:
-    module, qkv = rule.build(HEADS, WIDTH, VALUES), draw(queries, keys)
+    module, qkv = module_of(rule), draw(queries, keys)
     weights = [*qkv, *module.parameters()]
     y, wanted = attend(*qkv, Causal(), [module], kernel=kernel), literal(module, *qkv)
     torch.testing.assert_close(y, wanted, **CLOSE)
@@ -156,7 +141,7 @@ def test_a_new_rule_is_its_equation_and_has_its_gradients(
 
 @each_rule
 def test_a_new_rule_serves_flex(rule: Rule, literal: Any) -> None:
-    module, qkv = rule.build(HEADS, WIDTH, VALUES), draw(4, 9)
+    module, qkv = module_of(rule), draw(4, 9)
     with torch.no_grad():
         torch.testing.assert_close(attend(*qkv, Causal(), [module], kernel="flex"), literal(module, *qkv), **CLOSE)
 
@@ -165,7 +150,7 @@ def test_a_new_rule_serves_flex(rule: Rule, literal: Any) -> None:
 @pytest.mark.parametrize("kernel", KERNELS[1:])
 def test_a_new_rule_serves_gathered_blocks(rule: Rule, literal: Any, kernel: str) -> None:
     """More positions than a block has, and a pattern of which little is left."""
-    module, qkv, pattern = rule.build(HEADS, WIDTH, VALUES), draw(70, 70), parse("causal & (window(9) | stride(16))")
+    module, qkv, pattern = module_of(rule), draw(70, 70), parse("causal & (window(9) | stride(16))")
     weights = [*qkv, *module.parameters()]
     one, two = (attend(*qkv, pattern, [module], kernel=name) for name in (kernel, "reference"))
     torch.testing.assert_close(one, two, **CLOSE)
@@ -229,7 +214,7 @@ def test_a_span_that_ends_before_every_key_is_no_nan(kernel: str) -> None:
 
 @pytest.mark.spec(95)
 def test_the_penalty_of_every_layer_reaches_the_loss() -> None:
-    layer = Layer(Attention(Standard(HEADS), Causal(), (Span(4, ramp=2, cost=0.5), Relative(8))))
+    layer = Layer(Attention(Standard(HEADS), Causal(), (Span(4, ramp=2, cost=0.5), FourTerm(8))))
     model = Model(width=12, embed=Tokens(7), body=Stack(2, (layer,), PreNorm()), heads=(Language(),))
     assert from_json(to_json(model), Model) == model  # a user's rules take part in JSON
     network = model.build()
@@ -244,11 +229,36 @@ def test_the_penalty_of_every_layer_reaches_the_loss() -> None:
 def test_the_four_terms_need_no_mask_and_no_memory_of_their_own() -> None:
     """Both sides of the diagonal have their distance, and queries that are the last of the keys see what they would
     see if all were queries: that is segment memory."""
-    rule: Any = Relative(8).build(HEADS, WIDTH, VALUES)
+    rule = large(FourTerm(8))
     q, k, v = draw(9, 9)
     whole = attend(q, k, v, Full(), [rule])
     torch.testing.assert_close(attend(q[:, :, 5:], k, v, Full(), [rule]), whole[:, :, 5:], **CLOSE)
     for b, h in product(range(BATCH), range(HEADS)):
-        score_QK = spec.transformer_xl_scores(q[b, h], k[b, h], rule.w_r_HED[h], rule.u_HE[h], rule.v_HE[h])
-        wanted = torch.stack([attention.softmax(score_K) @ v[b, h] for score_K in score_QK])
+        wanted = torch.stack([attention.softmax(score_K) @ v[b, h] for score_K in literal_scores(rule, q, k, b, h)])
         torch.testing.assert_close(whole[b, h], wanted, **CLOSE)
+
+
+@pytest.mark.spec(38, 91)
+@pytest.mark.parametrize("reach", [None, 3])
+@pytest.mark.parametrize(("queries", "keys"), SIZES)
+def test_the_relative_shift_gives_the_same_scores(reach: int | None, queries: int, keys: int) -> None:
+    """Appendix B: the products with all distances are a matrix whose rows, each moved one further, are the term."""
+    rule = large(FourTerm(8, reach))
+    q, k, v = draw(queries, keys)
+    r_HRE = spec.distances(keys, 8, reach) @ rule.place.weight.unflatten(0, (HEADS, WIDTH)).transpose(1, 2)
+    shifted = spec.relative_shift((q + rule.v_HE[:, None]) @ r_HRE.transpose(1, 2))
+    score = ((q + rule.u_HE[:, None]) @ k.transpose(2, 3) + shifted) / WIDTH**0.5
+    seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    wanted = score.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+    torch.testing.assert_close(attend(q, k, v, Causal(), [rule]), wanted, **CLOSE)
+
+
+@pytest.mark.spec(38)
+def test_folded_terms_do_not_lose_their_distance_far_from_the_start() -> None:
+    """In float32, a million positions on: the error is that of the numbers themselves, not of their angles."""
+    rule = large(FourTerm(8)).float()
+    q, k, v = (x.detach().float() for x in draw(9, 9))
+    at_BT = torch.arange(9)[None] + 1_000_000
+    here = attend(q, k, v, Causal(), [rule])
+    far = attend(q, k, v, Causal(), [rule], scene=Scene(9, 9, CPU, key_BK=at_BT))
+    torch.testing.assert_close(far, here, rtol=1e-5, atol=1e-5)

@@ -18,6 +18,7 @@ from everyformer import (
     EncoderDecoder,
     Features,
     FeedForward,
+    FourTerm,
     ImageBias,
     InstanceNorm,
     Language,
@@ -89,6 +90,11 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         "two image biases say the same thing twice; keep one",
         model("full", rules=(ImageBias(2, 2), ImageBias(3, 3))),
         [model("full", rules=(ImageBias(2, 2),))],
+    ),
+    (
+        "four_term, rotary and shaw each make the product of query and key one of distances; keep one of them",
+        model(rules=(FourTerm(4), Rotary())),
+        [model(rules=(FourTerm(4),)), model(rules=(Rotary(),))],
     ),
     (
         "parameter-free attention has nothing to regularise; leave its dropout out",

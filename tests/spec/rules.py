@@ -79,20 +79,36 @@ def sinusoid(position: int, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def transformer_xl_scores(
-    q_QE: Tensor, k_KE: Tensor, w_r_ED: Tensor, u_E: Tensor, v_E: Tensor, first: int = 0
+    q_QE: Tensor, k_KE: Tensor, w_r_ED: Tensor, u_E: Tensor, v_E: Tensor, first: int = 0, reach: int | None = None
 ) -> Tensor:
     """Dai et al. 2019, the four terms of one head, with the 1 / sqrt(d) and the head's own u, v that W leaves out.
 
     A_ij = q_i . k_j + q_i . W_R r_{i-j} + u . k_j + v . W_R r_{i-j}. Query number 0 stands at position `first`.
+    `reach` is the code's clamp_len: a longer distance counts as that one.
     """
     rows = []
     for i, q in enumerate(q_QE, first):
         row = []
         for j, k in enumerate(k_KE):
-            r_E = w_r_ED @ sinusoid(i - j, w_r_ED.shape[1], q.dtype)
+            distance = i - j if reach is None else max(-reach, min(reach, i - j))
+            r_E = w_r_ED @ sinusoid(distance, w_r_ED.shape[1], q.dtype)
             row.append((q @ k + q @ r_E + u_E @ k + v_E @ r_E) / math.sqrt(len(q)))
         rows.append(torch.stack(row))
     return torch.stack(rows)
+
+
+def distances(keys: int, width: int, reach: int | None) -> Tensor:
+    """The code's pos_emb: the sinusoids of keys - 1, .., 1, 0, the farthest first."""
+    far = [distance if reach is None else min(distance, reach) for distance in reversed(range(keys))]
+    return torch.stack([sinusoid(distance, width, torch.get_default_dtype()) for distance in far])
+
+
+def relative_shift(x_BHQK: Tensor) -> Tensor:
+    """The code's _rel_shift: a column of zeros before, read in rows one shorter. What is above the diagonal is junk."""
+    zero_BHQ1 = x_BHQK.new_zeros(*x_BHQK.shape[:3], 1)
+    padded = torch.cat((zero_BHQ1, x_BHQK), dim=3)
+    padded = padded.view(*x_BHQK.shape[:2], x_BHQK.shape[3] + 1, x_BHQK.shape[2])
+    return padded[:, :, 1:].reshape(x_BHQK.shape)
 
 
 def soft_mask(z: Tensor, ramp: int, distance: int) -> Tensor:

@@ -55,12 +55,13 @@ def attend(
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}: it is a probability; give 0 or more and less than 1")
     scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
+    q, k = q_BHQE, k_BHKE  # a rule may make them wider
     for rule in rules:
-        q_BHQE, k_BHKE = rule.turn(q_BHQE, k_BHKE, scene)
-    terms = tuple(term for rule in rules if (term := rule.score(q_BHQE, k_BHKE, scale, scene)) is not None)
+        q, k = rule.turn(q, k, scene)
+    terms = tuple(term for rule in rules if (term := rule.score(q, k, scale, scene)) is not None)
     answers = tuple(rule for rule in rules if rule.needs_weights)
     pattern = Full() if pattern is None else pattern
-    request = Request(q_BHQE, k_BHKE, v_BHKE, pattern, terms, answers, scene, scale, dropout)
+    request = Request(q, k, v_BHKE, pattern, terms, answers, scene, scale, dropout)
     answer: Tensor = choose(request, kernel or scene.kernel).run(request)
     return answer
 

@@ -2,7 +2,7 @@
 
 A rule is a value (its numbers) that builds a module (its weights) with any of four hooks:
 
-    turn(q, k, scene)          -> q, k      changes queries and keys before their product
+    turn(q, k, scene)          -> q, k      changes queries and keys before their product, and may widen both
     score(q, k, scale, scene)  -> term      term(b, h, i, j) is added to the score of query number i and key number j
     answer(weights, scene)     -> BHQE      is added to the answer; needs the weights, so only the reference serves it
     penalty()                  -> a cost    is added to the loss

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from everyformer.attention.heads import Narrow, ParameterFree, Sliced, Standard, Sum, head_width
 from everyformer.attention.pattern import And, ByHead, Full, Visible
-from everyformer.attention.rule import ImageBias, Rotary
+from everyformer.attention.relative import FourTerm
+from everyformer.attention.rule import ImageBias, Rotary, Shaw
 from everyformer.network.depth import Attention, Layer
 from everyformer.network.embed import Mixed, Tokens
 from everyformer.network.head import Classify, Language, Masked
@@ -107,6 +108,9 @@ def _attention_objections(width: int, attention: Attention) -> Iterator[str]:
             yield f"rotary turns pairs of numbers, but a head is {key_width} wide; make it even"
     if sum(isinstance(rule, ImageBias) for rule in attention.rules) > 1:
         yield "two image biases say the same thing twice; keep one"
+    folded = [rule for rule in attention.rules if isinstance(rule, FourTerm | Rotary | Shaw)]
+    if len(folded) > 1 and any(isinstance(rule, FourTerm) for rule in folded):
+        yield "four_term, rotary and shaw each make the product of query and key one of distances; keep one of them"
     if isinstance(heads, ParameterFree) and attention.dropout:
         yield "parameter-free attention has nothing to regularise; leave its dropout out"
 

@@ -23,6 +23,7 @@ from everyformer.attention.heads import (
     Wide,
 )
 from everyformer.attention.pattern import Pattern, parse
+from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, Shaw, T5Bias
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Embed, Features, Tokens
@@ -83,6 +84,8 @@ RULES: tuple[tuple[Rule, ...], ...] = (
     (T5Bias(8, 16, both_sides=True),),
     (ImageBias(4, 4),),
     (Rotary(), Alibi()),
+    (FourTerm(8),),
+    (FourTerm(6, reach=3), Alibi()),
 )
 WIRINGS: tuple[Wiring, ...] = (
     PostNorm(),

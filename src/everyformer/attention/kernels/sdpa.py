@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Causal, Full
 
+FLASH = 256  # the widest head of the flash kernels
+
 
 def objection(request: Request) -> str | None:
     return request.weights_are_wanted()
@@ -42,15 +44,19 @@ def shown(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fused(request: Request, bias: Tensor | None, causal: bool = False) -> Tensor:
-    return F.scaled_dot_product_attention(
+    width, values = request.q_BHQE.shape[-1], request.v_BHKE.shape[-1]
+    # The flash kernels want values as wide as keys, which a rule may have widened, and at most 256; zeros change nothing.
+    spare = width - values if values < width <= FLASH else 0
+    answer = F.scaled_dot_product_attention(
         request.q_BHQE,
         request.k_BHKE,
-        request.v_BHKE,
+        F.pad(request.v_BHKE, (0, spare)) if spare else request.v_BHKE,
         attn_mask=bias,
         is_causal=causal,
         dropout_p=request.dropout,
         scale=request.scale,
     )
+    return answer[..., :values]
 
 
 def _bias(request: Request) -> Tensor:
