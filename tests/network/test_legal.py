@@ -97,6 +97,17 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         [model(rules=(FourTerm(4),)), model(rules=(Rotary(),))],
     ),
     (
+        "a memory is of what came before, but the model looks ahead and reads its sequence at once; add causal &, or leave "
+        "memory out",
+        model("full", memory=4),
+        [model(memory=4), model("full")],
+    ),
+    (
+        "Learned ends at its last position, and with a memory a text has no end; use four_term, rotary, alibi or sinusoids",
+        model(memory=4, position=Learned(8)),
+        [model(memory=4, rules=(FourTerm(4),)), model(memory=4, position=Sinusoidal()), model(position=Learned(8))],
+    ),
+    (
         "parameter-free attention has nothing to regularise; leave its dropout out",
         single(Layer(Attention(ParameterFree(), dropout=0.1))),
         [single(Layer(Attention(ParameterFree())))],

@@ -40,6 +40,7 @@ class Scene:
     edges_BNN: Tensor | None = None  # who is joined to whom, for Graph without edges of its own
     kernel: str = "auto"
     probe: Probe | None = None
+    hidden: bool = False  # the past keeps what enters a layer, not its keys
     masks: dict[tuple[int, int, int], tuple[Pattern, Tensor]] = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -24,7 +24,7 @@ NOTHING = "–"
 STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
 # Fields that make a model larger or steadier, not another one.
 NUMBERS = {
-    *("width", "heads", "layers", "hidden", "vocabulary", "length", "classes", "key_width", "value_width"),
+    *("width", "heads", "layers", "hidden", "vocabulary", "length", "classes", "key_width", "value_width", "memory"),
     *("size", "channels", "base", "dropout", "eps", "deviation"),
 }
 
@@ -96,7 +96,7 @@ def _row(member: Member) -> dict[str, Any]:
         ],
         "wiring": [_name(side.body.wiring) for side in sides],
         "depth": [_name(side.body) + " + cross" * any(one.cross for one in side.body.each) for side in sides],
-        "past": "keys" if looks_back_only(sides[-1]) else NOTHING,
+        "past": NOTHING if not looks_back_only(sides[-1]) else "memory" if sides[-1].memory else "keys",
         "sizes": {
             size: {**given, "parameters": parameters(member.value(size))} for size, given in member.sizes.items()
         },

@@ -18,6 +18,8 @@ from everyformer.family.graph import SIZES as GRAPH_SIZES
 from everyformer.family.graph import graph
 from everyformer.family.transformer import SIZES as TRANSFORMER_SIZES
 from everyformer.family.transformer import transformer
+from everyformer.family.transformer_xl import SIZES as XL_SIZES
+from everyformer.family.transformer_xl import transformer_xl
 from everyformer.family.vit import SIZES as VIT_SIZES
 from everyformer.family.vit import vit
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
@@ -63,6 +65,7 @@ MEMBERS = {
         Member("byte-classifier", "Bloem 2019", byte_classifier, CLASSIFIER_SIZES, "paper"),
         Member("bert", "Devlin et al. 2018", bert, BERT_SIZES, "base"),
         Member("gpt2", "Radford et al. 2019", gpt2, GPT2_SIZES, "small"),
+        Member("transformer-xl", "Dai et al. 2019", transformer_xl, XL_SIZES, "enwik8-12"),
         Member("graph-classifier", "Velickovic et al. 2017", graph, GRAPH_SIZES, "cora"),
         Member("vit", "Dosovitskiy et al. 2020", vit, VIT_SIZES, "b16"),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from everyformer.attention.pattern import Full, Pattern
 from everyformer.attention.rule import Rule, RuleModule
 from everyformer.attention.scene import Scene
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.past import Keys
+from everyformer.network.past import Entry, Hidden, Keys
 from everyformer.network.wiring import Wiring
 from everyformer.value import Share, Size, Value
 
@@ -133,15 +134,19 @@ class LayerModule(nn.Module):
             }
         )
 
-    def forward(
-        self, state: Tensor, scene: Scene, past: list[Keys], source: Source | None
-    ) -> tuple[Tensor, list[Keys]]:
-        """`past` holds the keys of this layer's attentions, or nothing yet; the new ones are returned."""
-        visible_BT, left, found = scene.visible_BQ(), list(past), []
+    def forward(self, state: Any, scene: Scene, past: list[Any], source: Source | None) -> tuple[Any, list[Entry]]:
+        """`past` holds the entries of this layer's attentions, or nothing yet; the new ones are returned."""
+        visible_BT, left, found = scene.visible_BQ(), list(past), list[Entry]()
         if (attention := self.attention) is not None:
+            step: Any = self.steps["attention"]
             before = left.pop(0) if left else None
-            state, keys = self.steps["attention"](state, lambda x: attention(x, scene, before), visible_BT)
-            found.append(keys)
+            entry = before.append(step.stream(state)) if isinstance(before, Hidden) else None
+            if isinstance(before, Hidden):  # the norms of a model with a past mix no positions: none has to be marked
+                before = Keys(*attention.heads.memory(step.view(before.x_BMD, None)))
+            elif scene.hidden:
+                entry = Hidden(step.stream(state).detach())
+            state, keys = step(state, lambda x: attention(x, scene, before), visible_BT)
+            found.append(entry or keys)
         if (cross := self.cross) is not None:
             if source is None:
                 raise ValueError("this model attends to a source, but none was given; call it with source=")
@@ -163,33 +168,33 @@ class StackLayers(nn.Module):
         self.sections = 0  # set by a run: recompute activations in the backward pass, so many sections at a time
 
     def forward(
-        self, x_BTD: Tensor, scene: Scene, past: tuple[Keys, ...] | None, source: Source | None
-    ) -> tuple[Tensor, tuple[Keys, ...] | None, dict[str, Tensor]]:
-        """`past` None keeps nothing; otherwise the keys of every attention come back, in the order of execution."""
+        self, x_BTD: Tensor, scene: Scene, past: tuple[Entry, ...] | None, source: Source | None
+    ) -> tuple[Tensor, tuple[Entry, ...] | None, dict[str, Tensor]]:
+        """`past` None keeps nothing; otherwise the entries of every attention come back, in the order of execution."""
         if past and len(past) != sum(self.attentions):
             raise ValueError(
                 f"the past is of {len(past)} attentions, the model has {sum(self.attentions)}: it is of another model; begin with Past()"
             )
-        if self.sections and past is None and self.training and torch.is_grad_enabled():
-            return self.ends.close(self._recomputed(self.ends.open(x_BTD), scene, source), scene.visible_BQ()), None, {}
-        state, start = self.ends.open(x_BTD), 0
-        found: list[Keys] = []
-        for layer, count in zip(self.layers, self.attentions, strict=True):
-            state, keys = layer(state, scene, list((past or ())[start : start + count]), source)
-            start += count
-            if past is not None:
-                found += keys
+        recompute = self.sections > 0 and self.training and torch.is_grad_enabled()
+        sections = self.sections if recompute else 1
+        bounds = [len(self.layers) * number // sections for number in range(sections + 1)]
+        state, found = self.ends.open(x_BTD), list[Entry]()
+        for section in pairwise(bounds):
+            given = (state, scene, past, source, section)
+            # Recomputed sections keep only their input; dropout falls alike in both computations.
+            state, kept = checkpoint(self._section, *given, use_reentrant=False) if recompute else self._section(*given)
+            found += kept
         return self.ends.close(state, scene.visible_BQ()), None if past is None else tuple(found), {}
 
-    def _recomputed(self, state: Tensor, scene: Scene, source: Source | None) -> Tensor:
-        """The layers in sections that keep only their input; dropout falls alike in both computations."""
-
-        def section(state: Tensor, start: int, end: int) -> Tensor:
-            for layer in self.layers[start:end]:
-                state, _ = layer(state, scene, [], source)
-            return state
-
-        bounds = [len(self.layers) * number // self.sections for number in range(self.sections + 1)]
-        for start, end in pairwise(bounds):
-            state = checkpoint(section, state, start, end, use_reentrant=False)
-        return state
+    def _section(
+        self, state: Any, scene: Scene, past: tuple[Entry, ...] | None, source: Source | None, section: tuple[int, int]
+    ) -> tuple[Any, list[Entry]]:
+        """Some of the layers, and what they leave for later."""
+        found = list[Entry]()
+        for number in range(*section):
+            start = sum(self.attentions[:number])
+            state, kept = self.layers[number](
+                state, scene, list((past or ())[start : start + self.attentions[number]]), source
+            )
+            found += kept if past is not None else []
+        return state, found

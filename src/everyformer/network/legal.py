@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from everyformer.attention.heads import Narrow, ParameterFree, Sliced, Standard, Sum, head_width
 from everyformer.attention.pattern import And, ByHead, Full, Visible
 from everyformer.attention.relative import FourTerm
-from everyformer.attention.rule import ImageBias, Rotary, Shaw
+from everyformer.attention.rule import ImageBias, Rotary, Rule, Shaw
 from everyformer.network.depth import Attention, Layer
 from everyformer.network.embed import Mixed, Tokens
 from everyformer.network.head import Classify, Language, Masked
@@ -57,6 +57,15 @@ def objections(value: Model) -> Iterator[str]:
         )
     if value.norm is not None and value.norm.mixes_positions and (writes or _causal(layers)):
         yield f"{type(value.norm).__name__} of the embedding mixes positions in a causal model; use LayerNorm or RMSNorm"
+    if value.memory and not _causal(layers):
+        yield "a memory is of what came before, but the model looks ahead and reads its sequence at once; add causal &, or leave memory out"
+    bounded: list[object] = [rule for rule in _rules(layers) if isinstance(rule, ImageBias)]
+    bounded += [value.position] if value.position is not None and value.position.limit() is not None else []
+    for one in bounded if value.memory else []:
+        yield (
+            f"{type(one).__name__} ends at its last position, and with a memory a text has no end; "
+            "use four_term, rotary, alibi or sinusoids"
+        )
     if value.position is not None and isinstance(value.embed, Mixed) and any(place for _, place in value.embed.parts):
         yield "the parts of a mixed sequence have positions of their own; give none to the model, or none to the parts"
 
@@ -70,6 +79,10 @@ def _causal(layers: tuple[Layer, ...]) -> bool:
     """Does no attention look ahead?"""
     patterns = {layer.attention.pattern for layer in layers if layer.attention}
     return bool(patterns) and not any(pattern.looks_ahead(heads=_heads(layers)) for pattern in patterns)
+
+
+def _rules(layers: tuple[Layer, ...]) -> set[Rule]:
+    return {rule for layer in layers for one in layer.attentions() for rule in one.rules}
 
 
 def _heads(layers: tuple[Layer, ...]) -> int:

@@ -38,6 +38,7 @@ class Model(Value, frozen=True, kw_only=True):
     segments: Count = 0  # kinds of segments (BERT's sentences A and B), marked by learned vectors
     norm: Norm | None = None  # of the embedded tokens
     dropout: Share = 0.0  # of the embedded tokens
+    memory: Count = 0  # how many positions of the past are kept (Transformer-XL's memory length); 0: all
     initial: Initial = AsTorch()
 
     def build(self) -> Network:
@@ -121,6 +122,7 @@ class Network(nn.Module):
         segments: Tensor | None = None,
         documents: Tensor | None = None,
         edges: Tensor | None = None,
+        memory: int | None = None,
         kernel: str = "auto",
         probe: Probe | None = None,
     ) -> Output:
@@ -132,6 +134,7 @@ class Network(nn.Module):
         segments   B, T whole numbers, where the model has segments
         documents  B, T whole numbers, for the pattern same_document
         edges      N, N or B, N, N booleans, for the pattern graph
+        memory     how many positions of the past are kept, 0 for all; None: as the model says
         kernel     how attention is computed; see everyformer.attention.attend
         probe      collects the attention weights
         """
@@ -158,6 +161,7 @@ class Network(nn.Module):
             edges_BNN=_edges(edges, batch, keys, position_BK),
             kernel=kernel,
             probe=probe,
+            hidden=before.hidden,
         )
         if before.length:
             self._check_unseen(before.length, batch, scene)
@@ -168,12 +172,16 @@ class Network(nn.Module):
         for rule in self.rules:
             if (cost := rule.penalty()) is not None:
                 aux["penalty"] = aux["penalty"] + cost if "penalty" in aux else cost
+        if past is not None:
+            keep = self.value.memory if memory is None else memory
+            past = Past(keys, layers, position_BK, document_BK, before.hidden)
+            past = past.trim(keep) if keep else past
         visible_BT = scene.visible_BQ()
         logits = tuple(head(x_BTD, visible_BT, self.embed) for head in self.heads)
         return Output(
             hidden=x_BTD,
             logits=logits if len(logits) > 1 else logits[0] if logits else None,
-            past=None if past is None else Past(keys, layers, position_BK, document_BK),
+            past=past,
             aux=aux,
         )
 

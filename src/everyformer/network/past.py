@@ -2,6 +2,11 @@
 
 A model called with `past=Past()` returns a past that holds the keys and values of every attention it ran; called again
 with it, it sees those as if all had been one sequence. Holes (padding) keep their place and stay unseen.
+
+`Past(hidden=True)` holds what entered each layer instead, with the gradient stopped: the segment memory of Transformer-XL
+(Dai et al. 2019), h~_{tau+1}^{n-1} = [SG(h_tau^{n-1}); h_{tau+1}^{n-1}], from which keys and values are computed in each call.
+While the weights stand still that is the same as the keys at more cost; in training it is how they learn from the past.
+Departures: W's text takes the memory from the same layer; the paper's formula, and this, from the one below.
 """
 
 from __future__ import annotations
@@ -21,6 +26,13 @@ class Keys:
     v_BHKE: Tensor
     fixed: bool = False
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.k_BHKE, self.v_BHKE
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Keys:
+        return Keys(change(self.k_BHKE), change(self.v_BHKE), self.fixed)
+
     def append(self, k_BHTE: Tensor, v_BHTE: Tensor) -> Keys:
         for old, new in ((self.k_BHKE, k_BHTE), (self.v_BHKE, v_BHTE)):
             if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
@@ -32,18 +44,45 @@ class Keys:
 
 
 @dataclass(frozen=True)
+class Hidden:
+    """What entered one layer, before its norm. Nothing is learned through it."""
+
+    x_BMD: Tensor
+    fixed = False
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.x_BMD,)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Hidden:
+        return Hidden(change(self.x_BMD))
+
+    def append(self, x_BTD: Tensor) -> Hidden:
+        if self.x_BMD.shape[::2] != x_BTD.shape[::2]:
+            raise ValueError(
+                f"the past has layers' inputs of the shape {tuple(self.x_BMD.shape)}, the new ones {tuple(x_BTD.shape)} (batch, "
+                "positions, width): it is of another model; begin with Past()"
+            )
+        return Hidden(torch.cat((self.x_BMD, x_BTD.detach()), dim=1))
+
+
+Entry = Keys | Hidden
+
+
+@dataclass(frozen=True)
 class Past:
     """One entry for every executed attention, and where their keys stand (None: key j at position j)."""
 
     length: int = 0
-    layers: tuple[Keys, ...] = ()
+    layers: tuple[Entry, ...] = ()
     position_BK: Tensor | None = None
     document_BK: Tensor | None = None
+    hidden: bool = False  # hold what entered the layers, not their keys
 
     @property
     def batch(self) -> int | None:
         """How many sequences it is of, or None while it is empty."""
-        return self.layers[0].k_BHKE.shape[0] if self.layers else None
+        return self.layers[0].tensors[0].shape[0] if self.layers else None
 
     def reorder(self, index_B: Tensor) -> Past:
         """The past of other sequences of the batch: for beam search, or to drop finished ones."""
@@ -85,7 +124,7 @@ class Past:
             return self
         full = self
         if self.position_BK is None:
-            device = self.layers[0].k_BHKE.device if self.layers else None
+            device = self.layers[0].tensors[0].device if self.layers else None
             full = replace(self, position_BK=torch.arange(self.length, device=device)[None])
         return replace(full._each(lambda x: x[:, :, drop:] if x.dim() == 4 else x[:, drop:]), length=self.length - drop)
 
@@ -96,8 +135,5 @@ class Past:
             shared = batch and x is not None and x.shape[0] == 1 != self.batch  # one row for all sequences
             return x if x is None or shared else change(x)
 
-        layers = tuple(
-            keys if keys.fixed and not batch else Keys(change(keys.k_BHKE), change(keys.v_BHKE), keys.fixed)
-            for keys in self.layers
-        )
+        layers = tuple(one if one.fixed and not batch else one.each(change) for one in self.layers)
         return replace(self, layers=layers, position_BK=table(self.position_BK), document_BK=table(self.document_BK))

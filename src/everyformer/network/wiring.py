@@ -36,7 +36,16 @@ class Wiring:
 
 
 class Step(nn.Module):
-    """How one sublayer changes the state."""
+    """How one sublayer changes the state, and what of the state it sees."""
+
+    def stream(self, state: Any) -> Tensor:
+        """What the sublayer reads of the state, before the norm: this is what a segment memory keeps."""
+        assert isinstance(state, Tensor)
+        return state
+
+    def view(self, x_BTD: Tensor, visible_BT: Tensor | None) -> Tensor:
+        """What reaches the sublayer of a stream, or of one kept from before."""
+        return x_BTD
 
     def forward(self, state: Any, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Any, Carried]:
         raise NotImplementedError
@@ -92,8 +101,12 @@ class PreNormStep(Step):
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
     def forward(self, state: Tensor, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Tensor, Carried]:
-        y_BTD, carried = f(self.norm(state, visible_BT))
+        y_BTD, carried = f(self.view(state, visible_BT))
         return state + self.dropout(y_BTD), carried
+
+    def view(self, x_BTD: Tensor, visible_BT: Tensor | None) -> Tensor:
+        normed_BTD: Tensor = self.norm(x_BTD, visible_BT)
+        return normed_BTD
 
 
 class NormedEnds(Ends):

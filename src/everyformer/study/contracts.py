@@ -2,6 +2,7 @@
 
     future      changing tokens from time t on moves no earlier output, by exactly 0
     cache       token by token, or in pieces, with a past: the same as all at once
+    segments    the same with a memory of what entered the layers, as in Transformer-XL's training
     rewind      rolling back and reordering a past: the same as never having gone on, or having begun in that order
     padding     padding on the left or right changes nothing
     neighbours  the other sequences of the batch change nothing
@@ -147,6 +148,15 @@ def _future(network: Network, given: Example) -> float | None:
 
 
 def _cache(network: Network, given: Example) -> float | None:
+    return _in_pieces(network, given, Past())
+
+
+def _segments(network: Network, given: Example) -> float | None:
+    return _in_pieces(network, given, Past(hidden=True))
+
+
+def _in_pieces(network: Network, given: Example, begin: Past) -> float | None:
+    """Memories that hold all of the past, because a shorter one is another function."""
     if not _goes_on(network, given):
         return None
     whole, half = given.run(network), given.length // 2
@@ -154,10 +164,10 @@ def _cache(network: Network, given: Example) -> float | None:
     for cuts in ([*range(given.length)], [0, half], [0, 1, half]):
         ragged = given.pad(2, 0)  # with padding in the past too
         for start, data in ((0, given), (2, ragged)):
-            past, hidden = Past(), []
+            past, hidden = begin, []
             edges = [0, *(cut + start for cut in cuts[1:]), data.length]
             for left, right in pairwise(edges):
-                output = data.cut(left, right).run(network, past=past)
+                output = data.cut(left, right).run(network, past=past, memory=0)
                 past = output.past or past
                 hidden.append(output.hidden)
             worst = max(worst, _distance(torch.cat(hidden, dim=1)[:, start:], whole.hidden))
@@ -169,15 +179,17 @@ def _rewind(network: Network, given: Example) -> float | None:
         return None
     half = given.length // 2
     other = given.change_after(half)
-    begun = given.cut(0, half).run(network, past=Past()).past
-    assert begun is not None
-    astray = other.cut(half).run(network, past=begun).past
-    assert astray is not None
-    straight = given.run(network).hidden[:, half:]
-    again = given.cut(half).run(network, past=astray.roll_back(given.length - half)).hidden
+    straight, worst = given.run(network).hidden[:, half:], 0.0
     order = torch.arange(len(given.inputs), device=given.inputs.device).flip(0)
-    turned = given.cut(half).rows(order).run(network, past=begun.reorder(order)).hidden
-    return max(_distance(again, straight), _distance(turned, straight[order]))
+    for begin in (Past(), Past(hidden=True)):
+        begun = given.cut(0, half).run(network, past=begin, memory=0).past
+        assert begun is not None
+        astray = other.cut(half).run(network, past=begun, memory=0).past
+        assert astray is not None
+        again = given.cut(half).run(network, past=astray.roll_back(given.length - half)).hidden
+        turned = given.cut(half).rows(order).run(network, past=begun.reorder(order)).hidden
+        worst = max(worst, _distance(again, straight), _distance(turned, straight[order]))
+    return worst
 
 
 def _padding(network: Network, given: Example) -> float | None:
@@ -338,6 +350,7 @@ Check = Callable[[Network, Example], float | None]
 CONTRACTS: dict[str, Check] = {
     "future": _future,
     "cache": _cache,
+    "segments": _segments,
     "rewind": _rewind,
     "padding": _padding,
     "neighbours": _neighbours,

@@ -139,7 +139,7 @@ OUTPUTS: tuple[tuple[Embed, tuple[Head, ...]], ...] = (
 )
 
 
-SWEPT = ("future", "cache", "rewind", "padding", "neighbours", "kernels", "gradient", "chunks", "store")
+SWEPT = ("future", "cache", "segments", "rewind", "padding", "neighbours", "kernels", "gradient", "chunks", "store")
 
 
 def cells(patterns: Iterable[Pattern] = PATTERNS, everything: bool = False) -> Iterator[Model | None]:

@@ -89,8 +89,8 @@ def _attend(request: Request, part: Part, head_H: Tensor, alone: bool) -> tuple[
     """The part's answer B, H, Q, E and its log-sum-exp B, H, Q, 1 (not needed where the part is alone)."""
     scene, queries = request.scene, request.scene.queries
     i_NQ, j_NK = part.i_NQ.clamp(max=queries - 1), part.j_NK.clamp(max=scene.keys - 1)
-    q_BHNQE = request.q_BHQE[:, head_H][:, :, i_NQ]
-    k_BHNKE = request.k_BHKE[:, head_H][:, :, j_NK]
+    q = request.q_BHQE[:, head_H][:, :, i_NQ]  # a rule may have made them wider than the values
+    k = request.k_BHKE[:, head_H][:, :, j_NK]
     v_BHNKE = request.v_BHKE[:, head_H][:, :, j_NK]
 
     b = torch.arange(request.batch, device=scene.device).view(-1, 1, 1, 1, 1)
@@ -99,7 +99,7 @@ def _attend(request: Request, part: Part, head_H: Tensor, alone: bool) -> tuple[
     seen = part.pattern.sees(b, h, scene.query_at(b, i), k_at, scene)
     seen = seen & (part.i_NQ < queries)[:, :, None] & (part.j_NK < scene.keys)[:, None, :]
     seen = seen if scene.key_BK is None else seen & (k_at >= 0)
-    bias = q_BHNQE.new_zeros(())
+    bias = q.new_zeros(())
     for term in request.terms:
         bias = bias + term(b, h, i, j)
     some, alive = shown(seen)
@@ -107,18 +107,18 @@ def _attend(request: Request, part: Part, head_H: Tensor, alone: bool) -> tuple[
     bias_BHNQK = bias.masked_fill(~some, -torch.inf).expand(shape)
 
     answer = F.scaled_dot_product_attention(
-        q_BHNQE.flatten(1, 2),
-        k_BHNKE.flatten(1, 2),
+        q.flatten(1, 2),
+        k.flatten(1, 2),
         v_BHNKE.flatten(1, 2),
         attn_mask=bias_BHNQK.flatten(1, 2),
         dropout_p=request.dropout,
         scale=request.scale,
     )
-    answer_BHNQE = answer.unflatten(1, q_BHNQE.shape[1:3]).masked_fill(~alive, 0)
+    answer_BHNQE = answer.unflatten(1, q.shape[1:3]).masked_fill(~alive, 0)
     answer_BHTE = answer_BHNQE.flatten(2, 3)[:, :, part.back_Q]
     if alone:
         return answer_BHTE, None
-    score = q_BHNQE @ k_BHNKE.transpose(-1, -2) * request.scale + bias
+    score = q @ k.transpose(-1, -2) * request.scale + bias
     total_BHNQ1 = _log_sum_exp(score.masked_fill(~seen, -torch.inf))
     return answer_BHTE, total_BHNQ1.flatten(2, 3)[:, :, part.back_Q]
 

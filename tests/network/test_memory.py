@@ -1,0 +1,183 @@
+"""Segment memory (Dai et al. 2019): what entered a layer is kept, and later segments see its keys.
+
+The definition is `literal`: one layer after the other, one position after the other, on plain lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from everyformer import Alibi, FourTerm, Language, Past, PostNorm, PreNorm, Rotary, Sinusoidal
+from everyformer.network.past import Hidden, Keys
+from tests.network import close, model, ready, tokens
+
+WIRINGS = [PostNorm(), PreNorm()]
+HOW: list[dict[str, Any]] = [
+    {"rules": (FourTerm(4),)},
+    {"rules": (FourTerm(4, reach=2),)},
+    {"rules": (Rotary(),)},
+    {"rules": (Alibi(),)},
+    {"position": Sinusoidal()},
+]
+
+
+def read(network: Any, x_BT: Tensor, length: int, past: Past, **options: Any) -> tuple[Tensor, Past]:
+    """The hidden vectors of segments of a length, and the past after the last."""
+    found = []
+    for part in x_BT.split(length, dim=1):
+        output = network(part, past=past, **options)
+        past = output.past
+        found.append(output.hidden)
+    return torch.cat(found, dim=1), past
+
+
+def literal(network: Any, x_BT: Tensor, length: int, memory: int) -> Tensor:
+    """Section 3.2: layer n of a segment has its keys from [SG(what entered layer n of those before); what enters it now].
+
+    For post-norm layers without a rule; everything but the choice of keys is the network's own.
+    """
+    answers, kept = [], [x_BT.new_zeros(len(x_BT), 0, 8).double() for _ in network.body.layers]
+    for part in x_BT.split(length, dim=1):
+        h_BTD = network.embed(part)
+        for n, layer in enumerate(network.body.layers):
+            wide_BKD = torch.cat((kept[n].detach(), h_BTD), dim=1)
+            before, heads = kept[n].shape[1], layer.attention.heads
+            q, (k, v) = heads.query(h_BTD), heads.memory(wide_BKD)
+            score = q @ k.transpose(-1, -2) * heads.scale
+            ahead = torch.ones(score.shape[-2:], dtype=torch.bool).triu(before + 1)
+            y_BTD = heads.merge(score.masked_fill(ahead, -torch.inf).softmax(-1) @ v)
+            kept[n] = wide_BKD[:, -memory:]
+            h_BTD = layer.steps["attention"].norm(h_BTD + y_BTD)
+            h_BTD = layer.steps["feedforward"].norm(h_BTD + layer.feedforward(h_BTD))
+        answers.append(h_BTD)
+    return torch.cat(answers, dim=1)
+
+
+@pytest.mark.spec(86, 87)
+@pytest.mark.parametrize("memory", [1, 3, 5, 20])
+def test_the_memory_is_the_papers(memory: int) -> None:
+    """Values and gradients: the maps to keys and values learn from the memory, what was before it does not."""
+    network, x_BT = ready(model(wiring=PostNorm(), memory=memory)), tokens(2, 11)
+    found, wanted = read(network, x_BT, 3, Past(hidden=True))[0], literal(network, x_BT, 3, memory)
+    close(found, wanted)
+    direction = torch.randn_like(found)
+    weights = list(network.parameters())
+    for one, two in zip(*(torch.autograd.grad((y * direction).sum(), weights) for y in (found, wanted)), strict=True):
+        close(one, two)
+    # Context grows by a segment in each layer: two layers see two segments back, and no further.
+    moved = x_BT.clone()
+    moved[:, 0] = (moved[:, 0] + 1) % 17
+    change_T = (read(network, moved, 3, Past(hidden=True))[0] - found).abs().amax((0, 2))
+    reach = max(t for t in range(11) if change_T[t] > 0)
+    assert reach == {1: 5, 3: 8, 5: 10, 20: 10}[memory]
+
+
+@pytest.mark.spec(90)
+@pytest.mark.parametrize("how", HOW, ids=lambda how: str(how.get("rules", "sinusoidal")))
+@pytest.mark.parametrize("wiring", WIRINGS, ids=["post", "pre"])
+@pytest.mark.parametrize("hidden", [True, False])
+def test_segments_with_enough_memory_are_one_long_pass(hidden: bool, wiring: Any, how: dict[str, Any]) -> None:
+    network, x_BT = ready(model(wiring=wiring, memory=20, **how)), tokens(2, 13)
+    for length in (1, 4):
+        close(read(network, x_BT, length, Past(hidden=hidden))[0], network(x_BT).hidden)
+
+
+@pytest.mark.spec(88)
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_mask_of_equal_length_makes_the_memory_enough(hidden: bool) -> None:
+    """The code's same_length is causal & window(memory): then segments of any length are one long pass, exactly."""
+    network, x_BT = ready(model("causal & window(4)", memory=4, rules=(FourTerm(4),))), tokens(2, 13)
+    for length in (1, 3, 7):
+        found, past = read(network, x_BT, length, Past(hidden=hidden))
+        close(found, network(x_BT).hidden)
+        assert past.length == 4 and all(type(one) is (Hidden if hidden else Keys) for one in past.layers)
+
+
+@pytest.mark.spec(88)
+def test_the_memory_may_have_another_length_in_evaluation() -> None:
+    network, x_BT = ready(model(memory=2, rules=(FourTerm(4),))), tokens(2, 13)
+    short, past = read(network, x_BT, 3, Past())
+    long, longer = read(network, x_BT, 3, Past(), memory=9)
+    whole, all_of_it = read(network, x_BT, 3, Past(), memory=0)
+    assert (past.length, longer.length, all_of_it.length) == (2, 9, 13)
+    close(whole, network(x_BT).hidden)
+    close(long[:, :12], whole[:, :12])  # nine positions hold all of the past until the fifth segment
+    assert (short - whole).abs().max() > 1e-3
+
+
+@pytest.mark.spec(86)
+@pytest.mark.parametrize("wiring", WIRINGS, ids=["post", "pre"])
+def test_memories_follow_the_weights_and_keys_do_not(wiring: Any) -> None:
+    """With the weights at rest both are the same. When they have moved, the memory is seen through the new ones."""
+    network, x_BT = ready(model(wiring=wiring, rules=(FourTerm(4),))), tokens(2, 8)
+    keys, hidden = (network(x_BT[:, :4], past=begin).past for begin in (Past(), Past(hidden=True)))
+    close(*(network(x_BT[:, 4:], past=past).hidden for past in (keys, hidden)))
+    with torch.no_grad():
+        for layer in network.body.layers:
+            layer.attention.heads.qkv.weight.mul_(0.5)
+            layer.steps["attention"].norm.weight.mul_(2.0)
+    again, stale = (network(x_BT[:, 4:], past=past).hidden for past in (hidden, keys))
+    assert (again - stale).abs().max() > 1e-3
+    first = network.body.layers[0]
+    entered = first.steps["attention"].view(hidden.layers[0].x_BMD, None)
+    now = Keys(*first.attention.heads.memory(entered))
+    fresh = network(x_BT[:, :4], past=Past()).past.layers[0]  # nothing below layer 0 has moved
+    close(now.k_BHKE, fresh.k_BHKE)
+    close(now.v_BHKE, fresh.v_BHKE)
+
+
+@pytest.mark.spec(86)
+@pytest.mark.parametrize("holes", [1, 3])
+@pytest.mark.parametrize("length", [2, 5])
+def test_empty_slots_of_a_memory_are_not_seen(holes: int, length: int) -> None:
+    """Padding before and within the segments, a memory shorter than the text: each row is as it would be alone."""
+    network, x_BT = ready(model("causal & window(4)", memory=4, rules=(FourTerm(4),))), tokens(1, 12)
+    wanted = network(x_BT).hidden
+    wide_BT = torch.cat((x_BT.new_zeros(1, holes), x_BT[:, :6], x_BT.new_zeros(1, holes), x_BT[:, 6:]), dim=1)
+    seen_BT = torch.ones_like(wide_BT, dtype=torch.bool)
+    seen_BT[:, :holes] = seen_BT[:, holes + 6 : 2 * holes + 6] = False
+    other = tokens(1, wide_BT.shape[1], seed=1)
+    past, found = Past(hidden=True), []
+    bounds = [0, holes + 1, *range(holes + 1 + length, wide_BT.shape[1], length), wide_BT.shape[1]]
+    for start, end in pairwise(bounds):
+        if not bool(seen_BT[:, start:end].any()):
+            continue  # a segment without a token of one row is refused
+        visible = torch.cat((seen_BT, torch.ones_like(seen_BT)))[:, start:end]
+        output = network(torch.cat((wide_BT, other))[:, start:end], visible=visible, past=past)
+        past = output.past
+        found.append(output.hidden[0][seen_BT[0, start:end]])
+    close(torch.cat(found)[None], wanted)
+
+
+@pytest.mark.spec(86)
+def test_a_memory_is_reordered_rolled_back_and_trimmed() -> None:
+    network, x_BT = ready(model(rules=(FourTerm(4),))), tokens(3, 9)
+    past = network(x_BT[:, :5], past=Past(hidden=True)).past
+    order = torch.tensor([2, 0, 0])
+    close(network(x_BT[order, 5:], past=past.reorder(order)).hidden, network(x_BT[order]).hidden[:, 5:])
+    astray = network(x_BT[:, :3], past=past).past
+    close(network(x_BT[:, 5:], past=astray.roll_back(3)).hidden, network(x_BT).hidden[:, 5:])
+    kept = past.trim(2)
+    assert kept.length == 2 and torch.equal(kept.layers[1].tensors[0], past.layers[1].tensors[0][:, 3:])
+    with pytest.raises(ValueError, match="it is of another model"):
+        network(x_BT, past=replace(past, layers=tuple(Hidden(one.tensors[0][..., :4]) for one in past.layers)))
+
+
+@pytest.mark.spec(86, 131)
+def test_recomputed_sections_keep_the_same_memory_and_gradients() -> None:
+    network, x_BT = ready(model(layers=3, rules=(FourTerm(4),), heads=(Language(),))).train(), tokens(2, 8)
+    found = []
+    for sections in (0, 2):
+        network.body.sections = sections
+        past = network(x_BT[:, :4], past=Past(hidden=True)).past
+        output = network(x_BT[:, 4:], past=past)
+        gradients = torch.autograd.grad(output.logits.square().sum(), list(network.parameters()))
+        found.append((output.hidden, *gradients, *(one.x_BMD for one in output.past.layers)))
+    for one, two in zip(*found, strict=True):
+        close(one, two)
