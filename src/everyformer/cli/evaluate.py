@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -19,6 +19,7 @@ def evaluate(
     split: str = "valid",
     step: int | Literal["best"] | None = None,
     stride: int | None = None,
+    memory: int | None = None,
     limit: int | None = None,
     kernel: str = "auto",
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
@@ -38,6 +39,9 @@ def evaluate(
         The checkpoint: a number, or best; without it, the last.
     stride
         Of the window of a language model: 1 scores every token from a full context, the window itself never overlaps.
+        With a memory it is the segment: how many tokens are read at a time.
+    memory
+        How many positions a model with a memory remembers; without it, as many as in training.
     limit
         How many examples; without it, all.
     kernel
@@ -53,7 +57,7 @@ def evaluate(
     """
     from everyformer.train.finished import open_run
 
-    options: dict[str, Any] = {} if stride is None else {"stride": stride}
+    options = {name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None}
     found = open_run(run, step=step, device=device, **options)
     if compiled:
         found.network.compile()

@@ -5,6 +5,9 @@ Every target is scored once, from a window of at most `window` tokens that moves
     stride = window / 2  every target has at least half a window before it
     stride = 1           every target has the full window before it (source B's evaluation), at `window` times the cost
 The first targets of the text have only what is there; the last window ends with the text. No window is padded.
+
+A model with a memory reads on instead, segment by segment: every token is read once, and what was computed for those before
+is used again (Dai et al. 2019), where a window of stride 1 would compute all of it anew for each token.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from torch.nn import functional as F
 from everyformer.infer.generate import language_head
 from everyformer.network.head import Language, vocabulary
 from everyformer.network.model import Network
+from everyformer.network.past import Past
 
 LOGITS = 1 << 26  # in one call, unless a batch is asked for: a quarter of a GiB of them in float32
 WINDOWS = 32  # in one call on a CPU, where more are no faster
@@ -66,6 +70,40 @@ def nats(
             total += _loss(logits_BTV[:, -fresh:], token_BT[:, -fresh:])
             if progress is not None:
                 progress(end + (windows - 1) * stride, count)
+    finally:
+        network.train(was_training)
+    return float(total), count
+
+
+@torch.no_grad()
+def nats_reading_on(
+    network: Network,
+    token_N: NDArray[Any],
+    segment: int,
+    memory: int | None = None,
+    *,
+    kernel: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[float, int]:
+    """The same for a model that remembers: `segment` tokens at a time, seen with `memory` positions before them.
+
+    Without a memory length it is the model's own. A key cache serves: weights do not change here.
+    """
+    if segment < 1 or len(token_N) < 2:
+        raise ValueError(f"{len(token_N)} tokens in segments of {segment}: give at least 2, and segments of 1 or more")
+    number, device, count = language_head(network), next(network.parameters()).device, len(token_N) - 1
+    total, past, was_training = torch.zeros((), dtype=torch.float64, device=device), Past(), network.training
+    network.eval()
+    try:
+        for start in range(0, count, segment):
+            piece = np.asarray(token_N[start : start + segment + 1]).astype(np.int64)
+            token_BT = torch.from_numpy(piece).to(device)[None]
+            output = network(token_BT[:, :-1], past=past, memory=memory, kernel=kernel)
+            past = output.past
+            logits_BTV = output.logits[number] if isinstance(output.logits, tuple) else output.logits
+            total += _loss(logits_BTV, token_BT[:, 1:])
+            if progress is not None:
+                progress(min(start + segment, count), count)
     finally:
         network.train(was_training)
     return float(total), count

@@ -2,7 +2,8 @@
 
 The definition: the next token is drawn (see `everyformer.infer.sample`) from the model's distribution on the last
 `context` tokens. The cache is a way of computing that, so cached and uncached runs agree. Once the context is full the
-window slides, and as every position in it has moved it is read anew.
+window slides, and as every position in it has moved it is read anew. A model with a memory has no such window: it reads
+on, and remembers so many positions.
 
     for new in stream(network, [prompt], 200, temperature=0.8): ...     # a token for each row, as they come
     generate(network, prompts, 200, top_p=0.9, seed=0)                  # each prompt with what follows it
@@ -71,6 +72,11 @@ def stream(
         )
     if not isinstance(stop, Collection) or not all(isinstance(token, int) and token >= 0 for token in stop):
         raise ValueError(f"stop is {stop!r}: give a list of token ids, empty for none")
+    if network.value.memory and (context is not None or not cached):
+        raise ValueError(
+            "the model's memory is a part of its answer: it has no window to read anew; leave context= and cached=False out, "
+            "or give memory="
+        )
     context = context or network.limit or max(map(len, rows)) + tokens
     if network.limit is not None and context > network.limit:
         raise ValueError(

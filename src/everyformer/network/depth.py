@@ -136,7 +136,8 @@ class LayerModule(nn.Module):
 
     def forward(self, state: Any, scene: Scene, past: list[Any], source: Source | None) -> tuple[Any, list[Entry]]:
         """`past` holds the entries of this layer's attentions, or nothing yet; the new ones are returned."""
-        visible_BT, left, found = scene.visible_BQ(), list(past), list[Entry]()
+        visible_BT, left = scene.visible_BQ(), list(past)
+        found: list[Entry] = []
         if (attention := self.attention) is not None:
             step: Any = self.steps["attention"]
             before = left.pop(0) if left else None
@@ -178,7 +179,8 @@ class StackLayers(nn.Module):
         recompute = self.sections > 0 and self.training and torch.is_grad_enabled()
         sections = self.sections if recompute else 1
         bounds = [len(self.layers) * number // sections for number in range(sections + 1)]
-        state, found = self.ends.open(x_BTD), list[Entry]()
+        state = self.ends.open(x_BTD)
+        found: list[Entry] = []
         for section in pairwise(bounds):
             given = (state, scene, past, source, section)
             # Recomputed sections keep only their input; dropout falls alike in both computations.
@@ -190,7 +192,7 @@ class StackLayers(nn.Module):
         self, state: Any, scene: Scene, past: tuple[Entry, ...] | None, source: Source | None, section: tuple[int, int]
     ) -> tuple[Any, list[Entry]]:
         """Some of the layers, and what they leave for later."""
-        found = list[Entry]()
+        found: list[Entry] = []
         for number in range(*section):
             start = sum(self.attentions[:number])
             state, kept = self.layers[number](

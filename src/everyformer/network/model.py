@@ -174,7 +174,7 @@ class Network(nn.Module):
                 aux["penalty"] = aux["penalty"] + cost if "penalty" in aux else cost
         if past is not None:
             keep = self.value.memory if memory is None else memory
-            past = Past(keys, layers, position_BK, document_BK, before.hidden)
+            past = Past(keys, layers, position_BK, document_BK, before.hidden, before.holes or visible is not None)
             past = past.trim(keep) if keep else past
         visible_BT = scene.visible_BQ()
         logits = tuple(head(x_BTD, visible_BT, self.embed) for head in self.heads)

@@ -11,7 +11,7 @@ Departures: W's text takes the memory from the same layer; the paper's formula, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,6 +78,7 @@ class Past:
     position_BK: Tensor | None = None
     document_BK: Tensor | None = None
     hidden: bool = False  # hold what entered the layers, not their keys
+    holes: bool = False  # may some of it be padding?
 
     @property
     def batch(self) -> int | None:
@@ -116,7 +117,7 @@ class Past:
         if length < 1:
             raise ValueError(f"cannot trim a past to {length} positions; keep at least 1")
         drop = max(0, self.length - length)
-        if drop and self.position_BK is not None:
+        if drop and self.holes and self.position_BK is not None:
             seen_BK = self.position_BK >= 0
             left_BK = seen_BK.sum(1, keepdim=True) - seen_BK.cumsum(1)  # how many are left after this one
             drop = int(((left_BK >= length) | (seen_BK.cumsum(1) == 0)).sum(1).min())
@@ -127,6 +128,18 @@ class Past:
             device = self.layers[0].tensors[0].device if self.layers else None
             full = replace(self, position_BK=torch.arange(self.length, device=device)[None])
         return replace(full._each(lambda x: x[:, :, drop:] if x.dim() == 4 else x[:, drop:]), length=self.length - drop)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A segment memory without holes as tensors with a row for each sequence, to be saved; `from_tensors` reads them."""
+        assert self.hidden and not self.holes and self.batch is not None
+        found = {f"layer.{number}": entry.tensors[0] for number, entry in enumerate(self.layers)}
+        return found if self.position_BK is None else found | {"position": self.position_BK.expand(self.batch, -1)}
+
+    @staticmethod
+    def from_tensors(found: Mapping[str, Tensor]) -> Past:
+        layers = tuple(Hidden(found[f"layer.{number}"]) for number in range(sum(name != "position" for name in found)))
+        position_BK = found["position"][:1] if "position" in found else None  # one row for all, as it was made
+        return Past(layers[0].x_BMD.shape[1], layers, position_BK, hidden=True)
 
     def _each(self, change: Callable[[Tensor], Tensor], batch: bool = False) -> Past:
         """The same past with every tensor changed; keys of another sequence only when the batch changes."""

@@ -1,4 +1,8 @@
-"""Language: the next token of a text. Batches are windows that begin anywhere (source B)."""
+"""Language: the next token of a text.
+
+Batches are windows that begin anywhere (source B). A model with a segment memory reads on instead (Dai et al. 2019): the
+text is a ring, each row of a batch begins at an equal distance from the last and goes on where it ended in the step before.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,11 @@ from everyformer.data.stream import tokens
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import Ids
 from everyformer.infer.beam import beam_search
-from everyformer.infer.evaluate import bits_per_byte, nats
+from everyformer.infer.evaluate import bits_per_byte, nats, nats_reading_on
 from everyformer.infer.generate import generate, stream
 from everyformer.network.head import Language as LanguageHead
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.past import Past
 from everyformer.task.work import Batch, Task, Work, check_split, check_vocabulary, draw, logits, sequence, which
 from everyformer.value import Share, Size, Value
 
@@ -37,7 +42,9 @@ class Language(Task, Value, frozen=True):
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
     column: str | None = None  # of records; None: text
     valid: Share = 0.1  # the share of the text kept for validation, where it has no split of its own
-    stride: Size | None = None  # of the window in evaluation; None: half of it
+    stride: Size | None = None  # of the window in evaluation; None: half of it (with a memory: a whole segment)
+    segment: Size | None = None  # tokens that a model with a memory reads at a time; None: as many as it remembers
+    memory: Size | None = None  # how many positions such a model remembers in evaluation; None: as in training
 
     def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
         return LanguageWork(self, open_text(data, (1 - self.valid, self.valid), self.column), context, folder)
@@ -47,6 +54,7 @@ class LanguageWork(Work):
     metric = "bits_per_byte"
     writes = True
     head = 0
+    carries = False  # does the model remember, and the next batch go on from the last?
 
     def __init__(self, task: Language, text: Text, context: int | None, folder: Path | None):
         self.task, self.text, self.context = task, text, context
@@ -76,7 +84,9 @@ class LanguageWork(Work):
     def fit(self, value: Model | EncoderDecoder) -> None:
         value = sequence(value, "language")
         self.head = which(value, LanguageHead, "language")
-        context = self.context or (value.position.limit() if value.position else None) or CONTEXT
+        self.carries = value.memory > 0
+        limit = (self.task.segment or value.memory) if self.carries else value.position and value.position.limit()
+        context = self.context or limit or CONTEXT
         if len(self.splits["train"]) <= context:
             raise ValueError(
                 f"a context of {context} is longer than the {len(self.splits['train'])} tokens of {self.text.name}; "
@@ -88,19 +98,29 @@ class LanguageWork(Work):
     def batch(self, step: int, size: int, seed: int) -> Batch:
         assert self.context is not None
         token_N = self.splits["train"]
-        start_B = torch.randint(0, len(token_N) - self.context, (size,), generator=draw(seed, step))
-        index = start_B[:, None] + torch.arange(self.context + 1)
+        if self.carries:
+            begin = torch.randint(0, len(token_N), (1,), generator=draw(seed, 0))
+            start_B = begin + torch.arange(size) * len(token_N) // size + step * self.context
+        else:
+            start_B = torch.randint(0, len(token_N) - self.context, (size,), generator=draw(seed, step))
+        index = (start_B[:, None] + torch.arange(self.context + 1)) % len(token_N)
         return Batch({"token_BT": torch.from_numpy(np.asarray(token_N[index.numpy()]).astype(np.int64))})
 
     def count(self, batch: Batch) -> int:
         return len(batch) * (batch["token_BT"].shape[1] - 1)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
+        return self.read(network, batch, kernel, None)[0]
+
+    def read(
+        self, network: Network | PairNetwork, batch: Batch, kernel: str, past: Past | None
+    ) -> tuple[Tensor, Past | None]:
         token_BT = batch["token_BT"]
-        output = network(token_BT[:, :-1], kernel=kernel)
+        past = past or (Past(hidden=True) if self.carries else None)
+        output = network(token_BT[:, :-1], past=past, kernel=kernel)
         token_BTV = logits(output.logits, self.head)
         loss = F.cross_entropy(token_BTV.flatten(0, 1).float(), token_BT[:, 1:].flatten(), reduction="sum")
-        return loss + sum(output.aux.values()) * self.count(batch)
+        return loss + sum(output.aux.values()) * self.count(batch), output.past
 
     def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
         assert isinstance(network, Network) and self.context is not None
@@ -108,14 +128,19 @@ class LanguageWork(Work):
         token_N = self.splits[split]
         if limit is not None:
             token_N = token_N[: limit * self.context + 1]
-        stride = self.task.stride or max(1, self.context // 2)
-        total, count = nats(network, token_N, self.context, stride, kernel=kernel)
+        if self.carries:
+            segment, memory = self.task.stride or self.context, self.task.memory or network.value.memory
+            total, count = nats_reading_on(network, token_N, segment, memory, kernel=kernel)
+            how = {"segment": segment, "memory": memory}
+        else:
+            stride = self.task.stride or max(1, self.context // 2)
+            total, count = nats(network, token_N, self.context, stride, kernel=kernel)
+            how = {"window": min(self.context, count), "stride": stride}
         return {
             "bits_per_byte": bits_per_byte(total, self.bytes_of(token_N[1:])),
             "perplexity": math.exp(total / count),
             "split": split,
-            "window": min(self.context, count),
-            "stride": stride,
+            **how,
             "targets": count,
         }
 

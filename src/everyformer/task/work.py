@@ -20,6 +20,7 @@ from everyformer.data.tokenizer import Ids
 from everyformer.network.embed import Tokens
 from everyformer.network.head import Head
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.past import Past
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,15 @@ class Work:
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         """The sum of the losses of the batch's targets, in float32; `count` of the whole batch makes it a mean."""
         raise NotImplementedError
+
+    def read(
+        self, network: Network | PairNetwork, batch: Batch, kernel: str, past: Past | None
+    ) -> tuple[Tensor, Past | None]:
+        """The loss with what the step before left (None at the start), and what this one leaves for the next.
+
+        Only work whose batches go on row by row where those before ended has anything to carry over.
+        """
+        return self.loss(network, batch, kernel), None
 
     def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
         """Metrics on a split ("valid" or "test"), on at most `limit` examples; says how they were computed."""

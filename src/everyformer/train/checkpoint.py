@@ -66,6 +66,7 @@ def write(
     network: nn.Module,
     optimizers: list[torch.optim.Optimizer],
     average: dict[str, Tensor] | None,
+    carried: dict[str, Tensor],
     state: dict[str, Any],
     model_json: str,
     here: World,
@@ -89,6 +90,8 @@ def write(
                 _save(moments, part / "optimizer.safetensors")
                 if whole is not None:
                     _save(whole, part / "average.safetensors")
+                if carried:
+                    _save(carried, part / "carried.safetensors")
                 (part / "model.json").write_text(model_json + "\n")
                 sums = {one.name: _checksum(one) for one in sorted(part.iterdir())}
                 record = {"version": VERSION, **state, "groups": found["param_groups"], "files": sums}
@@ -160,6 +163,12 @@ def read(
         for name, saved in load_file(found / "average.safetensors").items():
             _put(average[name], saved)
     return state
+
+
+def carried(folder: Path, step: int) -> dict[str, Tensor]:
+    """What the step before left for the next one, if anything."""
+    path = place(folder, step) / "carried.safetensors"
+    return load_file(path) if path.is_file() else {}
 
 
 def _remedy(folder: Path, step: int) -> str:

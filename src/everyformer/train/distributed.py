@@ -47,6 +47,14 @@ class World:
             dist.all_reduce(x)
         return x
 
+    def gather(self, thing: Any) -> list[Any]:
+        """The things of all processes, in their order."""
+        if self.size == 1:
+            return [thing]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, thing)
+        return found
+
     def wait(self) -> None:
         """For all, however long the first takes."""
         if self.size > 1:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.past import Past
 from everyformer.task.work import Batch, Work
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World, restarted, spread, syncing, world
@@ -181,6 +183,7 @@ class Loop:
         self.scaler = torch.amp.GradScaler(here.device.type, enabled=run.precision == "fp16")
         self.watch = Watch(recipe.optim.patience)
         self.best: dict[str, Any] | None = None
+        self.carried: list[Past | None] = [None] * run.accumulate  # what the last step left, by piece of the batch
         self.interrupted: str | None = None
         self.step = 0
 
@@ -231,6 +234,8 @@ class Loop:
     def _step(self, step: int, records: Records) -> None:
         run, optim, began = self.recipe.run, self.recipe.optim, time.perf_counter()
         size = batch_size(run, step)
+        if step and size != batch_size(run, step - 1):  # other rows: nothing of the last ones goes on
+            self.carried = [None] * run.accumulate
         batch = self.work.batch(step, size, run.seed)
         count = self.work.count(batch)
         torch.manual_seed((run.seed * 1_000_003 + step) * 4099 + self.here.rank)
@@ -253,20 +258,31 @@ class Loop:
     def gradients(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
         """Leave the gradients of a batch on the weights; the loss of this process's part and their norm come back."""
         run, mine = self.recipe.run, self.here.share(batch)
-        bounds = [len(mine) * piece // run.accumulate for piece in range(run.accumulate + 1)]
+        bounds = self._pieces(mine)
         self.called.train()
         total = torch.zeros((), device=self.here.device)
         for piece in range(run.accumulate):
             part = mine.rows(bounds[piece], bounds[piece + 1]).to(self.here.device)
             with syncing(self.called, last=piece == run.accumulate - 1):
                 with self._precision():
-                    loss = self.work.loss(self.called, part, run.kernel) / count  # type: ignore[arg-type]
+                    total_loss, self.carried[piece] = self.work.read(
+                        self.called,  # type: ignore[arg-type]
+                        part,
+                        run.kernel,
+                        self.carried[piece],
+                    )
+                    loss = total_loss / count
                 # DDP and FSDP take the mean over the processes; the loss is a sum already divided by the whole count.
                 self.scaler.scale(loss * self.here.size).backward()
             total += loss.detach()
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         return total, _norm(nn.utils.get_total_norm([p.grad for p in self._moved()]))  # type: ignore[misc]
+
+    def _pieces(self, mine: Batch) -> list[int]:
+        """Where the pieces of this process's part of a batch begin and end."""
+        pieces = self.recipe.run.accumulate
+        return [len(mine) * piece // pieces for piece in range(pieces + 1)]
 
     def change(self, share: float, norm: Tensor | None) -> None:
         """Move the weights by their gradients at a share of the rate; with a norm, the gradients are clipped first."""
@@ -344,9 +360,16 @@ class Loop:
         }
         model_json = to_json(self.value)
         checkpoint.write(
-            self.folder, self.network, self.optimizers, self.average, state, model_json, self.here, self.recipe.run.keep
-        )
+            self.folder, self.network, self.optimizers, self.average, self._carried(), state, model_json, self.here,
+            self.recipe.run.keep,
+        )  # fmt: skip
         records.write("save", step, best=self.best)
+
+    def _carried(self) -> dict[str, Tensor]:
+        """What the last step left for the next, of all rows of the batch in their order; empty where it leaves nothing."""
+        mine = [past.tensors() for past in self.carried if past is not None]
+        parts = [part for parts in self.here.gather([_on_cpu(one) for one in mine]) for part in parts]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
     def _restore(self, start: int) -> int:
         assert self.folder is not None
@@ -356,6 +379,10 @@ class Loop:
                 f"the data of {self.folder} have changed since the run began ({self.recipe.data}): give it the same data, "
                 "or begin a new run"
             )
+        if found := checkpoint.carried(self.folder, start):
+            mine = self.here.share(Batch(found))
+            parts = [mine.rows(*bounds).to(self.here.device) for bounds in pairwise(self._pieces(mine))]
+            self.carried = [Past.from_tensors(part.tensors) for part in parts]
         self.watch = Watch(**state["watch"])
         best = state.get("best")
         self.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
@@ -425,3 +452,7 @@ def precise(precision: str, device: torch.device) -> AbstractContextManager[Any]
     """The context in which a network computes in a precision."""
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     return nullcontext() if kind is None else torch.autocast(device.type, kind)
+
+
+def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.cpu() for name, x in tensors.items()}

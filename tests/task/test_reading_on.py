@@ -1,0 +1,162 @@
+"""A language model with a memory reads on: batches that continue, state that is carried over, evaluation that reads each
+token once."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from everyformer import Past, build, generate
+from everyformer.infer.evaluate import nats, nats_reading_on
+from everyformer.task.language import Language
+from everyformer.train import checkpoint
+from everyformer.train.finished import open_run
+from everyformer.train.loop import resume, train
+from everyformer.train.recipe import Recipe, override
+from tests.train.small import BASE, same, text
+
+SMALL = [setting for setting in BASE if "context" not in setting] + ["run.steps=6", "run.save=2", "run.evaluate=0"]
+
+
+def recipe(data: Path, *settings: str) -> Recipe:
+    start = Recipe(member="transformer-xl", size="tiny", task=Language(segment=5), data=str(data))
+    return override(start, [*SMALL, "model.memory=8", "model.dropout=0.1", *settings])
+
+
+def small(**changes):
+    torch.manual_seed(0)
+    network = build("transformer-xl", "tiny", width=16, heads=2, vocabulary=11, **changes).double().eval()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.2)
+    return network
+
+
+@pytest.mark.spec(86)
+def test_rows_go_on_where_they_ended_and_cover_the_text(tmp_path):
+    """A pure function of seed and step; the rows of an epoch are the whole text, each token a target once."""
+    work = Language(segment=5).open(str(text(tmp_path)), None)
+    work.fit(build("transformer-xl", "tiny").value)
+    token_N = work.splits["train"]
+    batches = [work.batch(step, 4, 3)["token_BT"] for step in range(9)]
+    assert work.context == 5 and batches[0].shape == (4, 6)
+    for before, after in pairwise(batches):
+        assert torch.equal(before[:, -1], after[:, 0])
+    assert torch.equal(batches[7], work.batch(7, 4, 3)["token_BT"])
+    assert not torch.equal(batches[0], work.batch(0, 4, 4)["token_BT"])
+    ring = np.concatenate((token_N, token_N))
+    steps = -(-len(token_N) // 20)
+    rows = [torch.cat([work.batch(step, 4, 3)["token_BT"][row, :-1] for step in range(steps)]) for row in range(4)]
+    begin = next(n for n in range(len(token_N)) if np.array_equal(ring[n : n + len(rows[0])], rows[0].numpy()))
+    for number, row in enumerate(rows):
+        start = (begin + number * len(token_N) // 4) % len(token_N)
+        assert np.array_equal(ring[start : start + len(row)], row.numpy())
+
+
+@pytest.mark.spec(86)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loop_carries_the_memory_from_step_to_step(tmp_path, accumulate):
+    """The loss of a step is that of the literal reading: all segments so far, each with what those before left."""
+
+    def keep(record):
+        if record["kind"] == "step":
+            seen.append(record["loss"])
+
+    seen: list[float] = []
+    data = text(tmp_path)
+    still = ("optim.lr=1e-12", "model.dropout=0.0", "run.evaluate=0", f"run.accumulate={accumulate}", "run.steps=4")
+    run = train(recipe(data, *still), listeners=(keep,))
+    past = Past(hidden=True)
+    for step, found in enumerate(seen):
+        token_BT = run.work.batch(step, 4, 0)["token_BT"]
+        with torch.no_grad():
+            output, alone = run.network(token_BT[:, :-1], past=past), run.network(token_BT[:, :-1])
+        past = output.past
+        wanted, other = (
+            float(F.cross_entropy(one.logits.flatten(0, 1), token_BT[:, 1:].flatten())) for one in (output, alone)
+        )
+        assert found == pytest.approx(wanted, rel=1e-6)
+        assert (step == 0) == (abs(other - wanted) < 1e-5)  # the memory counts
+    assert len(seen) == 4 and past.length == 8
+
+
+@pytest.mark.spec(86)
+@pytest.mark.parametrize("settings", [(), ("run.accumulate=2", "run.grow=[[3, 6]]")], ids=["plain", "pieces"])
+def test_a_resumed_run_remembers(tmp_path, settings):
+    """Stopped after any step, it goes on to the same weights, and to the same memory, to the last bit."""
+    data = text(tmp_path)
+    train(recipe(data, *settings), tmp_path / "whole")
+    train(recipe(data, *settings), tmp_path / "cut")
+    for step in (4, 6):
+        for file in checkpoint.place(tmp_path / "cut", step).iterdir():
+            file.unlink()
+        checkpoint.place(tmp_path / "cut", step).rmdir()
+    resume(tmp_path / "cut")
+    one, two = (checkpoint.place(tmp_path / name, 6) for name in ("whole", "cut"))
+    assert same(one, two, ("model", "optimizer", "average", "carried"))
+    carried = load_file(one / "carried.safetensors")
+    assert carried["layer.1"].shape == (4 if not settings else 6, 8, 16)
+
+
+def test_a_run_that_forgets_its_memory_ends_elsewhere(tmp_path, monkeypatch):
+    """What the test above would notice."""
+    data = text(tmp_path)
+    whole = train(recipe(data), tmp_path / "whole")
+    train(recipe(data, "run.steps=3"), tmp_path / "cut")
+    monkeypatch.setattr(checkpoint, "carried", lambda folder, step: {})
+    again = resume(tmp_path / "cut", steps=6)
+    pairs = zip(whole.network.parameters(), again.network.parameters(), strict=True)
+    assert not all(torch.equal(one, two) for one, two in pairs)
+
+
+@pytest.mark.spec(88, 89)
+def test_evaluation_reads_each_token_once_and_equals_reading_all_anew():
+    """With a mask of equal length both are one function, and reading on gives every target its full context."""
+    network, token_N = small(memory=6, same_length=True), np.random.default_rng(0).integers(0, 11, 41)
+    read = []
+    network.embed.register_forward_hook(lambda module, given, out: read.append(given[0].numel()))
+    found, targets = nats_reading_on(network, token_N, 7)
+    assert sum(read) == 40
+    read.clear()
+    deep = 2 * 6  # two layers: what a target sees of the text, in all
+    total, count = nats(network, token_N, deep, 1)
+    assert found == pytest.approx(total, rel=1e-9) and targets == count == 40
+    assert sum(read) > 8 * 40
+    whole = F.cross_entropy(
+        network(torch.from_numpy(token_N)[None, :-1]).logits[0], torch.from_numpy(token_N)[1:], reduction="sum"
+    )
+    assert found == pytest.approx(float(whole.detach()), rel=1e-9)
+
+
+@pytest.mark.spec(88)
+def test_a_longer_memory_in_evaluation_is_another_number_and_is_said(tmp_path):
+    data = text(tmp_path)
+    train(recipe(data), tmp_path / "run")
+    plain, longer = (open_run(tmp_path / "run", device="cpu", **how) for how in ({}, {"memory": 20, "stride": 3}))
+    first, second = (one.evaluate(limit=10) for one in (plain, longer))
+    assert (first["segment"], first["memory"], first["targets"]) == (5, 8, 50)
+    assert (second["segment"], second["memory"], second["targets"]) == (3, 20, 50)
+    assert first["bits_per_byte"] != second["bits_per_byte"] and math.isfinite(second["bits_per_byte"])
+    assert plain.write("the quick", 5, temperature=0.0).startswith("the quick")
+
+
+@pytest.mark.spec(88)
+def test_generating_remembers_so_much():
+    """The next token is that of the whole text where every position sees as far as the memory; prompts may be ragged."""
+    network, prompts = small(memory=5, same_length=True), [[1, 2, 3, 4, 5, 6, 7, 8], [9, 3, 1]]
+    found = generate(network, prompts, 12, temperature=0.0)
+    for row, prompt in zip(found, prompts, strict=True):
+        wanted = list(prompt)
+        for _ in range(12):
+            wanted.append(int(network(torch.tensor([wanted])).logits[0, -1].argmax()))
+        assert row == wanted
+    for wrong in ({"cached": False}, {"context": 4}):
+        with pytest.raises(ValueError, match="the model's memory is a part of its answer"):
+            generate(network, prompts, 1, **wrong)
