@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shlex
 from pathlib import Path
@@ -48,7 +49,9 @@ def test_the_table_is_the_family(monkeypatch, capsys):
     assert main(["family"]) == 0
     printed = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     shown = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("|")
+        [html.unescape(cell.strip()) for cell in line.strip("|").split("|")]
+        for line in TEXT.splitlines()
+        if line.startswith("|")
     ]
     start = shown.index(printed[0])
     assert shown[start + 2 : start + len(printed) - 2] == printed[2:-2]

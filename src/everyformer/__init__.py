@@ -43,7 +43,9 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
         Summary,
         Visible,
         Window,
+        fixed,
         parse,
+        strided,
     )
     from everyformer.attention.relative import FourTerm
     from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, RuleModule, Shaw, T5Bias
@@ -59,6 +61,7 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
     from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
     from everyformer.network.past import Past
     from everyformer.network.position import (
+        Axial,
         Concatenated,
         Grid,
         JointMlp,
@@ -77,12 +80,13 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
 _HOMES = {
     "everyformer.attention.attend": "attend KERNELS",
     "everyformer.attention.scene": "Probe Scene",
-    "everyformer.attention.pattern": "Pattern Full Causal Window Block Stride Summary Prefix Graph SameDocument Visible ByHead parse",
+    "everyformer.attention.pattern": "Pattern Full Causal Window Block Stride Summary Prefix Graph SameDocument Visible ByHead "
+    "fixed parse strided",
     "everyformer.attention.rule": "Rule RuleModule Rotary Alibi Shaw T5Bias ImageBias",
     "everyformer.attention.relative": "FourTerm",
     "everyformer.attention.heads": "Heads Standard Wide Sum ParameterFree Symmetric Asymmetric Sliced Narrow",
     "everyformer.network.embed": "Embed Tokens Patches Features Nodes Mixed",
-    "everyformer.network.position": "Position Learned Sinusoidal OneHot Concatenated JointMlp SeparateMlp Grid TimePosition",
+    "everyformer.network.position": "Position Learned Sinusoidal OneHot Concatenated JointMlp SeparateMlp Grid Axial TimePosition",
     "everyformer.network.norm": "Norm LayerNorm RMSNorm BatchNorm InstanceNorm SequenceNorm",
     "everyformer.network.feedforward": "FeedForward",
     "everyformer.network.wiring": "Wiring PostNorm PreNorm",

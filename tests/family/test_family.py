@@ -40,6 +40,9 @@ STATED = {
     ("transformer-xl", "enwik8-18"): (88, 1.4),
     ("transformer-xl", "enwik8-24"): (277, 0.2),
     ("transformer-xl", "wikitext"): (151, 0.1),
+    ("sparse-transformer", "enwik8"): (95, 0.1),
+    ("sparse-transformer", "cifar10"): (59, 0.4),
+    ("sparse-transformer", "imagenet64"): (152, 0.3),
     ("vit", "b16"): (86, 0.7),
     ("vit", "l16"): (307, 0.9),
 }
@@ -186,6 +189,7 @@ TASKS: dict[str, Callable[[torch.Generator], Batch]] = {
     "bert": masking,
     "gpt2": counting,
     "transformer-xl": counting,
+    "sparse-transformer": counting,
     "graph-classifier": neighbours,
     "vit": looking,
 }

@@ -11,7 +11,7 @@ from everyformer.study.example import models
 from tests.network import close, randn, ready
 from tests.spec import network as spec
 
-ACTIVATIONS = {"relu": spec.relu, "gelu": spec.gelu, "gelu_tanh": spec.gelu_tanh, "silu": spec.silu}
+ACTIVATIONS = {name: getattr(spec, name) for name in ("relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu")}
 D, HIDDEN = 6, 10
 
 

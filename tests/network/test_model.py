@@ -15,6 +15,7 @@ from everyformer import (
     Classify,
     EncoderDecoder,
     Features,
+    FeedForward,
     Graph,
     Language,
     LayerNorm,
@@ -240,6 +241,24 @@ def test_the_costs_of_all_layers_are_added_up():
     cost.backward()
     assert network.rules[0].weight.grad == 3
     assert model().build()(tokens()).aux == {}
+
+
+@pytest.mark.spec(110)
+def test_maps_begin_by_the_number_of_their_inputs():
+    """Child et al. 2019: 0.125 / sqrt(d_in), and sqrt(2N) smaller at the end of a branch; tables 0.125 / sqrt(d)."""
+    torch.manual_seed(0)
+    net, initial = FeedForward(256), Normal(0.125, by_depth=True, by_width=True)
+    network = model(width=64, embed=Tokens(999), layers=8, net=net, initial=initial).build()
+    layer = network.body.layers[3]
+    ends = (2 * 8) ** 0.5
+    for weight, deviation in (
+        (network.embed.table.weight, 0.125 / 64**0.5),
+        (layer.attention.heads.qkv.weight, 0.125 / 64**0.5),
+        (layer.attention.heads.out.weight, 0.125 / 64**0.5 / ends),
+        (layer.feedforward.hidden[0].weight, 0.125 / 64**0.5),
+        (layer.feedforward.out.weight, 0.125 / 256**0.5 / ends),
+    ):
+        assert abs(weight.std() / deviation - 1) < 0.05
 
 
 def test_maps_that_end_a_branch_begin_smaller_by_the_root_of_their_number():

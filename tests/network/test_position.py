@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
 
 from everyformer import (
+    Axial,
     Concatenated,
     Grid,
     JointMlp,
@@ -102,7 +104,10 @@ def test_sinusoids_stay_exact_far_out_in_float32():
 @pytest.mark.spec(35)
 @pytest.mark.parametrize(
     "position",
-    [Learned(6), JointMlp(6, 4), SeparateMlp(6, 4), Grid(2, 3), Grid(2, 3, learned=True), Concatenated(OneHot(6), 6)],
+    [
+        *(Learned(6), JointMlp(6, 4), SeparateMlp(6, 4), Grid(2, 3), Grid(2, 3, learned=True)),
+        *(Axial((2, 3)), Concatenated(OneHot(6), 6)),
+    ],
 )
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_table_knows_its_length_and_refuses_more(position, cached):
@@ -165,3 +170,15 @@ def test_a_grid_tells_the_row_by_one_half_and_the_column_by_the_other(learned):
         else:
             halves = tuple(torch.tensor(spec.sinusoid(at, WIDTH // 2), dtype=torch.float64) for at in (row, column))
         close(table(torch.tensor([[place]]))[0, 0], torch.cat(halves))
+
+
+@pytest.mark.spec(41)
+def test_an_array_has_one_vector_for_each_coordinate():
+    """sum_a W_a[i_a] with i = (row * columns + column) * channels + channel."""
+    table = ready(Axial((2, 3, 4)).build_table(WIDTH))
+    rows, columns, channels = (axis.weight for axis in table.axes)
+    for row, column, channel in product(range(2), range(3), range(4)):
+        found = table(torch.tensor([[(row * 3 + column) * 4 + channel]]))[0, 0]
+        close(found, rows[row] + columns[column] + channels[channel])
+    with pytest.raises(ValueError, match="give the length of each axis"):
+        Axial(())

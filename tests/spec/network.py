@@ -49,6 +49,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return torch.stack([0.5 * n * (1 + torch.tanh(math.sqrt(2 / math.pi) * (n + 0.044715 * n**3))) for n in x])
 
 
+def gelu_sigmoid(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x), Child et al. 2019."""
+    return x / (1 + torch.exp(-1.702 * x))
+
+
 def silu(x: Tensor) -> Tensor:
     return torch.stack([n / (1 + (-n).exp()) for n in x])
 

@@ -300,6 +300,16 @@ class Not(Pattern, Value, frozen=True):
         return ~self.part.sees(b, h, q, k, scene)
 
 
+def strided(stride: int) -> tuple[Pattern, Pattern]:
+    """Child et al. 2019: the last l positions, and every l-th one before; for data with a period (images, sound)."""
+    return Causal() & Window(stride), Causal() & Stride(stride)
+
+
+def fixed(stride: int, columns: int) -> tuple[Pattern, Pattern]:
+    """Child et al. 2019: the same block of l positions, and the last c columns of every block; for text."""
+    return Causal() & Block(stride), Causal() & Summary(stride, columns)
+
+
 def bound(pattern: Pattern) -> Pattern:
     """The least pattern that sees all that this one may see, whatever the data: data-dependent parts become Full."""
     if pattern.needs and not (isinstance(pattern, Graph) and pattern.edges is not None):

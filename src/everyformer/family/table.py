@@ -16,6 +16,8 @@ from everyformer.family.gpt2 import SIZES as GPT2_SIZES
 from everyformer.family.gpt2 import gpt2
 from everyformer.family.graph import SIZES as GRAPH_SIZES
 from everyformer.family.graph import graph
+from everyformer.family.sparse_transformer import SIZES as SPARSE_SIZES
+from everyformer.family.sparse_transformer import sparse_transformer
 from everyformer.family.transformer import SIZES as TRANSFORMER_SIZES
 from everyformer.family.transformer import transformer
 from everyformer.family.transformer_xl import SIZES as XL_SIZES
@@ -66,6 +68,7 @@ MEMBERS = {
         Member("bert", "Devlin et al. 2018", bert, BERT_SIZES, "base"),
         Member("gpt2", "Radford et al. 2019", gpt2, GPT2_SIZES, "small"),
         Member("transformer-xl", "Dai et al. 2019", transformer_xl, XL_SIZES, "enwik8-12"),
+        Member("sparse-transformer", "Child et al. 2019", sparse_transformer, SPARSE_SIZES, "enwik8"),
         Member("graph-classifier", "Velickovic et al. 2017", graph, GRAPH_SIZES, "cora"),
         Member("vit", "Dosovitskiy et al. 2020", vit, VIT_SIZES, "b16"),
     )

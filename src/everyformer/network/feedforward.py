@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from everyformer.value import Share, Size, Value
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
 
 
 class FeedForward(Value, frozen=True):
@@ -68,4 +68,6 @@ def activate(x: Tensor, name: Activation) -> Tensor:
         return F.relu(x)
     if name == "silu":
         return F.silu(x)
+    if name == "gelu_sigmoid":
+        return x * torch.sigmoid(1.702 * x)
     return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")

@@ -2,7 +2,8 @@
 
 AsTorch   what each torch layer does by itself
 Normal    normal with one deviation, biases 0 (BERT, GPT-2); `by_depth` divides the maps that end a residual branch
-          by sqrt(number of branches) (Radford et al. 2019: 1/sqrt(N))
+          by sqrt(number of branches) (Child et al. 2019: 1/sqrt(2N) for N layers of two; Radford et al. 2019);
+          `by_width` divides by sqrt(inputs of the map), for tables by sqrt(width) (Child et al. 2019: 0.125/sqrt(d))
 Xavier    uniform by fan-in and fan-out (Glorot & Bengio 2010), as tensor2tensor began the Transformer
 """
 
@@ -31,6 +32,7 @@ class AsTorch(Initial, Value, frozen=True):
 class Normal(Initial, Value, frozen=True):
     deviation: Positive = 0.02
     by_depth: bool = False
+    by_width: bool = False
 
     def fill(self, network: nn.Module) -> None:
         ends = [
@@ -39,6 +41,7 @@ class Normal(Initial, Value, frozen=True):
         for name, module in network.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 shrink = len(ends) ** -0.5 if self.by_depth and name in ends else 1.0
+                shrink *= module.weight.shape[1] ** -0.5 if self.by_width else 1.0
                 nn.init.normal_(module.weight, std=self.deviation * shrink)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)

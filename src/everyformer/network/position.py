@@ -7,6 +7,7 @@ Equations (x the embedded token at position i, e_i the i-th unit vector):
     JointMlp      W_z ReLU(W_x x + W_e[i])                               T eq. 10
     SeparateMlp   W_zx ReLU(W_x x) + W_ze ReLU(W_e[i])                   T eq. 11
     Grid          row and column each by half of the features            K, for images
+    Axial         x + sum_a W_a[i_a], i_a the coordinates of i in an array    Child et al. 2019
     TimePosition  x + p_i + p_t, t the step of a recurrent depth         Universal Transformer
 
 Symbols: i position (k in T), D width, m pair of features (delta' in W).
@@ -17,6 +18,7 @@ a permutation of the features. T credits eq. 11 to Gehring et al., who simply ad
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -160,6 +162,26 @@ class Grid(Position, Scheme, Value, frozen=True):
         return Added(self.build_table(width))
 
 
+class Axial(Position, Scheme, Value, frozen=True):
+    """Positions of an array in raster order: one learned vector for each coordinate, summed. Rows, columns, channels."""
+
+    sizes: tuple[Size, ...]
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if not self.sizes:
+            raise ValueError("axial.sizes is empty: give the length of each axis, such as (96, 128)")
+
+    def limit(self) -> int | None:
+        return math.prod(self.sizes)
+
+    def build_table(self, width: int) -> nn.Module:
+        return Axes(self.sizes, width)
+
+    def build(self, width: int) -> nn.Module:
+        return Added(self.build_table(width))
+
+
 class TimePosition(Position, Value, frozen=True):
     """Sinusoids of the position and of the step of a recurrent depth, added."""
 
@@ -244,3 +266,16 @@ class Cells(nn.Module):
 
     def forward(self, position_BT: Tensor) -> Tensor:
         return torch.cat((self.row(position_BT // self.columns), self.column(position_BT % self.columns)), dim=-1)
+
+
+class Axes(nn.Module):
+    def __init__(self, sizes: tuple[int, ...], width: int):
+        super().__init__()
+        self.sizes, self.axes = sizes, nn.ModuleList(nn.Embedding(size, width) for size in sizes)
+
+    def forward(self, position_BT: Tensor) -> Tensor:
+        at_BT, vectors = position_BT, []
+        for size, axis in zip(reversed(self.sizes), reversed(self.axes), strict=True):  # the last axis is the fastest
+            vectors.append(axis(at_BT % size))
+            at_BT = at_BT // size
+        return torch.stack(vectors).sum(0)

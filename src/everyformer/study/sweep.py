@@ -33,6 +33,7 @@ from everyformer.network.legal import objections
 from everyformer.network.model import Model
 from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, RMSNorm, SequenceNorm
 from everyformer.network.position import (
+    Axial,
     Concatenated,
     Grid,
     JointMlp,
@@ -120,11 +121,13 @@ POSITIONS: tuple[Position | None, ...] = (
     SeparateMlp(16, 8),
     Grid(4, 4),
     Grid(4, 4, learned=True),
+    Axial((3, 2, 3)),
     TimePosition(),
 )
 NETS = (
     FeedForward(32),
     FeedForward(32, "gelu"),
+    FeedForward(32, "gelu_sigmoid"),
     FeedForward(16, "silu", gated=True),
     FeedForward(32, "gelu_tanh", chunk=4),
     FeedForward(16, hidden_layers=2),

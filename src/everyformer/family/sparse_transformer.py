@@ -1,0 +1,69 @@
+"""Paper: Child et al. 2019, Generating Long Sequences with Sparse Transformers.
+
+Equations: Attend(X, S), each query i over its own set S_i of keys; the sets A1, A2 of `strided` or `fixed`, which reach
+every earlier position in two steps, are given to the layers in turn (`interleaved`), to every head together (`merged`) or
+to the heads in turn (`by_head`). Pre-norm blocks with dropout where a branch joins the stream and nowhere else; positions by
+the row and column of an array as wide as the stride; GELU as x sigmoid(1.702 x); weights begin at 0.125 / sqrt(inputs),
+those that end a branch smaller by sqrt(2 layers).
+Symbols: stride l, columns c, width d, layers N.
+Departures: j <= i wherever the paper leaves it out, and A1 of `strided` has l keys as its kernel has, not l + 1. The logits
+do not begin at 0, position tables begin as the tokens' does, an image's positions are its row of `stride` bytes and the place
+in it (not row, column, channel), and with `fixed` all heads share one summary.
+Not checked against the paper's text: the dropout of the image models, how they use the sets, and CIFAR-10's stride (here a row
+of pixels). The parameters it states come out: 95M, 59M, 152M.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from everyformer.attention.heads import Standard, head_width
+from everyformer.attention.pattern import ByHead, fixed, strided
+from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.embed import Tokens
+from everyformer.network.feedforward import FeedForward
+from everyformer.network.head import Language
+from everyformer.network.initial import Normal
+from everyformer.network.model import Model
+from everyformer.network.position import Axial
+from everyformer.network.wiring import PreNorm
+from everyformer.value import Share, Size
+
+IMAGE = {"kind": "strided", "uses": "by_head"}
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "stride": 8, "columns": 2, "dropout": 0.1},
+    "enwik8": {"width": 512, "heads": 8, "layers": 30},
+    "cifar10": IMAGE
+    | {"width": 256, "heads": 2, "layers": 128, "context": 3072, "stride": 96, "dropout": 0.25, "half": True},
+    "imagenet64": IMAGE | {"width": 512, "heads": 16, "layers": 48, "dropout": 0.01},
+}
+
+
+def sparse_transformer(
+    width: Size = 512,
+    heads: Size | None = None,
+    layers: Size = 30,
+    context: Size = 12288,
+    vocabulary: Size = 256,
+    dropout: Share = 0.4,
+    kind: Literal["strided", "fixed"] = "fixed",
+    uses: Literal["interleaved", "merged", "by_head"] = "merged",
+    stride: Size = 128,
+    columns: Size = 32,
+    half: bool = False,
+) -> Model:
+    """`half` halves the feed-forward net, queries and keys."""
+    heads, share = heads or max(1, width // 64), 2 if half else 1
+    near, far = strided(stride) if kind == "strided" else fixed(stride, columns)
+    patterns = {"interleaved": (near, far), "merged": (near | far,), "by_head": (ByHead((near, far)),)}[uses]
+    size = head_width(width, heads)
+    form = Standard(heads, key_width=size // share, value_width=size, bias=True)
+    net = FeedForward(4 * width // share, "gelu_sigmoid")
+    return Model(
+        width=width,
+        embed=Tokens(vocabulary),
+        position=Axial((-(-context // stride), stride)),
+        body=Stack(layers, tuple(Layer(Attention(form, one), net) for one in patterns), PreNorm(dropout=dropout)),
+        heads=(Language(tied=False),),
+        initial=Normal(0.125, by_depth=True, by_width=True),
+    )

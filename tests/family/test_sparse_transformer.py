@@ -1,0 +1,141 @@
+"""The Sparse Transformer: its attention is Attend(X, S), its sets reach everybody, and a hundred layers learn."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from everyformer import ByHead, Scene, build, fixed, member, strided
+from everyformer.train.loop import set_sections
+from tests.network import close, randn, ready
+from tests.spec import sparse
+
+STRIDE, COLUMNS, LENGTH = 4, 2, 14
+KINDS = {"strided": strided(STRIDE), "fixed": fixed(STRIDE, COLUMNS)}
+SETS = {
+    "strided": [sparse.strided(i, STRIDE) for i in range(LENGTH)],
+    "fixed": [sparse.fixed(i, STRIDE, COLUMNS) for i in range(LENGTH)],
+}
+both = pytest.mark.parametrize("kind", KINDS)
+all_uses = pytest.mark.parametrize("uses", ["interleaved", "merged", "by_head"])
+
+
+def small(kind: str, uses: str, **changes):
+    numbers = {"width": 8, "heads": 2, "stride": STRIDE, "columns": COLUMNS, "context": LENGTH, "dropout": 0.0}
+    return build("sparse-transformer", "tiny", kind=kind, uses=uses, **(numbers | changes))
+
+
+@pytest.mark.spec(103, 108)
+@both
+@all_uses
+def test_attention_is_attend_over_the_sets(kind, uses):
+    """Layer r of p = 2 has the sets r mod p; or every head has the union; or head h has the sets h mod p."""
+    network, x_TD = ready(small(kind, uses)), randn(LENGTH, 8)
+    first, second = zip(*SETS[kind], strict=True)
+    union = sparse.both(first, second)
+    for number, layer in enumerate(network.body.layers):
+        wanted = {"interleaved": [(first, second)[number]] * 2, "merged": [union] * 2, "by_head": [first, second]}
+        heads = layer.attention.heads
+        q, k, v = (
+            (w.chunk(2), b.chunk(2)) for w, b in zip(heads.qkv.weight.chunk(3), heads.qkv.bias.chunk(3), strict=True)
+        )
+        one = torch.cat((x_TD, torch.ones(LENGTH, 1, dtype=x_TD.dtype)), dim=1)  # the biases as one more input
+        answers: list[Tensor] = []
+        sets: list[set[int]]
+        for h, sets in enumerate(wanted[uses]):
+            w_q, w_k, w_v = (torch.cat((weight[h], bias[h][:, None]), dim=1) for weight, bias in (q, k, v))
+            answers.append(sparse.attend(one, sets, w_q, w_k, w_v))
+        found, _ = layer.attention(x_TD[None], Scene(LENGTH, LENGTH, x_TD.device), None)
+        close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T + heads.out.bias)
+
+
+@pytest.mark.spec(107)
+@both
+@pytest.mark.parametrize("length", [1, 5, 16, 37])
+def test_every_earlier_position_is_reached_in_two_steps(kind, length):
+    """For all j <= i: j in A1 of a and a in A2 of i for some a, or one of the two steps is to stay (the residual)."""
+    stay = torch.eye(length)
+    near, far = (one.mask(length)[0].float() for one in KINDS[kind])
+    for first, second in ((near, far), (near.logical_or(far).float(),) * 2):
+        assert torch.equal(((second + stay) @ (first + stay)) > 0, torch.ones(length, length).tril() > 0)
+    assert length < 2 * STRIDE or not torch.equal(near.logical_or(far), torch.ones(length, length).tril() > 0)
+
+
+@pytest.mark.spec(107, 108)
+@both
+@all_uses
+def test_two_layers_bring_every_earlier_position_and_no_later_one(kind, uses):
+    """By gradients through the member itself; by head, two layers have both kinds of step in both places."""
+    network = ready(small(kind, uses))
+    token_BT = torch.arange(LENGTH)[None] % 7
+    start = network.embed(token_BT).detach().requires_grad_()
+    network.embed.forward = lambda tokens: start
+    hidden = network(token_BT).hidden
+    for i in range(LENGTH):
+        (slope,) = torch.autograd.grad(hidden[0, i].square().sum(), start, retain_graph=True)
+        assert (slope[0].abs().sum(-1) > 0).tolist() == [j <= i for j in range(LENGTH)]
+
+
+@pytest.mark.spec(109)
+@both
+def test_there_are_n_sqrt_n_elements(kind):
+    """With l = sqrt(n) and c = 1 at most l + n / l of n keys for each query: between n sqrt(n) / 2 and 2 n sqrt(n)."""
+    for root in (4, 8, 16, 32):
+        near, far = strided(root) if kind == "strided" else fixed(root, 1)
+        elements = (near | far).density(root**2) * root**4
+        assert 0.5 * root**3 < elements < 2 * root**3
+
+
+def test_the_sets_are_settings_of_the_member():
+    tiny = {"stride": STRIDE, "columns": COLUMNS}
+    for kind, (near, far) in KINDS.items():
+        for uses, wanted in {
+            "interleaved": [near, far],
+            "merged": [near | far],
+            "by_head": [ByHead((near, far))],
+        }.items():
+            value = member("sparse-transformer", "tiny", kind=kind, uses=uses, **tiny)
+            assert [layer.attention.pattern for layer in value.body.each] == wanted
+    with pytest.raises(ValueError, match=r"sparse-transformer\.kind is 'stride': did you mean strided"):
+        member("sparse-transformer", kind="stride")
+
+
+def test_sizes_that_the_paper_states():
+    """Layers, width, heads, length, stride, width of queries, of the net: half of them for CIFAR-10."""
+    stated = {
+        "enwik8": (30, 512, 8, 12_288, 128, 64, 2048),
+        "cifar10": (128, 256, 2, 32 * 32 * 3, 96, 64, 512),
+        "imagenet64": (48, 512, 16, 64 * 64 * 3, 128, 32, 2048),
+    }
+    for size, numbers in stated.items():
+        value = member("sparse-transformer", size)
+        layer, body, place = value.body.each[0], value.body, value.position
+        form = layer.attention.heads
+        found = (body.layers, value.width, form.heads, math.prod(place.sizes), place.sizes[1], form.key_width)
+        assert (*found, layer.feedforward.hidden) == numbers
+
+
+@pytest.mark.spec(110)
+def test_a_hundred_layers_learn():
+    """Recomputed in sections: eight steps on counting, with gradients of one size from the first layer to the last."""
+    torch.manual_seed(0)
+    network = small("fixed", "interleaved", layers=104, width=16, vocabulary=8).train()
+    set_sections(network, 13)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-2, weight_decay=0.0)
+    x = (torch.arange(4)[:, None] + torch.arange(9)) % 8
+    losses: list[float] = []
+    for _ in range(8):
+        loss = F.cross_entropy(network(x[:, :-1]).logits.flatten(0, 1), x[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        if not losses:
+            first, last = (network.body.layers[n].feedforward.out.weight.grad.norm() for n in (0, -1))
+            assert 0.5 < first / last < 2
+        optimizer.step()
+        losses.append(loss.item())
+    assert abs(losses[0] - math.log(8)) < 0.1 and losses[-1] < losses[0] - 0.2
+    assert all(p.isfinite().all() for p in network.parameters())
