@@ -51,7 +51,7 @@ def test_the_net_is_two_convolutions_of_kernel_1():
     close(net(x_BTD), F.conv1d(hidden, net.out.weight[..., None], net.out.bias).transpose(1, 2))
 
 
-@pytest.mark.spec(28)
+@pytest.mark.spec(28, 119)
 @pytest.mark.parametrize("chunk", [1, 2, 7, 100])
 @pytest.mark.parametrize("gated", [False, True])
 def test_chunks_change_neither_output_nor_gradients(chunk, gated):

@@ -33,6 +33,7 @@ from everyformer import (
     PerToken,
     PostNorm,
     PreNorm,
+    Reversible,
     RMSNorm,
     Rotary,
     SequenceNorm,
@@ -178,6 +179,11 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         )
         for norm in (BatchNorm(), InstanceNorm(), SequenceNorm())
         for wiring in (PreNorm, PostNorm)
+    ),
+    (
+        "a reversible stack computes every sublayer twice, and BatchNorm would count each batch twice; use LayerNorm",
+        model("full", wiring=Reversible(BatchNorm())),
+        [model("full", wiring=Reversible(norm)) for norm in (LayerNorm(), InstanceNorm())],
     ),
     (
         "InstanceNorm of the embedding mixes positions in a causal model; use LayerNorm or RMSNorm",

@@ -143,6 +143,31 @@ def pre_norm(x: Rows, sublayers: Sequence[Sublayer], eps: float) -> Rows:
     return x
 
 
+def reversible(x1: Rows, x2: Rows, sublayers: Sequence[Sublayer], eps: float) -> tuple[Rows, Rows]:
+    """Kitaev et al. 2020: Y1 = X1 + F(LN X2), Y2 = X2 + G(LN Y1), F being attention and G the feed-forward net."""
+    attention, net = sublayers
+    y1 = add(x1, branch(x2, attention, eps))
+    y2 = add(x2, branch(y1, net, eps))
+    return y1, y2
+
+
+def reversed_back(y1: Rows, y2: Rows, sublayers: Sequence[Sublayer], eps: float) -> tuple[Rows, Rows]:
+    """X2 = Y2 - G(LN Y1), X1 = Y1 - F(LN X2)."""
+    attention, net = sublayers
+    x2 = add(y2, [-y for y in branch(y1, net, eps)])
+    x1 = add(y1, [-y for y in branch(x2, attention, eps)])
+    return x1, x2
+
+
+def branch(x: Rows, sublayer: Sublayer, eps: float) -> Rows:
+    f, gamma, beta = sublayer
+    return f([layer_norm(x_i, gamma, beta, eps) for x_i in x])
+
+
+def add(x: Rows, y: Rows) -> Rows:
+    return [x_i + y_i for x_i, y_i in zip(x, y, strict=True)]
+
+
 def masked_weights(score: Tensor) -> Tensor:
     """B: add -inf above the diagonal, then softmax over each row."""
     bias = torch.zeros_like(score)

@@ -186,6 +186,15 @@ class StackLayers(nn.Module):
             # Recomputed sections keep only their input; dropout falls alike in both computations.
             state, kept = checkpoint(self._section, *given, use_reentrant=False) if recompute else self._section(*given)
             found += kept
+        if self.sections and not self.ends.recomputes and past is None and self.training and torch.is_grad_enabled():
+            return self.ends.close(self._recomputed(self.ends.open(x_BTD), scene, source), scene.visible_BQ()), None, {}
+        state, start = self.ends.open(x_BTD, again=past is None and scene.probe is None), 0
+        found: list[Keys] = []
+        for layer, count in zip(self.layers, self.attentions, strict=True):
+            state, keys = layer(state, scene, list((past or ())[start : start + count]), source)
+            start += count
+            if past is not None:
+                found += keys
         return self.ends.close(state, scene.visible_BQ()), None if past is None else tuple(found), {}
 
     def _section(

@@ -12,6 +12,8 @@ from everyformer.attention.rule import ImageBias, Rotary, Rule, Shaw
 from everyformer.network.depth import Attention, Layer
 from everyformer.network.embed import Mixed, Tokens
 from everyformer.network.head import Classify, Language, Masked
+from everyformer.network.norm import BatchNorm
+from everyformer.network.wiring import Reversible
 
 if TYPE_CHECKING:
     from everyformer.network.model import EncoderDecoder, Model
@@ -55,6 +57,8 @@ def objections(value: Model) -> Iterator[str]:
             f"{type(wiring.norm).__name__} mixes positions, so the past would change with the future in a causal model; "
             "use LayerNorm or RMSNorm"
         )
+    if isinstance(wiring, Reversible) and isinstance(wiring.norm, BatchNorm):
+        yield "a reversible stack computes every sublayer twice, and BatchNorm would count each batch twice; use LayerNorm"
     if value.norm is not None and value.norm.mixes_positions and (writes or _causal(layers)):
         yield f"{type(value.norm).__name__} of the embedding mixes positions in a causal model; use LayerNorm or RMSNorm"
     if value.memory and not _causal(layers):

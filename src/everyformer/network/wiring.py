@@ -5,15 +5,23 @@
 Equations:
     post-norm   x <- LN(x + f(x))                              T eq. 4-6, B
     pre-norm    x <- x + f(LN x), and a last LN after the stack    K; the last norm is what K leaves out
+    reversible  y1 = x1 + F(LN x2), y2 = x2 + G(LN y1)         Gomez et al. 2017; Kitaev et al. 2020: F attention, G net
 A step passes on whatever else the sublayer returns (its past).
+
+A reversible stack is two streams, both x at first: s_0 = s_1 = x, and sublayer n makes s_(n+2) = s_n + f_n(LN s_(n+1)).
+So s_n = s_(n+2) - f_n(LN s_(n+1)): the backward pass computes every sublayer again from the last two streams, which are all
+that is kept of the stack, whatever its depth. Departures: the output is the mean of the last two, which the papers leave
+open; layers of one or three sublayers swap the streams' roles from layer to layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from everyformer.network.norm import LayerNorm, Norm
 from everyformer.value import Share, Value
@@ -54,7 +62,10 @@ class Step(nn.Module):
 class Ends(nn.Module):
     """How the state begins, and how it becomes the stack's output."""
 
-    def open(self, x_BTD: Tensor) -> Any:
+    recomputes: ClassVar[bool] = False  # does the wiring itself keep little for the backward pass?
+
+    def open(self, x_BTD: Tensor, again: bool = False) -> Any:
+        """`again`: may sublayers be computed a second time in the backward pass? Not where what they return is kept."""
         return x_BTD
 
     def close(self, state: Any, visible_BT: Tensor | None) -> Tensor:
@@ -118,3 +129,96 @@ class NormedEnds(Ends):
         x_BTD = self.norm(state, visible_BT)
         assert isinstance(x_BTD, Tensor)
         return x_BTD
+
+
+class Reversible(Wiring, Value, frozen=True):
+    """Two streams that can be computed backwards: activations of one layer are kept, whatever the depth.
+
+    A stream comes back to rounding, so keep the weights in float32; low precision by autocast is fine.
+    """
+
+    norm: Norm = LayerNorm()
+    dropout: Share = 0.0
+    last: bool = True  # a norm after the stack
+
+    def step(self, width: int) -> Step:
+        return ReversibleStep(self.norm.build(width), self.dropout)
+
+    def ends(self, width: int) -> Ends:
+        return ReversibleEnds(self.norm.build(width) if self.last else None)
+
+
+class Trail:
+    """The way back through a reversible stack: its last two streams, and in the backward pass the two at hand."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Tensor] = {}
+        self.steps = 0
+
+    def end(self, steps: int, *last: Tensor) -> None:
+        self.steps, self.streams = steps, {steps + number: s.detach() for number, s in enumerate(last)}
+
+    def run(self, number: int, s_BTD: Tensor, f: Sublayer[Carried]) -> tuple[Tensor, Carried]:
+        """f of stream number + 1, keeping nothing; the backward pass computes it again and finds stream `number` by it."""
+        first, sloped = [s_BTD], s_BTD.requires_grad
+
+        def compute(_: Tensor) -> tuple[Tensor, Carried]:
+            if first:
+                return f(first.pop())
+            y_BTD, carried = f(self.streams[number + 1].detach().requires_grad_(sloped))
+            self._back(number, y_BTD.detach())
+            return y_BTD, carried
+
+        # The empty tensor says on which device random numbers are drawn: dropout falls as it fell.
+        again: tuple[Tensor, Carried] = checkpoint(compute, s_BTD.new_empty(0), use_reentrant=False, early_stop=False)
+        return again
+
+    def _back(self, number: int, y_BTD: Tensor) -> None:
+        if number:
+            self.streams[number] = self.streams[number + 2] - y_BTD
+        for done in (number + 2, *(() if number else (1,))):
+            if done < self.steps:  # the last two stay, for a second backward pass
+                del self.streams[done]
+
+
+class Pair(NamedTuple):
+    """The state of a reversible stack after some steps; `trail` where the backward pass goes back along it."""
+
+    x1_BTD: Tensor
+    x2_BTD: Tensor
+    steps: int
+    trail: Trail | None
+
+
+class ReversibleStep(Step):
+    def __init__(self, norm: nn.Module, dropout: float):
+        super().__init__()
+        self.norm, self.dropout = norm, nn.Dropout(dropout)
+
+    def forward(self, state: Pair, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Pair, Carried]:
+        def branch(x_BTD: Tensor) -> tuple[Tensor, Carried]:
+            y_BTD, carried = f(self.norm(x_BTD, visible_BT))
+            return self.dropout(y_BTD), carried
+
+        x1_BTD, x2_BTD, steps, trail = state
+        y_BTD, carried = branch(x2_BTD) if trail is None else trail.run(steps, x2_BTD, branch)
+        return Pair(x2_BTD, x1_BTD + y_BTD, steps + 1, trail), carried
+
+
+class ReversibleEnds(Ends):
+    recomputes = True
+
+    def __init__(self, norm: nn.Module | None):
+        super().__init__()
+        self.norm = norm
+
+    def open(self, x_BTD: Tensor, again: bool = False) -> Pair:
+        back = again and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        return Pair(x_BTD, x_BTD, 0, Trail() if back else None)
+
+    def close(self, state: Any, visible_BT: Tensor | None) -> Tensor:
+        x1_BTD, x2_BTD, steps, trail = state
+        if trail is not None:
+            trail.end(steps, x1_BTD, x2_BTD)
+        x_BTD: Tensor = (x1_BTD + x2_BTD) / 2
+        return x_BTD if self.norm is None else self.norm(x_BTD, visible_BT)

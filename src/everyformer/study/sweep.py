@@ -44,7 +44,7 @@ from everyformer.network.position import (
     Sinusoidal,
     TimePosition,
 )
-from everyformer.network.wiring import PostNorm, PreNorm, Wiring
+from everyformer.network.wiring import PostNorm, PreNorm, Reversible, Wiring
 from everyformer.study.contracts import Report, contracts
 
 WIDTH, VOCABULARY = 24, 17
@@ -97,6 +97,7 @@ WIRINGS: tuple[Wiring, ...] = (
     PostNorm(BatchNorm()),
     PreNorm(InstanceNorm()),
     PostNorm(SequenceNorm()),
+    Reversible(),
 )
 HEADS: tuple[Heads, ...] = (
     Standard(2),

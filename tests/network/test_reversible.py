@@ -1,0 +1,168 @@
+"""The reversible stack: its equations, its inverse, and a backward pass that keeps nothing of the depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from everyformer import Attention, EncoderDecoder, Language, LayerNorm, Past, PreNorm, Probe, Reversible, Standard
+from everyformer.network.past import Keys
+from everyformer.study.tally import Tally
+from everyformer.train.loop import set_sections
+from tests.network import close, model, ready, tokens
+from tests.network.test_wiring import EPS, HEADS, NET, sublayers
+from tests.spec import network as spec
+
+CAUSAL = lambda i, j: j <= i  # noqa: E731
+
+
+def gradients(network: nn.Module, hidden: Tensor) -> list[Tensor]:
+    found = torch.autograd.grad(hidden.square().sum(), list(network.parameters()), allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(network.parameters(), found, strict=True)]
+
+
+def worst(one: list[Tensor], two: list[Tensor]) -> float:
+    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.spec(117, 118)
+def test_the_stack_is_its_equations_and_goes_back():
+    """Both streams begin as the tokens, the output is the mean of the last two, normed."""
+    network = ready(model("causal", form=HEADS, net=NET, wiring=Reversible(LayerNorm(EPS)), layers=3))
+    token_BT = tokens(batch=1, length=5)
+    start = list(network.embed.table.weight[token_BT[0]])
+    layers = [sublayers(layer, CAUSAL, []) for layer in network.body.layers]
+    x1, x2 = start, start
+    for layer in layers:
+        x1, x2 = spec.reversible(x1, x2, layer, EPS)
+    norm = network.body.ends.norm
+    mean = [(one + two) / 2 for one, two in zip(x1, x2, strict=True)]
+    close(network(token_BT).hidden[0], torch.stack([spec.layer_norm(x, norm.weight, norm.bias, EPS) for x in mean]))
+    for layer in reversed(layers):
+        x1, x2 = spec.reversed_back(x1, x2, layer, EPS)
+    close(torch.stack(x1), torch.stack(start), 1e-12)
+    close(torch.stack(x2), torch.stack(start), 1e-12)
+
+
+@pytest.mark.spec(118)
+@pytest.mark.parametrize("kernel", ["sdpa", "reference", "blocked"])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_gradients_are_those_of_the_plain_computation(dropout, kernel):
+    """With dropout everywhere, padding, and each kernel. A call that keeps its past keeps everything else too."""
+    wiring = Reversible(dropout=dropout)
+    network = ready(model("causal & window(3)", wiring=wiring, layers=5, dropout=dropout)).train()
+    for layer in network.body.layers:
+        layer.attention.dropout = dropout
+    visible_BT = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    found, after = [], []
+    for options in ({"past": Past()}, {}):
+        torch.manual_seed(0)
+        hidden = network(tokens(), visible=visible_BT, kernel=kernel, **options).hidden
+        found.append(gradients(network, hidden))
+        after.append(torch.rand(1))
+    assert worst(*found) < 1e-12
+    assert after[0] == after[1]  # going back leaves the random numbers alone
+
+
+@pytest.mark.spec(118)
+@pytest.mark.parametrize("left", ["net", "attention", "cross"])
+def test_layers_of_one_and_three_sublayers_go_back_too(left):
+    """And the source of a decoder, and what comes before the stack, get their gradients."""
+    side = {"layers": 3, "wiring": Reversible()}
+    decoder = {
+        "net": model(None, **side),
+        "attention": model("causal", net=None, **side),
+        "cross": model("causal", cross=Attention(Standard(2)), heads=(Language(),), **side),
+    }[left]
+    value = EncoderDecoder(encoder=model("full", **side), decoder=decoder) if left == "cross" else decoder
+    network: Any = ready(value)
+    inputs = (tokens(length=4), tokens(seed=1)) if left == "cross" else (tokens(),)
+    again = gradients(network, network(*inputs).hidden)
+    for module in network.modules():
+        if hasattr(module, "recomputes"):
+            plain = module.open
+            module.open = lambda x_BTD, again, plain=plain: plain(x_BTD, False)
+    assert worst(again, gradients(network, network(*inputs).hidden)) < 1e-12
+    assert all(g.abs().max() > 0 for g in again if g.dim() > 1)
+
+
+@pytest.mark.spec(118)
+def test_a_second_backward_pass_goes_back_again():
+    network = ready(model("causal", wiring=Reversible(), layers=4))
+    loss = network(tokens()).hidden.square().sum()
+    weights = list(network.parameters())
+    one, two = (torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True) if a is not None)
+
+
+@pytest.mark.spec(118)
+def test_frozen_layers_are_gone_back_through():
+    network = ready(model("causal", wiring=Reversible(), layers=4))
+    wanted = gradients(network, network(tokens()).hidden)
+    for layer in network.body.layers[2:]:
+        layer.requires_grad_(False)
+    some = [(p, g) for p, g in zip(network.parameters(), wanted, strict=True) if p.requires_grad]
+    found = torch.autograd.grad(network(tokens()).hidden.square().sum(), [p for p, _ in some], allow_unused=True)
+    assert (
+        worst([f for f in found if f is not None], [g for (_, g), f in zip(some, found, strict=True) if f is not None])
+        < 1e-12
+    )
+
+
+def kept(wiring: Any, layers: int) -> tuple[int, int]:
+    """The bytes kept for the backward pass, and the most alive in it besides the weights and their gradients."""
+    body = model("causal", width=64, net=NET, layers=layers, wiring=wiring).build().train()
+    token_BT = tokens(batch=16, length=32)
+    body(token_BT)  # what is made once
+    with Tally(torch.device("cpu")) as tally:
+        tally.add(list(body.parameters()))
+        weights = tally.live
+        loss = body(token_BT).hidden.square().sum()
+        after = tally.live
+        loss.backward()
+    return after - weights, tally.peak - 2 * weights
+
+
+@pytest.mark.spec(118)
+def test_what_is_kept_does_not_grow_with_the_depth():
+    """Not by a byte, nor does the most in the backward pass; pre-norm keeps five streams and more for each layer.
+
+    What is not counted: the state of the random numbers at each sublayer, 5 kB on a CPU.
+    """
+    stream = 16 * 32 * 64 * 4
+    assert kept(Reversible(dropout=0.1), 8) == kept(Reversible(dropout=0.1), 2)
+    assert kept(PreNorm(dropout=0.1), 8)[0] - kept(PreNorm(dropout=0.1), 2)[0] > 6 * 5 * stream
+
+
+@pytest.mark.spec(118)
+def test_autocast_is_entered_again():
+    """Streams stay in float32: going back costs no more than the rounding of bfloat16 itself."""
+    network = model("causal", wiring=Reversible(), layers=4).build()
+    found = []
+    for options in ({"past": Past()}, {}):
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = network(tokens(), **options).hidden
+        found.append(gradients(network, hidden.float()))
+    for plain, again in zip(*found, strict=True):
+        assert (plain - again).norm() <= 0.02 * plain.norm()
+
+
+@pytest.mark.spec(118)
+def test_a_past_is_returned_and_not_kept():
+    network = ready(model("causal", wiring=Reversible(), layers=3))
+    past = network(tokens()[:, :4], past=Past()).past
+    assert len(past.layers) == 3 and all(isinstance(keys, Keys) for keys in past.layers)
+    close(network(tokens()[:, 4:], past=past).hidden, network(tokens()).hidden[:, 4:])
+    probe = Probe()
+    network(tokens(), probe=probe).hidden.sum().backward()
+    assert len(probe.weights) == 3  # looked at once, though computed in the backward pass too
+
+
+def test_sections_change_nothing_of_what_recomputes_already():
+    network = ready(model("causal", wiring=Reversible(), layers=4)).train()
+    wanted = gradients(network, network(tokens()).hidden)
+    set_sections(network, 2)
+    assert worst(gradients(network, network(tokens()).hidden), wanted) == 0
