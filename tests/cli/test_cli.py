@@ -26,6 +26,8 @@ from everyformer.study.contracts import Finding, Report
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 VERBS: tuple[list[str], ...] = ([], ["family"], ["show"], ["show", "pattern"], ["contracts"], ["demo"])
 
+BACK = {"transformer", "byte-language", "gpt2", "sparse-transformer"}  # the members that look back only
+
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
@@ -162,7 +164,7 @@ def test_the_family_as_json_has_exact_counts(run):
     assert rows["gpt2"]["sizes"]["small"]["parameters"] == 124_439_808
     assert rows["vit"]["sizes"]["b16"]["parameters"] == 86_567_656
     assert rows["transformer"]["pattern"] == ["full", "causal"]
-    assert {name for name, row in rows.items() if row["past"] == "keys"} == {"transformer", "byte-language", "gpt2"}
+    assert {name for name, row in rows.items() if row["past"] == "keys"} == BACK
 
 
 @pytest.mark.parametrize(
@@ -250,7 +252,7 @@ def test_contracts_of_all_combinations_and_members(run, monkeypatch):
     monkeypatch.setattr(sweep_module, "sweep", swept)
     wanted = swept(["future"])
     code, out, err = run("contracts", "--only", "future")
-    cells = len(wanted.findings) + 3  # three members look back only
+    cells = len(wanted.findings) + len(BACK)
     assert code == 0 and re.search(rf"^future +{cells} +0\.0e\+00 ", out, re.M)
     assert wanted.refused > 0 and f"{wanted.refused} combinations are illegal and were refused" in out
     assert err.count("combinations: ") == 10 and err.endswith(f"members: {len(members())} of {len(members())}\n")

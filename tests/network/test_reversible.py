@@ -166,3 +166,19 @@ def test_sections_change_nothing_of_what_recomputes_already():
     wanted = gradients(network, network(tokens()).hidden)
     set_sections(network, 2)
     assert worst(gradients(network, network(tokens()).hidden), wanted) == 0
+
+
+def test_gradients_reach_the_weights_under_ddp(tmp_path):
+    """DDP listens to each weight for its gradient: all come, each once, with dropout."""
+    network = ready(model("causal", wiring=Reversible(dropout=0.3), layers=3, heads=(Language(),))).train()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found = []
+        for run, options in ((network, {"past": Past()}), (nn.parallel.DistributedDataParallel(network), {})):
+            torch.manual_seed(0)
+            network.zero_grad()
+            run(tokens(), **options).logits.square().sum().backward()
+            found.append([p.grad.clone() for p in network.parameters()])
+    finally:
+        torch.distributed.destroy_process_group()
+    assert worst(*found) < 1e-12
