@@ -176,25 +176,16 @@ class StackLayers(nn.Module):
             raise ValueError(
                 f"the past is of {len(past)} attentions, the model has {sum(self.attentions)}: it is of another model; begin with Past()"
             )
-        recompute = self.sections > 0 and self.training and torch.is_grad_enabled()
+        recompute = self.sections > 0 and not self.ends.recomputes and self.training and torch.is_grad_enabled()
         sections = self.sections if recompute else 1
         bounds = [len(self.layers) * number // sections for number in range(sections + 1)]
-        state = self.ends.open(x_BTD)
+        state = self.ends.open(x_BTD, again=past is None and scene.probe is None)
         found: list[Entry] = []
         for section in pairwise(bounds):
             given = (state, scene, past, source, section)
             # Recomputed sections keep only their input; dropout falls alike in both computations.
             state, kept = checkpoint(self._section, *given, use_reentrant=False) if recompute else self._section(*given)
             found += kept
-        if self.sections and not self.ends.recomputes and past is None and self.training and torch.is_grad_enabled():
-            return self.ends.close(self._recomputed(self.ends.open(x_BTD), scene, source), scene.visible_BQ()), None, {}
-        state, start = self.ends.open(x_BTD, again=past is None and scene.probe is None), 0
-        found: list[Keys] = []
-        for layer, count in zip(self.layers, self.attentions, strict=True):
-            state, keys = layer(state, scene, list((past or ())[start : start + count]), source)
-            start += count
-            if past is not None:
-                found += keys
         return self.ends.close(state, scene.visible_BQ()), None if past is None else tuple(found), {}
 
     def _section(

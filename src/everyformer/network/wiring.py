@@ -195,9 +195,16 @@ class ReversibleStep(Step):
         super().__init__()
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
+    def stream(self, state: Pair) -> Tensor:
+        return state.x2_BTD
+
+    def view(self, x_BTD: Tensor, visible_BT: Tensor | None) -> Tensor:
+        normed_BTD: Tensor = self.norm(x_BTD, visible_BT)
+        return normed_BTD
+
     def forward(self, state: Pair, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Pair, Carried]:
         def branch(x_BTD: Tensor) -> tuple[Tensor, Carried]:
-            y_BTD, carried = f(self.norm(x_BTD, visible_BT))
+            y_BTD, carried = f(self.view(x_BTD, visible_BT))
             return self.dropout(y_BTD), carried
 
         x1_BTD, x2_BTD, steps, trail = state
