@@ -4,6 +4,7 @@ token once."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from torch.nn import functional as F
 
 from everyformer import Past, build, generate
 from everyformer.infer.evaluate import nats, nats_reading_on
-from everyformer.task.language import Language
+from everyformer.network.past import Hidden
+from everyformer.task.language import Language, LanguageWork
 from everyformer.train import checkpoint
 from everyformer.train.finished import open_run
 from everyformer.train.loop import resume, train
@@ -114,6 +116,25 @@ def test_a_run_that_forgets_its_memory_ends_elsewhere(tmp_path, monkeypatch):
     again = resume(tmp_path / "cut", steps=6)
     pairs = zip(whole.network.parameters(), again.network.parameters(), strict=True)
     assert not all(torch.equal(one, two) for one, two in pairs)
+
+
+def test_a_memory_that_is_no_number_is_forgotten_with_its_step(tmp_path, monkeypatch):
+    original = LanguageWork.read
+
+    def broken(work, network, batch, kernel, past):
+        calls.append(past)
+        loss, past = original(work, network, batch, kernel, past)
+        if len(calls) == 3:
+            layers = tuple(Hidden(entry.x_BMD * float("nan")) for entry in past.layers)
+            return loss * float("nan"), replace(past, layers=layers)
+        return loss, past
+
+    calls: list[Past | None] = []
+    seen: list[str] = []
+    monkeypatch.setattr(LanguageWork, "read", broken)
+    train(recipe(text(tmp_path)), listeners=(lambda record: seen.append(record["kind"]),))
+    assert seen.count("skip") == 1 and seen.count("step") == 6
+    assert [past is None for past in calls] == [True, False, False, True, False, False]
 
 
 @pytest.mark.spec(88, 89)

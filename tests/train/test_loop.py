@@ -207,14 +207,15 @@ def test_a_loss_that_leaps_is_skipped_and_one_hard_example_is_not():
 def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(tmp_path, monkeypatch):
     from everyformer.task.language import LanguageWork
 
-    original = LanguageWork.loss
+    original = LanguageWork.read
 
-    def loss(work, network, batch, kernel):
+    def broken(work, network, batch, kernel, past):
         calls.append(1)
-        return original(work, network, batch, kernel) * (float("nan") if len(calls) > 7 else 1.0)
+        loss, past = original(work, network, batch, kernel, past)
+        return loss * (float("nan") if len(calls) > 7 else 1.0), past
 
     calls: list[int] = []
-    monkeypatch.setattr(LanguageWork, "loss", loss)
+    monkeypatch.setattr(LanguageWork, "read", broken)
     with pytest.raises(Unstable, match="the loss is nan"):
         train(recipe(text(tmp_path), "optim.patience=3", "run.steps=40"), tmp_path / "run")
     assert checkpoint.steps(tmp_path / "run") == [3, 6, 9]  # step 9 was skipped, its weights are those of step 7

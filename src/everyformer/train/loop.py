@@ -247,6 +247,7 @@ class Loop:
             self.change(share, norm if optim.clip and norm_now > optim.clip else None)
         else:
             records.write("skip", step + 1, reason=reason)
+            self.carried = [None] * run.accumulate  # what it left may be no numbers
         self.scaler.update()
         self.forget()
         seconds = time.perf_counter() - began
