@@ -137,6 +137,12 @@ def test_rewind_notices_a_past_that_is_not_rolled_back(monkeypatch):
     assert broken(tiny(), "rewind")
 
 
+def test_segments_notice_a_memory_of_what_is_normed_already(monkeypatch):
+    """The memory keeps what goes into the norm; of what comes out of it, the keys would be normed twice."""
+    monkeypatch.setattr(PreNormStep, "stream", lambda step, state: 2 * step.norm(state, None) + 1)
+    assert broken(tiny(), "segments") and not broken(tiny(), "cache")
+
+
 def test_neighbours_notice_a_norm_over_the_batch():
     network = tiny()
     network.norm = nn.Identity()
