@@ -263,6 +263,22 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path):
         resume(tmp_path / "run")
 
 
+def test_a_checkpoint_that_a_kill_left_half_removed_is_none_and_goes_with_the_next(tmp_path, monkeypatch):
+    train(recipe(text(tmp_path), "run.steps=3"), tmp_path / "run")
+
+    def killed(path, *args, **options):
+        next(path.iterdir()).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        resume(tmp_path / "run", steps=6, settings=["run.keep=1", "run.evaluate=0"])
+    monkeypatch.undo()
+    checkpoint.check(tmp_path / "run", *checkpoint.steps(tmp_path / "run"))
+    resume(tmp_path / "run", steps=7)
+    assert [one.name for one in (tmp_path / "run" / "checkpoints").iterdir()] == ["00000007"]
+
+
 @contextmanager
 def full_disk(size):
     """No file may grow beyond a size: what a full disk does, really, and an error of the writer's own."""

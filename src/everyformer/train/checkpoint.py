@@ -82,10 +82,13 @@ def write(
     if here.first:
         target = place(folder, state["step"])
         part = target.with_name(f"part-{target.name}")
-        shutil.rmtree(part, ignore_errors=True)
         try:
             with writing(folder):
-                part.mkdir(parents=True)
+                target.parent.mkdir(exist_ok=True)
+                for left in target.parent.iterdir():  # by a kill
+                    if not left.name.isdigit():
+                        shutil.rmtree(left)
+                part.mkdir()
                 _save(_unique(weights), part / "model.safetensors")
                 _save(moments, part / "optimizer.safetensors")
                 if whole is not None:
@@ -101,15 +104,23 @@ def write(
         except ValueError:
             shutil.rmtree(part, ignore_errors=True)
             raise
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():
+            _drop(target)
         part.rename(target)
         _flush(target.parent)
         best = state["best"]["step"] if state["best"] else None
         past = [one for one in steps(folder) if one <= state["step"]]
         for old in steps(folder):  # later ones are there when a run went on from an earlier one: it takes their place
             if old not in past[-keep:] and old != best:
-                shutil.rmtree(place(folder, old))
+                _drop(place(folder, old))
     here.wait()
+
+
+def _drop(found: Path) -> None:
+    """Remove a checkpoint. It loses its name first: one that a kill leaves half removed is no checkpoint."""
+    gone = found.with_name(f"gone-{found.name}")
+    found.rename(gone)
+    shutil.rmtree(gone)
 
 
 def gathered(network: nn.Module) -> dict[str, Any]:
