@@ -26,7 +26,13 @@ from everyformer.study.contracts import Finding, Report
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 VERBS: tuple[list[str], ...] = ([], ["family"], ["show"], ["show", "pattern"], ["contracts"], ["demo"])
 
-BACK = {"transformer", "byte-language", "gpt2", "transformer-xl", "sparse-transformer"}  # the members that look back only
+BACK = {
+    "transformer",
+    "byte-language",
+    "gpt2",
+    "transformer-xl",
+    "sparse-transformer",
+}  # the members that look back only
 
 
 @pytest.fixture(autouse=True)
