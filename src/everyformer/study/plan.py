@@ -5,17 +5,18 @@
     plan(recipe, limit=8 << 30).changes   # ("run.accumulate=4",): the first settings that fit into 8 GiB
 
 Parameters and operations are exact. Memory is that of a training step run on imagined tensors (`Tally`): weights,
-gradients, the optimizer's state, everything kept for the backward pass, at their peak. To it comes what the process holds
-anyhow. On CUDA the sum is what torch.cuda.max_memory_allocated then says; on a CPU it is the resident memory, as far as the
-C library gives freed memory back (glibc keeps some: MALLOC_MMAP_THRESHOLD_=131072 makes it give back, more slowly).
-A compiled step is planned as it is without, and the flex kernel as sdpa; both need less. Evaluations are not planned:
-they keep nothing for a backward pass.
+gradients, the optimizer's state, everything kept for the backward pass, at their peak. To it come what the process
+holds anyhow and, on a CPU, the freed memory that the C library keeps (`everyformer.study.malloc`), which can be as much
+again. On CUDA the sum is what torch.cuda.max_memory_allocated then says; on a CPU it is the resident memory at its peak,
+which differs by some percent from one run to the next. A compiled step is planned as it is without, and the flex kernel
+as sdpa; both need less. Evaluations are not planned: they keep nothing for a backward pass.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from everyformer.family.table import find
 from everyformer.network.model import EncoderDecoder
+from everyformer.study import malloc
 from everyformer.study.tally import Tally
 from everyformer.task.work import Batch, Work
 from everyformer.train.distributed import World, find_device
@@ -38,6 +40,7 @@ from everyformer.train.schedule import batch_size, sequences_before
 LOOKED = 8  # steps whose batches are looked at for the largest
 MEASURED = 5  # real steps, the first of which does not count
 NARROW = 32  # a model is not made narrower than this to fit
+REPEATED = 4  # times a step comes again; the C library keeps some more after each of the first few
 SAFE = 0.95  # of the device's memory; the rest is for what the allocator cannot use
 
 
@@ -52,6 +55,7 @@ class Plan:
     run_flops: int  # of all steps
     targets: int  # that one step learns from
     tensors: int  # at the peak of a step
+    kept: int  # freed, but kept by the C library
     process: int  # what is held besides
     checkpoint: int  # on the disk, for each that is kept
     limit: int  # what there is
@@ -62,7 +66,7 @@ class Plan:
     @property
     def memory(self) -> int:
         """At the peak of training."""
-        return self.tensors + self.process
+        return self.tensors + self.kept + self.process
 
     @property
     def fits(self) -> bool:
@@ -70,11 +74,12 @@ class Plan:
 
     def __str__(self) -> str:
         run = self.recipe.run
+        kept = f"{size_of(self.kept)} freed but kept by the C library, " if self.kept else ""
         lines = {
             "parameters": f"{self.parameters:,}",
             "operations": f"{self.flops:.3g} a step of {self.targets:,} targets, {self.run_flops:.3g} in {run.steps:,} steps",
             "memory": f"{size_of(self.memory)} at the peak: {size_of(self.tensors)} of tensors on {self.device}, "
-            f"{size_of(self.process)} besides; there is {size_of(self.limit)}",
+            f"{kept}{size_of(self.process)} besides; there is {size_of(self.limit)}",
             "checkpoint": f"{size_of(self.checkpoint)} on the disk, {run.keep} and the best are kept",
         }
         if self.seconds is not None:
@@ -113,6 +118,7 @@ def _imagine(recipe: Recipe, work: Work, device: torch.device, process: int, lim
         run_flops=tally.flops * sequences_before(recipe.run, recipe.run.steps) // len(batch),
         targets=count,
         tensors=tally.peak,
+        kept=_taken(tally) - tally.peak,
         process=process,
         checkpoint=sum(x.numel() * x.element_size() for x in _saved(loop)),
         limit=limit,
@@ -122,8 +128,8 @@ def _imagine(recipe: Recipe, work: Work, device: torch.device, process: int, lim
 def _walk(
     recipe: Recipe, work: Work, device: torch.device, pieces: int | None = None
 ) -> tuple[Tally, Loop, Batch, int]:
-    """Two imagined steps: from the second on there is an optimizer's state. With `pieces`, for the memory alone: of the
-    first only the optimizer, and only so many pieces of the batch."""
+    """An imagined step, and the same again: from the second on there is an optimizer's state. With `pieces`, for the
+    memory alone, only so many pieces of the batch."""
     run = recipe.run
     eager = {"compile": "no", "kernel": "sdpa" if run.kernel == "flex" else run.kernel}  # these cannot be imagined
     plain = replace(recipe, run=replace(run, **eager, accumulate=min(run.accumulate, pieces or run.accumulate)))
@@ -137,16 +143,16 @@ def _walk(
         rows = len(batch) if pieces is None else min(len(batch), pieces * -(-len(batch) // run.accumulate))
         with tally:
             tally.add((dict(batch.tensors), dict(batch.shared or {})))
-            if pieces is None:
-                _step(loop, batch, count)
-            else:
-                for weight in loop.network.parameters():
-                    weight.grad = torch.zeros_like(weight)
-                loop.change(1.0, None)
-                loop.forget()
-            tally.flops = 0
+            begun = len(tally.events)
             _step(loop, batch.rows(0, rows), count)
+    tally.repeat(begun, REPEATED)
     return tally, loop, batch, count
+
+
+def _taken(tally: Tally) -> int:
+    """Bytes that the tensors take at the peak, with what the C library keeps."""
+    heap = tally.device.type == "cpu" and sys.platform == "linux"  # of others it is not known
+    return max(tally.peak, malloc.resident(tally.events)) if heap else tally.peak
 
 
 def _loop(recipe: Recipe, work: Work, device: torch.device) -> Loop:
@@ -203,7 +209,7 @@ def _first_that_fits(found: Plan, work: Work, device: torch.device) -> tuple[str
     def fits(settings: tuple[str, ...]) -> bool:
         try:
             # With the second piece there are gradients of an earlier one; a third needs no more.
-            return found.process + _walk(override(recipe, settings), work, device, pieces=2)[0].peak <= found.limit
+            return found.process + _taken(_walk(override(recipe, settings), work, device, pieces=2)[0]) <= found.limit
         except ValueError:  # a width that does not divide into the heads, for example
             return False
 

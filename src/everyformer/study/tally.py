@@ -3,10 +3,13 @@
     with Tally(device) as tally: ...                   # watches what really happens
     with Tally(device, imagined=True) as tally: ...    # the same without computing: numbers have a shape, no memory
 
-Watching, it follows every tensor that an operation makes, by its storage, until the storage is let go. What a kernel keeps
-for itself while it runs is not seen. Imagined tensors are PyTorch's fake tensors, so the same code runs on them, picks the
-same kernels and saves the same things for the backward pass. Whole numbers and booleans stay real: they are small, and code
-looks at them (padding, ranges of tokens).
+Watching, it follows every tensor that an operation makes, by its storage, until the storage is let go; `events` are
+these beginnings and ends in their order. What a kernel keeps for itself while it runs is not seen, but for one thing that
+can be as large as its answer: a CPU without instructions for bf16 computes a product of bf16 in float32 first.
+
+Imagined tensors are PyTorch's fake tensors, so the same code runs on them, picks the same kernels and saves the same
+things for the backward pass. Whole numbers and booleans stay real: they are small, and code looks at them (padding,
+ranges of tokens).
 
 Operations counted are those of matrix products and attention, a multiplication and an addition as two, by the formulas of
 torch.utils.flop_counter: attention over all pairs, causal or not, its backward with the scores computed again.
@@ -26,6 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from everyformer.study.malloc import FREED
+
 _aten, _DEVICE = torch.ops.aten, torch.ops.prim.device.default
 # torch counts fused attention of CUDA only.
 _LIKE = {
@@ -35,14 +40,33 @@ _LIKE = {
 
 
 class Tally(TorchDispatchMode):
-    """Counts while it is entered; `flops`, `live` and `peak` (bytes on the device) can be read at any time."""
+    """Counts while it is entered; `flops`, `events` and `peak` (bytes on the device) can be read at any time."""
 
     def __init__(self, device: torch.device, imagined: bool = False):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device, self.flops, self.live, self.peak = device, 0, 0, 0
+        self.device, self.flops = device, 0
         self.fake = FakeTensorMode(allow_non_fake_inputs=True) if imagined else None
         self.block = 512 if device.type == "cuda" else 1  # CUDA's allocator gives whole blocks of so many bytes
-        self.known: dict[int, tuple[int, Any]] = {}  # of each storage its bytes, and a reference that tells of its end
+        self.widens = device.type == "cpu" and not torch.cpu.get_capabilities().get("avx512_bf16")
+        self.events: list[tuple[int, int]] = []  # the number of a block with its bytes, or FREED
+        self.known: dict[int, Any] = {}  # of each storage a reference that tells of its end
+
+    @property
+    def peak(self) -> int:
+        """Of the bytes alive."""
+        sizes, live, peak = dict[int, int](), 0, 0
+        for number, size in self.events:
+            live -= sizes.pop(number, 0)
+            if size != FREED:
+                sizes[number] = size
+                live += size
+                peak = max(peak, live)
+        return peak
+
+    def repeat(self, begun: int, times: int) -> None:
+        """As if what came since `begun` came so many times more. What it left, such as an optimizer's state, stays."""
+        ended = {number for number, size in self.events[begun:] if size == FREED}
+        self.events += times * [event for event in self.events[begun:] if event[0] in ended]
 
     def __enter__(self) -> Tally:
         if self.fake is not None:
@@ -67,6 +91,8 @@ class Tally(TorchDispatchMode):
         if count is not None:
             self.flops += count(*args, **kwargs, out_val=found)
         self.add(found)
+        if count is not None and self.widens and isinstance(found, Tensor) and found.dtype == torch.bfloat16:
+            self.events.append((self._begin(4 * found.numel() + 128), FREED))  # as oneDNN asks for it
         return found
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -90,13 +116,16 @@ class Tally(TorchDispatchMode):
                 storage = x.untyped_storage()
                 key = storage._cdata
                 if key not in self.known:
-                    size = -(-storage.nbytes() // self.block) * self.block
-                    self.known[key] = (size, weakref.ref(storage, partial(self._end, key)))
-                    self.live += size
-                    self.peak = max(self.peak, self.live)
+                    number = self._begin(-(-storage.nbytes() // self.block) * self.block)
+                    self.known[key] = weakref.ref(storage, partial(self._end, number, key))
 
-    def _end(self, key: int, _: Any) -> None:
-        self.live -= self.known.pop(key)[0]
+    def _begin(self, size: int) -> int:
+        self.events.append((len(self.events), size))
+        return len(self.events) - 1
+
+    def _end(self, number: int, key: int, _: Any) -> None:
+        self.events.append((number, FREED))
+        del self.known[key]
 
 
 def _numbered(indices: Sequence[Any]) -> list[Any]:
