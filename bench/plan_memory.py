@@ -4,8 +4,7 @@
     python -m bench.plan_memory --only gpt2 --steps 5
 
 For each row the plan is made in one process, and in another real steps of the loop are run and looked at with
-torch.cuda.max_memory_allocated (on a CPU: the resident memory at its peak, with the C library told to give freed memory
-back, see everyformer.study.plan). A ratio of 1 is a perfect plan.
+torch.cuda.max_memory_allocated (on a CPU: the resident memory at its peak). A ratio of 1 is a perfect plan.
 """
 
 from __future__ import annotations
@@ -13,14 +12,31 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 # member, size, settings
-ROWS: list[tuple[str, str, list[str]]] = [
+Row = tuple[str, str, list[str]]
+CPU: list[Row] = [
+    ("gpt2", "tiny", ["run.batch=32"]),
+    ("byte-language", "tiny", ["run.batch=256"]),
+    ("byte-language", "tiny", ["run.batch=256", "run.accumulate=4"]),
+    ("bert", "tiny", ["run.batch=64"]),
+    ("byte-classifier", "tiny", ["run.batch=64"]),
+    ("byte-language", "paper", ["run.batch=8"]),
+    ("byte-language", "paper", ["run.batch=16", "run.sections=4"]),
+    ("byte-language", "paper", ["run.batch=32"]),
+    ("byte-language", "paper", ["run.batch=32", "run.precision=bf16"]),
+    ("gpt2", "small", ["run.batch=2", "model.context=256"]),
+    ("gpt2", "small", ["run.batch=4", "model.context=256", "run.sections=6"]),
+    ("gpt2", "small", ["run.batch=4", "model.context=256", "run.accumulate=2"]),
+    ("gpt2", "small", ["run.batch=2", "model.context=256", "optim.name=muon", "optim.average=0.99"]),
+    ("vit", "small", ["run.batch=256", "task.kind=images", "run.precision=bf16"]),
+    ("transformer", "base", ["run.batch=64", "run.precision=bf16"]),
+]
+CUDA: list[Row] = [
     ("byte-language", "tiny", ["run.batch=256"]),
     ("gpt2", "tiny", ["run.batch=32"]),
     ("gpt2", "small", ["run.batch=8"]),
@@ -101,17 +117,15 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "131072")  # of the processes that are begun from here
     import torch
 
+    on_cuda = torch.cuda.is_available() and options.device != "cpu"
     if not options.json:
-        on_cuda = torch.cuda.is_available() and options.device != "cpu"
-        print(
-            f"{torch.cuda.get_device_name() if on_cuda else 'CPU'}, torch {torch.__version__}, {options.steps} steps\n"
-        )
+        name = torch.cuda.get_device_name() if on_cuda else f"CPU, {torch.get_num_threads()} threads"
+        print(f"{name}, torch {torch.__version__}, {options.steps} steps\n")
         print("| model | settings | parameters | planned MiB | measured MiB | ratio | GFLOP a step | ms | TFLOP/s |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
-    for member, size, settings in ROWS:
+    for member, size, settings in CUDA if on_cuda else CPU:
         if options.only and member not in options.only.split(","):
             continue
         row = (member, size, settings, options.steps, options.device)
