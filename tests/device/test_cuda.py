@@ -13,6 +13,11 @@ from everyformer.attention.pattern import parse
 from everyformer.attention.rule import Alibi, ImageBias, Rotary, Shaw, T5Bias
 from everyformer.attention.scene import Scene
 from everyformer.study.contracts import contracts
+from everyformer.task.table import task_for
+from everyformer.task.work import Batch
+from everyformer.train.capture import WARM, Captured
+from everyformer.train.loop import train
+from everyformer.train.recipe import Recipe, override
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Attempting to run cuBLAS", "ignore:TensorFloat32 tensor cores", "ignore:Online softmax is disabled"
@@ -111,3 +116,34 @@ def test_a_compiled_training_step_equals_the_eager_one():
         found.append([loss.detach(), *(p.grad.clone() for p in network.parameters())])
     for eager, compiled in zip(*found, strict=True):
         torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "member, settings",
+    [
+        ("byte-language", ["model.dropout=0.1"]),
+        ("byte-language", ["run.accumulate=2", "run.grow=[[5, 6]]", "optim.average=0.9"]),
+        ("gpt2", ["run.precision=bf16"]),
+    ],
+)
+def test_a_recorded_run_equals_the_one_that_launches_every_kernel(member, settings):
+    settings = [*settings, "run.steps=12", "run.batch=4", "run.evaluate=0", "run.save=0"]
+    one = override(Recipe(member=member, size="tiny", task=task_for(member, "tiny")), settings)
+    plain, recorded = [], []
+    for how, lines in (("yes", plain), ("graphs", recorded)):
+        train(override(one, [f"run.compile={how}"]), listeners=(lines.append,))
+    losses = [[line["loss"] for line in lines if line["kind"] == "step"] for lines in (plain, recorded)]
+    assert len(losses[0]) == 12 and losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_a_step_that_cannot_be_recorded_says_so():
+    def looks(batch: Batch, count: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
+        total = batch["x_B"].sum()
+        return total * float(total), total
+
+    captured = Captured(looks, [], torch.device("cuda"))
+    batch = Batch({"x_B": torch.ones(3)})
+    for _ in range(WARM):
+        captured(batch, 1)
+    with pytest.raises(ValueError, match=r"could not record a step .* use run.compile=yes"):
+        captured(batch, 1)

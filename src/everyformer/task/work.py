@@ -41,7 +41,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         def move(x: Tensor) -> Tensor:
-            return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+            quick = device.type == "cuda" and x.device.type == "cpu"
+            return x.pin_memory().to(device, non_blocking=True) if quick else x.to(device)
 
         return Batch(
             {name: move(x) for name, x in self.tensors.items()},

@@ -26,6 +26,7 @@ from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwor
 from everyformer.network.past import Past
 from everyformer.task.work import Batch, Work
 from everyformer.train import checkpoint
+from everyformer.train.capture import Captured, objection
 from everyformer.train.distributed import World, restarted, spread, syncing, world
 from everyformer.train.listen import check, listen
 from everyformer.train.memory import peak
@@ -157,6 +158,8 @@ class Loop:
         run = recipe.run
         if run.precision == "fp16" and here.device.type == "cpu":
             raise ValueError("run.precision=fp16 on a CPU is some 80 times slower than fp32; use bf16 or fp32")
+        if run.compile == "graphs" and (reason := objection(run, value, here.size)):
+            raise ValueError(f"run.compile=graphs cannot record a step {reason}; use run.compile=yes")
         largest = max(batch_size(run, step) for step in (0, *(start for start, _ in run.grow)))
         if largest > work.examples():
             raise ValueError(f"a batch of {largest} is larger than the set of {work.examples()}; lower run.batch")
@@ -174,9 +177,7 @@ class Loop:
             set_sections(self.network, run.sections)
         self.called = spread(self.network, here, run.shard)
         if run.compile != "no":
-            # CUDA graphs take the launches of kernels away, which is most of a small model's time.
-            mode = "reduce-overhead" if run.compile == "graphs" else None
-            self.called = torch.compile(self.called, mode=mode)  # type: ignore[assignment]
+            self.called = torch.compile(self.called)  # type: ignore[assignment]
         self.optimizers = optimizers(self.network, recipe.optim)
         decay = recipe.optim.average
         self.average = {n: p.detach().clone() for n, p in self.network.named_parameters()} if decay else None
@@ -184,6 +185,9 @@ class Loop:
         self.watch = Watch(recipe.optim.patience)
         self.best: dict[str, Any] | None = None
         self.carried: list[Past | None] = [None] * run.accumulate  # what the last step left, by piece of the batch
+        self.captured: Captured | None = None
+        if run.compile == "graphs" and here.device.type == "cuda":
+            self.captured = Captured(self.descend, list(self.network.parameters()), here.device)
         self.interrupted: str | None = None
         self.step = 0
 
@@ -258,8 +262,14 @@ class Loop:
 
     def gradients(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
         """Leave the gradients of a batch on the weights; the loss of this process's part and their norm come back."""
-        run, mine = self.recipe.run, self.here.share(batch)
-        bounds = self._pieces(mine)
+        mine = self.here.share(batch)
+        if self.captured is None:
+            return self.descend(mine, count)
+        return self.captured(mine, count)
+
+    def descend(self, mine: Batch, count: Tensor | int) -> tuple[Tensor, Tensor]:
+        """The same of this process's part, by as many launches as it takes."""
+        run, bounds = self.recipe.run, self._pieces(mine)
         self.called.train()
         total = torch.zeros((), device=self.here.device)
         for piece in range(run.accumulate):
@@ -295,7 +305,9 @@ class Loop:
         self._follow()
 
     def forget(self) -> None:
-        """Drop the gradients."""
+        """Drop the gradients. A CUDA graph keeps its own: it writes them anew in each step."""
+        if self.captured is not None:
+            return
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
