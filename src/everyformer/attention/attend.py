@@ -7,9 +7,10 @@ A query that sees nothing answers zero. Every kernel computes this same thing; w
     reference   the equation, literally; serves everything
     sdpa        PyTorch's fused attention; everything but weights
     flex        FlexAttention; training on CUDA only, no dropout
-    blocked     gathers what a sparse pattern leaves and calls SDPA; any device
-    auto        reference where the weights are wanted; blocked from 1,024 queries on where it computes at most
-                a quarter of the scores, on a CPU about a third; else sdpa
+    tiled       dense attention in other views of the memory: windows, blocks, strides, summaries; whole causal passes
+    blocked     gathers what any sparse pattern leaves and calls SDPA; any device
+    auto        reference where the weights are wanted; from 1,024 queries on tiled or else blocked, where it computes
+                at most a quarter of the scores, on a CPU about a third; else sdpa
 
 A kernel asked for by name that cannot serve raises with the reason. It never falls back.
 """
@@ -22,15 +23,21 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from everyformer.attention.kernels import blocked, flex, reference, sdpa
+from everyformer.attention.kernels import blocked, flex, reference, sdpa, tiled
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Causal, Full, Pattern
 from everyformer.attention.rule import RuleModule
 from everyformer.attention.scene import Scene
 from everyformer.value import nearest
 
-LIVE = {"cpu": 0.35}  # by device, the share of the scores up to which blocked is the faster; 0.25 elsewhere
-KERNELS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa, "flex": flex, "blocked": blocked}
+LIVE = {"cpu": 0.35}  # by device, the share of the scores up to which a sparse kernel is the faster; 0.25 elsewhere
+KERNELS: dict[str, ModuleType] = {
+    "reference": reference,
+    "sdpa": sdpa,
+    "flex": flex,
+    "tiled": tiled,
+    "blocked": blocked,
+}
 
 
 class CannotServe(ValueError):
@@ -72,7 +79,7 @@ def choose(request: Request, kernel: str) -> ModuleType:
     if kernel == "auto":
         if request.weights_are_wanted():
             return reference
-        return blocked if _is_sparse(request) and blocked.objection(request) is None else sdpa
+        return _sparse(request) or sdpa
     if kernel not in KERNELS:
         raise ValueError(f"no kernel is named {kernel!r}; {nearest(kernel, [*KERNELS, 'auto'])}")
     if reason := KERNELS[kernel].objection(request):
@@ -80,13 +87,17 @@ def choose(request: Request, kernel: str) -> ModuleType:
     return KERNELS[kernel]
 
 
-def _is_sparse(request: Request) -> bool:
-    pattern, queries = request.pattern, request.scene.queries
-    if queries < 1024 or type(pattern) is Full or type(pattern) is Causal or torch.compiler.is_compiling():
-        return False
-    return blocked.live_share(pattern, queries, request.scene.keys, request.heads) <= LIVE.get(
-        request.scene.device.type, 0.25
-    )
+def _sparse(request: Request) -> ModuleType | None:
+    """The kernel that leaves most of the scores out, where that is worth its while."""
+    pattern, scene = request.pattern, request.scene
+    if scene.queries < 1024 or type(pattern) is Full or type(pattern) is Causal or torch.compiler.is_compiling():
+        return None
+    most = LIVE.get(scene.device.type, 0.25)
+    if tiled.objection(request) is None and tiled.live_share(request) <= most:
+        return tiled
+    if blocked.objection(request) is not None:
+        return None
+    return blocked if blocked.live_share(pattern, scene.queries, scene.keys, request.heads) <= most else None
 
 
 def _check(q_BHQE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor) -> None:

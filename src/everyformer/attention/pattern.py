@@ -334,6 +334,18 @@ def for_head(pattern: Pattern, head: int) -> Pattern:
     return pattern
 
 
+def alternatives(pattern: Pattern) -> list[Pattern]:
+    """Patterns whose union this one is."""
+    if isinstance(pattern, Or):
+        return list(pattern.parts)
+    if isinstance(pattern, And):
+        for number, part in enumerate(pattern.parts):
+            if isinstance(part, Or):
+                rest = pattern.parts[:number] + pattern.parts[number + 1 :]
+                return [And((*rest, one)) for one in part.parts]
+    return [pattern]
+
+
 def parse(text: str) -> Pattern:
     """The pattern that a text names: `causal & (window(8) | stride(8))`, as patterns print themselves."""
     try:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.kernels.sdpa import shown
-from everyformer.attention.pattern import And, Or, Pattern, Stride, bound, for_head
+from everyformer.attention.pattern import Pattern, Stride, alternatives, bound, for_head
 from everyformer.attention.scene import Scene
 
 FINEST = 16  # queries in the smallest block; larger blocks are multiples of it
@@ -157,23 +157,12 @@ def plan(pattern: Pattern, queries: int, keys: int, heads: int, device: torch.de
 def _disjoint(pattern: Pattern) -> Iterator[Pattern]:
     """The alternatives of a pattern, each without what the earlier ones see."""
     earlier: list[Pattern] = []
-    for one in _alternatives(pattern):
+    for one in alternatives(pattern):
         rest = one
         for other in earlier:
             rest = rest & ~other
         yield rest
         earlier.append(one)
-
-
-def _alternatives(pattern: Pattern) -> list[Pattern]:
-    if isinstance(pattern, Or):
-        return list(pattern.parts)
-    if isinstance(pattern, And):
-        for number, part in enumerate(pattern.parts):
-            if isinstance(part, Or):
-                rest = pattern.parts[:number] + pattern.parts[number + 1 :]
-                return [And((*rest, one)) for one in part.parts]
-    return [pattern]
 
 
 def _best(pattern: Pattern, queries: int, keys: int, heads: int) -> Part:

@@ -1,0 +1,359 @@
+"""Sparse attention without a gather: parts of a pattern that are dense attention in another view of the same memory.
+
+Queries, keys and values lie in memory as B, T, H, E. Read as more sequences or as more heads, of fewer positions each:
+
+    own(l)        within blocks of l                   B T/l, l, H, E      causal & block(l)
+    before(l)     to the block before                  the same, keys one block back; with it a window
+    residue(g)    to every g-th position               B, T/g, g H, E      causal & stride(g)
+    far(l, c)     to the last c keys of all blocks     as residue(l/c), to those keys, each repeated l/c times
+    few(l, c)     to the last c keys of one block      what far leaves out: few keys, computed literally
+
+So dense kernels serve, and no number moves. The parts of a pattern see disjoint pairs; their answers are merged by
+their log-sum-exp. Backward, each part is given the merged answer and log-sum-exp: the weights it then computes are
+those of the whole softmax, so its gradients are parts of the whole's (as between the devices in Liu et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from everyformer.attention.kernels.request import Request
+from everyformer.attention.pattern import And, Block, ByHead, Causal, Pattern, Stride, Summary, Window, alternatives
+
+aten = torch.ops.aten
+HALF = (torch.bfloat16, torch.float16)
+WIDEST = 256  # head of the flash kernels
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One view: queries from number `back` on, keys up to as many before the end, both folded."""
+
+    fold: Literal["block", "residue", "none"]
+    size: int
+    sees: Literal["causal", "all", "later", "band"]  # later: keys whose number in the tile is higher than the query's
+    back: int = 0
+    columns: int = 0  # the keys are the last so many of each block of `back`, repeated
+
+    def share(self, length: int) -> float:
+        """Of the T x T scores that are computed."""
+        return 1 / self.size if self.fold == "residue" else self.size / length
+
+
+@dataclass(frozen=True)
+class Few:
+    """The last `columns` keys of a block, of the same one or of the one `back` positions before."""
+
+    size: int
+    columns: int
+    back: int = 0
+
+    def share(self, length: int) -> float:
+        return self.columns / length
+
+
+Part = Tile | Few
+
+
+def objection(request: Request) -> str | None:
+    scene = request.scene
+    if reason := request.weights_are_wanted():
+        return reason
+    if request.terms or request.dropout:
+        return "a rule adds to the score, or weights are dropped, inside a dense kernel that does neither; use blocked"
+    if not scene.in_place or scene.queries != scene.keys:
+        return "the queries are not all the positions, each at its number (a past, padding, another sequence); use sdpa"
+    if parts_of(request) is None:
+        return f"{request.pattern} over {scene.keys} positions is no union of whole tiles; use blocked"
+    return None
+
+
+def live_share(request: Request) -> float:
+    """The share of the T x T scores that this kernel computes."""
+    parts = parts_of(request) or []
+    return sum(part.share(request.scene.keys) for one in parts for part in one) / max(1, len(parts))
+
+
+def run(request: Request) -> Tensor:
+    given = (request.q_BHQE, request.k_BHKE, request.v_BHKE)
+    width = max(x.shape[-1] for x in given)  # the dense kernels want one; zeros change nothing
+    wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in given)
+    q, k, v = (x.transpose(1, 2).contiguous() for x in wide)
+    groups = parts_of(request)
+    assert groups is not None
+    turns = len(groups)  # head h is of group h mod turns
+    answers = [
+        Merged.apply(*(x[:, :, turn::turns] for x in (q, k, v)), parts, request.scale)  # type: ignore[no-untyped-call]
+        for turn, parts in enumerate(groups)
+    ]
+    answer_BTHE = answers[0] if turns == 1 else torch.stack(answers, dim=3).flatten(2, 3)
+    return answer_BTHE.transpose(1, 2)[..., : request.v_BHKE.shape[-1]]
+
+
+def parts_of(request: Request) -> list[tuple[Part, ...]] | None:
+    """The parts of each group of heads, or None where the pattern is not made of tiles."""
+    pattern, length = request.pattern, request.scene.keys
+    patterns = pattern.patterns if isinstance(pattern, ByHead) else (pattern,)
+    if request.heads % len(patterns):
+        return None
+    fused = request.scene.device.type == "cuda" and request.q_BHQE.dtype in HALF
+    found = [tiles(one, length, fused) for one in patterns]
+    return None if any(one is None for one in found) else found  # type: ignore[return-value]
+
+
+def tiles(pattern: Pattern, length: int, fused: bool = False) -> tuple[Part, ...] | None:
+    """The disjoint parts of a causal pattern; `fused` says that one kernel knows windows."""
+    match [_without_causal(one) for one in alternatives(pattern)]:
+        case [Window(w)] if fused:
+            return (Tile("none", w, "band"),)
+        case [Window(w)]:
+            found: tuple[Part, ...] = (Tile("block", w, "causal"), Tile("block", w, "later", back=w))
+        case [Block(l)]:
+            found = (Tile("block", l, "causal"),)
+        case [Stride(g)]:
+            found = (Tile("residue", g, "causal"),)
+        case [Window(w), Stride(g)] if w == g:  # every g-th before, without the query's own, which the window has
+            near = tiles(Causal() & Window(w), length, fused)
+            return near and (*near, Tile("residue", g, "causal", back=g))
+        case [Block(l), Summary(m, c)] if l == m and l % c == 0:
+            found = (Tile("block", l, "causal"), *_far(l, c))
+        case [Summary(l, c)] if l % c == 0:
+            found = (Few(l, c), *_far(l, c))
+        case _:
+            return None
+    return found if length % found[0].size == 0 and length > found[0].size else None
+
+
+def _far(size: int, columns: int) -> tuple[Part, ...]:
+    """To the last keys of all earlier blocks. Number (n, s) of T/g rows sees keys up to number (n - 1, s): the tile has
+    all of the blocks before n - 1, and of block n - 1 those up to s; the others of that block are few."""
+    return Tile("residue", size // columns, "causal", back=size, columns=columns), Few(size, columns, back=size)
+
+
+def _without_causal(pattern: Pattern) -> Pattern | None:
+    if isinstance(pattern, And) and len(pattern.parts) == 2 and Causal() in pattern.parts:
+        return pattern.parts[0] if pattern.parts[1] == Causal() else pattern.parts[1]
+    return None
+
+
+class Merged(torch.autograd.Function):
+    """softmax over the union of the parts, from B, T, H, E to the same."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], scale: float) -> Tensor:
+        answer, total_BTH1 = _forward(parts[0], q, k, v, scale)
+        for part in parts[1:]:
+            more, more_total = _forward(part, q, k, v, scale)
+            here = slice(part.back, None)
+            before = total_BTH1[:, here]
+            both = torch.logaddexp(before, more_total)
+            some = both.masked_fill(both == -torch.inf, 0)  # a query that sees nothing answers zero
+            merged = answer[:, here] * (before - some).exp() + more * (more_total - some).exp()
+            answer = torch.cat((answer[:, : part.back], merged.to(q.dtype)), dim=1) if part.back else merged.to(q.dtype)
+            total_BTH1 = torch.cat((total_BTH1[:, : part.back], both), dim=1)
+        ctx.save_for_backward(q, k, v, answer, total_BTH1)
+        ctx.parts, ctx.scale = parts, scale
+        return answer
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        kept: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = ctx.saved_tensors
+        found = _backward(ctx.parts[0], slope, *kept, ctx.scale)
+        for part in ctx.parts[1:]:
+            for sum_, x, here in zip(found, _backward(part, slope, *kept, ctx.scale), _places(part), strict=True):
+                sum_[:, here].add_(x)
+        return *found, None, None
+
+
+def _places(part: Part) -> tuple[slice, slice, slice]:
+    keys = slice(None) if isinstance(part, Few) or part.columns else slice(None, -part.back or None)
+    return slice(part.back, None), keys, keys
+
+
+def _forward(part: Part, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The answer and the log-sum-exp of one part, of its queries: B, T', H, E and B, T', H, 1."""
+    if isinstance(part, Few):
+        score, value = _few(part, q, k, v, scale)
+        total = score.logsumexp(-1, keepdim=True)
+        weight = (score - total.masked_fill(total == -torch.inf, 0)).exp()
+        answer = weight.to(v.dtype) @ value
+        return tuple(x.transpose(2, 3).flatten(1, 2) for x in (answer, total))  # type: ignore[return-value]
+    batch = q.shape[0]
+    answer, total = _dense(part, *_folded(part, q, k, v), scale)
+    return _unfold(part, answer, batch), _unfold(part, total.transpose(1, 2)[..., None], batch)
+
+
+def _backward(
+    part: Part, slope: Tensor, q: Tensor, k: Tensor, v: Tensor, answer: Tensor, total: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What one part adds to the gradients of its queries, and of its keys and values (of all, where they are spread)."""
+    slope, answer, total = (x[:, part.back :] for x in (slope, answer, total))
+    if isinstance(part, Few):
+        return _few_backward(part, slope, q, k, v, answer, total, scale)
+    batch = q.shape[0]
+    total = _fold(part, total)[..., 0].transpose(1, 2).contiguous()
+    given = _folded(part, q, k, v)
+    found = _dense_backward(part, _fold(part, slope), *given, _fold(part, answer), total, scale)
+    to_q, to_k, to_v = (_unfold(part, x, batch) for x in found)
+    if not part.columns:
+        return to_q, to_k, to_v
+    return to_q, _spread(part, to_k, k), _spread(part, to_v, v)
+
+
+def _folded(part: Tile, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _fold(part, q[:, part.back :]), _fold(part, _keys(part, k)), _fold(part, _keys(part, v))
+
+
+def _fold(part: Tile, x_BTHE: Tensor) -> Tensor:
+    """N, T', H', E; a view, but for whole blocks of a part of each of several sequences."""
+    batch, _, heads, width = x_BTHE.shape
+    if part.fold == "block":
+        return x_BTHE.reshape(-1, part.size, heads, width)
+    return x_BTHE.reshape(batch, -1, part.size * heads, width) if part.fold == "residue" else x_BTHE
+
+
+def _unfold(part: Tile, x: Tensor, batch: int) -> Tensor:
+    heads = x.shape[2] // (part.size if part.fold == "residue" else 1)
+    return x.reshape(batch, -1, heads, x.shape[-1])
+
+
+def _keys(part: Tile, x_BTHE: Tensor) -> Tensor:
+    """The keys or values of a part, as many as queries."""
+    if not part.columns:
+        return x_BTHE[:, : x_BTHE.shape[1] - part.back]
+    last = x_BTHE.unflatten(1, (-1, part.back))[:, :-1, -part.columns :]
+    return last.flatten(1, 2).repeat_interleave(part.size, dim=1)
+
+
+def _spread(part: Tile, slope_BTHE: Tensor, x_BTHE: Tensor) -> Tensor:
+    """The gradient of all keys from that of the repeated ones."""
+    found = torch.zeros_like(x_BTHE)
+    once = slope_BTHE.unflatten(1, (-1, part.columns, part.size)).sum(3)
+    found.unflatten(1, (-1, part.back))[:, :-1, -part.columns :] = once
+    return found
+
+
+def _few(part: Few, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Scores B, N, H, l, c and values B, N, H, c, E."""
+    blocks = q.shape[1] // part.size
+    skip = part.back // part.size
+    query, key, value = (x.unflatten(1, (blocks, part.size)).transpose(2, 3) for x in (q, k, v))
+    key, value = (x[:, : blocks - skip, :, -part.columns :] for x in (key, value))
+    score = (query[:, skip:] @ key.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale
+    r, s = torch.arange(part.size, device=q.device)[:, None], torch.arange(part.columns, device=q.device)
+    seen = s > r // (part.size // part.columns) if part.back else s + (part.size - part.columns) <= r
+    return score.masked_fill(~seen, -torch.inf), value
+
+
+def _few_backward(
+    part: Few, slope: Tensor, q: Tensor, k: Tensor, v: Tensor, answer: Tensor, total: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    score, value = _few(part, q, k, v, scale)
+    blocked = [x.unflatten(1, (-1, part.size)).transpose(2, 3) for x in (slope, answer, total, q[:, part.back :], k)]
+    slope_, answer_, total_, query, key = blocked
+    weight = (score - total_.masked_fill(total_ == -torch.inf, 0)).exp()
+    to_weight = slope_ @ value.transpose(-1, -2) - (slope_.to(score.dtype) * answer_).sum(-1, keepdim=True)
+    to_score = (weight * to_weight * scale).to(q.dtype)
+    key = key[:, : value.shape[1], :, -part.columns :]
+    to_q = (to_score @ key).transpose(2, 3).flatten(1, 2)
+    to_k, to_v = torch.zeros_like(k), torch.zeros_like(v)
+    for found, x in ((to_k, to_score.transpose(-1, -2) @ query), (to_v, weight.to(v.dtype).transpose(-1, -2) @ slope_)):
+        found.unflatten(1, (-1, part.size))[:, : value.shape[1], -part.columns :] = x.transpose(2, 3)
+    return to_q, to_k, to_v
+
+
+def _dense(part: Tile, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The answer N, T, H, E and the log-sum-exp N, H, T of a dense tile."""
+    if _fused(q):
+        how = _window(part, q, k)
+        answer, total, *_ = aten._flash_attention_forward(q, k, v, None, None, *how, scale=scale, **_reach(part))
+        return answer, total
+    heads = [x.transpose(1, 2) for x in (q, k, v)]
+    mask = _mask(part, q)
+    if q.device.type == "cpu":
+        answer, total = aten._scaled_dot_product_flash_attention_for_cpu(
+            *heads, 0.0, part.sees == "causal", attn_mask=mask, scale=scale
+        )
+    else:
+        score = _score(part, heads[0], heads[1], scale)
+        total = score.logsumexp(-1)
+        answer = (score - total.masked_fill(total == -torch.inf, 0)[..., None]).exp() @ heads[2]
+    if mask is not None:  # the last query of a tile sees nothing
+        answer[:, :, -1], total[:, :, -1] = 0, -torch.inf
+    return answer.transpose(1, 2), total
+
+
+def _dense_backward(
+    part: Tile, slope: Tensor, q: Tensor, k: Tensor, v: Tensor, answer: Tensor, total: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    if _fused(q):
+        unused = (
+            torch.zeros(2, dtype=torch.uint64, device=q.device),
+            torch.zeros((), dtype=torch.uint64, device=q.device),
+        )
+        queries, keys, nothing, causal, _ = _window(part, q, k)
+        found = aten._flash_attention_backward(
+            slope,
+            q,
+            k,
+            v,
+            answer,
+            total,
+            None,
+            None,
+            queries,
+            keys,
+            nothing,
+            causal,
+            *unused,
+            scale=scale,
+            **_reach(part),
+        )
+        return found
+    slope, q, k, v, answer = (x.transpose(1, 2) for x in (slope, q, k, v, answer))
+    if q.device.type == "cpu":
+        found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            slope, q, k, v, answer, total, 0.0, part.sees == "causal", attn_mask=_mask(part, q), scale=scale
+        )
+    else:
+        weight = (_score(part, q, k, scale) - total[..., None]).exp()
+        to_score = weight * (slope @ v.transpose(-1, -2) - (slope * answer).sum(-1, keepdim=True)) * scale
+        found = to_score @ k, to_score.transpose(-1, -2) @ q, weight.transpose(-1, -2) @ slope
+    return tuple(x.transpose(1, 2) for x in found)
+
+
+def _fused(q: Tensor) -> bool:
+    return q.device.type == "cuda" and q.dtype in HALF and q.shape[-1] <= WIDEST
+
+
+def _window(part: Tile, q: Tensor, k: Tensor) -> tuple[int, int, float, bool, bool]:
+    return q.shape[1], k.shape[1], 0.0, part.sees != "all", False
+
+
+def _reach(part: Tile) -> dict[str, int]:
+    return {"window_size_left": part.size - 1, "window_size_right": 0} if part.sees == "band" else {}
+
+
+def _mask(part: Tile, q: Tensor) -> Tensor | None:
+    """What a tile adds to the scores, where its kernel does not know it."""
+    if part.sees != "later":
+        return None
+    return q.new_full((part.size, part.size), -torch.inf).tril()
+
+
+def _score(part: Tile, q: Tensor, k: Tensor, scale: float) -> Tensor:
+    score = q @ k.transpose(-1, -2) * scale
+    hidden = torch.ones(score.shape[-2:], dtype=torch.bool, device=q.device)
+    return (
+        score
+        if part.sees == "all"
+        else score.masked_fill(hidden.triu(1) if part.sees == "causal" else hidden.tril(), -torch.inf)
+    )
