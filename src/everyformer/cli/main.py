@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from cyclopts import App
 
 from everyformer import __version__
+from everyformer.cli.bench import bench
 from everyformer.cli.contracts import contracts
 from everyformer.cli.demo import demo
 from everyformer.cli.evaluate import evaluate
@@ -41,6 +42,7 @@ app.command(generate)
 app.command(family)
 app.command(show)
 app.command(contracts)
+app.command(bench)
 app.command(demo)
 
 

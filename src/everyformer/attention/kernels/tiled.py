@@ -144,20 +144,18 @@ def _without_causal(pattern: Pattern) -> Pattern | None:
 
 
 class Merged(torch.autograd.Function):
-    """softmax over the union of the parts, from B, T, H, E to the same."""
+    """softmax over the union of the parts, from B, T, H, E to the same. The first part has all queries."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], scale: float) -> Tensor:
         answer, total_BTH1 = _forward(parts[0], q, k, v, scale)
         for part in parts[1:]:
             more, more_total = _forward(part, q, k, v, scale)
-            here = slice(part.back, None)
-            before = total_BTH1[:, here]
-            both = torch.logaddexp(before, more_total)
-            some = both.masked_fill(both == -torch.inf, 0)  # a query that sees nothing answers zero
-            merged = answer[:, here] * (before - some).exp() + more * (more_total - some).exp()
-            answer = torch.cat((answer[:, : part.back], merged.to(q.dtype)), dim=1) if part.back else merged.to(q.dtype)
-            total_BTH1 = torch.cat((total_BTH1[:, : part.back], both), dim=1)
+            total = _queries(part, total_BTH1)
+            both = torch.logaddexp(total, more_total)
+            share = (more_total - both.masked_fill(both == -torch.inf, 0)).exp()  # 0 where nothing is seen
+            _queries(part, answer).lerp_(more, share.to(answer.dtype))
+            total.copy_(both)
         ctx.save_for_backward(q, k, v, answer, total_BTH1)
         ctx.parts, ctx.scale = parts, scale
         return answer
@@ -166,50 +164,70 @@ class Merged(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         kept: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = ctx.saved_tensors
-        found = _backward(ctx.parts[0], slope, *kept, ctx.scale)
-        for part in ctx.parts[1:]:
-            for sum_, x, here in zip(found, _backward(part, slope, *kept, ctx.scale), _places(part), strict=True):
-                sum_[:, here].add_(x)
-        return *found, None, None
+        sums: tuple[Tensor, ...] = ()
+        for part in ctx.parts:
+            found = _backward(part, slope, *kept, ctx.scale)
+            if not sums and isinstance(part, Tile):  # as the first it has all queries and keys
+                sums = found
+                continue
+            sums = sums or tuple(torch.zeros_like(x) for x in kept[:3])
+            for sum_, place, x in zip(sums, (_queries, _keys, _keys), found, strict=True):
+                place(part, sum_).add_(x)
+        return *sums, None, None
 
 
-def _places(part: Part) -> tuple[slice, slice, slice]:
-    keys = slice(None) if isinstance(part, Few) or part.columns else slice(None, -part.back or None)
-    return slice(part.back, None), keys, keys
+def _queries(part: Part, x_BTHE: Tensor) -> Tensor:
+    """The queries of a part: B, T', H, E."""
+    return x_BTHE[:, part.back :]
+
+
+def _keys(part: Part, x_BTHE: Tensor) -> Tensor:
+    """Its keys or values: B, T', H, E, or the last of blocks, B, N, c, H, E."""
+    if not part.columns:
+        return x_BTHE[:, : x_BTHE.shape[1] - part.back]
+    size = part.size if isinstance(part, Few) else part.back
+    blocks = x_BTHE.unflatten(1, (-1, size))
+    return blocks[:, : blocks.shape[1] - part.back // size, -part.columns :]
 
 
 def _forward(part: Part, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The answer and the log-sum-exp of one part, of its queries: B, T', H, E and B, T', H, 1."""
     if isinstance(part, Few):
-        score, value = _few(part, q, k, v, scale)
+        score, _, _, value = _few(part, q, k, v, scale)
         total = score.logsumexp(-1, keepdim=True)
-        weight = (score - total.masked_fill(total == -torch.inf, 0)).exp()
-        answer = weight.to(v.dtype) @ value
-        return tuple(x.transpose(2, 3).flatten(1, 2) for x in (answer, total))  # type: ignore[return-value]
-    batch = q.shape[0]
+        answer = (score - total.masked_fill(total == -torch.inf, 0)).exp().to(v.dtype) @ value
+        return answer.transpose(2, 3).flatten(1, 2), total.transpose(2, 3).flatten(1, 2)
     answer, total = _dense(part, *_folded(part, q, k, v), scale)
-    return _unfold(part, answer, batch), _unfold(part, total.transpose(1, 2)[..., None], batch)
+    return _unfold(part, answer, q), _unfold(part, total.transpose(1, 2)[..., None], q)
 
 
 def _backward(
     part: Part, slope: Tensor, q: Tensor, k: Tensor, v: Tensor, answer: Tensor, total: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What one part adds to the gradients of its queries, and of its keys and values (of all, where they are spread)."""
-    slope, answer, total = (x[:, part.back :] for x in (slope, answer, total))
+    """What one part adds to the gradients of its queries, keys and values."""
+    slope, answer, total = (_queries(part, x) for x in (slope, answer, total))
     if isinstance(part, Few):
-        return _few_backward(part, slope, q, k, v, answer, total, scale)
-    batch = q.shape[0]
+        score, query, key, value = _few(part, q, k, v, scale)
+        slope, answer, total = (_blocks(part, x) for x in (slope, answer, total))
+        weight = (score - total.masked_fill(total == -torch.inf, 0)).exp()
+        to_weight = slope @ value.transpose(-1, -2) - (slope.to(score.dtype) * answer).sum(-1, keepdim=True)
+        to_score = (weight * to_weight * scale).to(q.dtype)
+        to_k, to_v = to_score.transpose(-1, -2) @ query, weight.to(v.dtype).transpose(-1, -2) @ slope
+        return (to_score @ key).transpose(2, 3).flatten(1, 2), to_k.transpose(2, 3), to_v.transpose(2, 3)
     total = _fold(part, total)[..., 0].transpose(1, 2).contiguous()
     given = _folded(part, q, k, v)
     found = _dense_backward(part, _fold(part, slope), *given, _fold(part, answer), total, scale)
-    to_q, to_k, to_v = (_unfold(part, x, batch) for x in found)
-    if not part.columns:
-        return to_q, to_k, to_v
-    return to_q, _spread(part, to_k, k), _spread(part, to_v, v)
+    to_q, to_k, to_v = (_unfold(part, x, q) for x in found)
+    if part.columns:  # of the keys that were repeated
+        to_k, to_v = (x.unflatten(1, (-1, part.columns, part.size)).sum(3) for x in (to_k, to_v))
+    return to_q, to_k, to_v
 
 
 def _folded(part: Tile, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _fold(part, q[:, part.back :]), _fold(part, _keys(part, k)), _fold(part, _keys(part, v))
+    keys = (_keys(part, k), _keys(part, v))
+    if part.columns:
+        keys = tuple(x.flatten(1, 2).repeat_interleave(part.size, dim=1) for x in keys)  # type: ignore[assignment]
+    return _fold(part, _queries(part, q)), _fold(part, keys[0]), _fold(part, keys[1])
 
 
 def _fold(part: Tile, x_BTHE: Tensor) -> Tensor:
@@ -220,54 +238,22 @@ def _fold(part: Tile, x_BTHE: Tensor) -> Tensor:
     return x_BTHE.reshape(batch, -1, part.size * heads, width) if part.fold == "residue" else x_BTHE
 
 
-def _unfold(part: Tile, x: Tensor, batch: int) -> Tensor:
-    heads = x.shape[2] // (part.size if part.fold == "residue" else 1)
-    return x.reshape(batch, -1, heads, x.shape[-1])
+def _unfold(part: Tile, x: Tensor, like_BTHE: Tensor) -> Tensor:
+    return x.reshape(like_BTHE.shape[0], -1, like_BTHE.shape[2], x.shape[-1])
 
 
-def _keys(part: Tile, x_BTHE: Tensor) -> Tensor:
-    """The keys or values of a part, as many as queries."""
-    if not part.columns:
-        return x_BTHE[:, : x_BTHE.shape[1] - part.back]
-    last = x_BTHE.unflatten(1, (-1, part.back))[:, :-1, -part.columns :]
-    return last.flatten(1, 2).repeat_interleave(part.size, dim=1)
+def _blocks(part: Few, x_BTHE: Tensor) -> Tensor:
+    """B, N, H, l, E."""
+    return x_BTHE.unflatten(1, (-1, part.size)).transpose(2, 3)
 
 
-def _spread(part: Tile, slope_BTHE: Tensor, x_BTHE: Tensor) -> Tensor:
-    """The gradient of all keys from that of the repeated ones."""
-    found = torch.zeros_like(x_BTHE)
-    once = slope_BTHE.unflatten(1, (-1, part.columns, part.size)).sum(3)
-    found.unflatten(1, (-1, part.back))[:, :-1, -part.columns :] = once
-    return found
-
-
-def _few(part: Few, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Scores B, N, H, l, c and values B, N, H, c, E."""
-    blocks = q.shape[1] // part.size
-    skip = part.back // part.size
-    query, key, value = (x.unflatten(1, (blocks, part.size)).transpose(2, 3) for x in (q, k, v))
-    key, value = (x[:, : blocks - skip, :, -part.columns :] for x in (key, value))
-    score = (query[:, skip:] @ key.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale
+def _few(part: Few, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores B, N, H, l, c, and the queries, keys and values they are of, alike."""
+    query, (key, value) = _blocks(part, _queries(part, q)), (_keys(part, x).transpose(2, 3) for x in (k, v))
+    score = (query @ key.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale
     r, s = torch.arange(part.size, device=q.device)[:, None], torch.arange(part.columns, device=q.device)
     seen = s > r // (part.size // part.columns) if part.back else s + (part.size - part.columns) <= r
-    return score.masked_fill(~seen, -torch.inf), value
-
-
-def _few_backward(
-    part: Few, slope: Tensor, q: Tensor, k: Tensor, v: Tensor, answer: Tensor, total: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    score, value = _few(part, q, k, v, scale)
-    blocked = [x.unflatten(1, (-1, part.size)).transpose(2, 3) for x in (slope, answer, total, q[:, part.back :], k)]
-    slope_, answer_, total_, query, key = blocked
-    weight = (score - total_.masked_fill(total_ == -torch.inf, 0)).exp()
-    to_weight = slope_ @ value.transpose(-1, -2) - (slope_.to(score.dtype) * answer_).sum(-1, keepdim=True)
-    to_score = (weight * to_weight * scale).to(q.dtype)
-    key = key[:, : value.shape[1], :, -part.columns :]
-    to_q = (to_score @ key).transpose(2, 3).flatten(1, 2)
-    to_k, to_v = torch.zeros_like(k), torch.zeros_like(v)
-    for found, x in ((to_k, to_score.transpose(-1, -2) @ query), (to_v, weight.to(v.dtype).transpose(-1, -2) @ slope_)):
-        found.unflatten(1, (-1, part.size))[:, : value.shape[1], -part.columns :] = x.transpose(2, 3)
-    return to_q, to_k, to_v
+    return score.masked_fill(~seen, -torch.inf), query, key, value
 
 
 def _dense(part: Tile, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,77 @@
+"""`everyformer bench`: how fast the library is on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.table import Table
+
+from everyformer.cli.terminal import console, next_command
+
+bench = App(name="bench", help="Measure on this machine.", help_format="plaintext")
+
+
+@bench.command
+def attention(
+    *kinds: str,
+    lengths: Annotated[str | None, Parameter(show_default=False)] = None,
+    device: str = "auto",
+    heads: int = 8,
+    width: int = 64,
+    repeats: int = 5,
+) -> int:
+    """Sparse attention against dense causal attention: time and memory of a forward and backward pass.
+
+    Parameters
+    ----------
+    kinds
+        Which, as local strided; without any, all of them.
+    lengths
+        Positions, as 1024,4096; without it 1,024 to 16,384, on a GPU 16,384 and 65,536.
+    device
+        cpu, cuda, or what is there. On a GPU in bf16, 65,536 positions at a time; else in fp32, one sequence.
+    heads
+        How many heads.
+    width
+        How wide a head is.
+    repeats
+        How often each is measured; the median counts.
+    """
+    from everyformer.study.bench import KINDS, exponent
+    from everyformer.study.bench import bench as measure
+    from everyformer.train.distributed import find_device
+
+    here = find_device(device)
+    usual = "16384,65536" if here.type == "cuda" else "1024,2048,4096,8192,16384"
+    sizes = _numbers(lengths or usual)
+    if min(heads, width, repeats) < 1:
+        raise ValueError(f"heads, width and repeats are {heads}, {width} and {repeats}; give at least 1 of each")
+    screen = console()
+    table = Table("kind", "positions", "batch", "ms", "against dense", "MiB", box=None, pad_edge=False)
+    rows = []
+    for row in measure(sizes, here, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
+        rows.append(row)
+        dense = next(one for one in rows if (one.kind, one.length) == ("dense", row.length))
+        faster, mib = f"{dense.time / row.time:.2f}x", f"{row.memory / 2**20:,.0f}"
+        table.add_row(row.kind, f"{row.length:,}", str(row.batch), f"{row.time:.2f}", faster, mib)
+    screen.print(table)
+    if len(sizes) > 1:
+        screen.print()
+        for kind in dict.fromkeys(row.kind for row in rows):
+            mine = [row for row in rows if row.kind == kind]
+            time = exponent((row.length, row.time / row.batch) for row in mine)
+            memory = exponent((row.length, row.memory / row.batch) for row in mine)
+            screen.print(f"{kind:<10} grows with the length to the power {time:.2f} in time, {memory:.2f} in memory")
+    next_command(screen, "bench attention dense local --lengths 1024,2048")
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = [int(one) for one in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 2:
+        raise ValueError(f"--lengths {text} is not a list of positions; write for example 1024,4096")
+    return found

@@ -1,0 +1,121 @@
+"""How long attention takes, and how much memory, as sequences grow: every sparse kind against dense causal attention.
+
+    for row in bench([1024, 4096], torch.device("cpu")): print(row)
+
+A measurement is one forward and backward pass of `attend` by the kernel that `auto` takes. All kinds of one length are
+measured in turn, several times over, and the median counts; so what else the machine does falls on all alike. Memory is
+that of the tensors alive at the peak of such a pass, besides its inputs, as torch asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from everyformer.attention.attend import attend
+from everyformer.attention.pattern import Causal, Pattern, Window, fixed, strided
+from everyformer.attention.relative import FourTerm
+from everyformer.attention.rule import Rule
+from everyformer.study.tally import Tally
+from everyformer.value import nearest
+
+TOKENS = 65_536  # in a pass on a GPU: as many sequences as make so many
+Kind = Callable[[int], tuple[Pattern, tuple[Rule, ...]]]
+
+KINDS: dict[str, Kind] = {
+    "dense": lambda length: (Causal(), ()),
+    "local": lambda length: (Causal() & Window(256), ()),
+    "fixed": lambda length: (_either(fixed(128, 8)), ()),
+    "strided": lambda length: (_either(strided(2 ** round(math.log2(length) / 2))), ()),
+    "relative": lambda length: (Causal(), (FourTerm(64),)),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind at one length: milliseconds, and bytes at the peak."""
+
+    kind: str
+    length: int
+    batch: int
+    time: float
+    memory: int
+
+
+def bench(
+    lengths: Iterable[int],
+    device: torch.device,
+    *,
+    kinds: Sequence[str] = tuple(KINDS),
+    heads: int = 8,
+    width: int = 64,
+    repeats: int = 5,
+) -> Iterator[Row]:
+    """Rows, length by length. Dense attention is always among them, to compare with."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ValueError(f"no kind of attention is named {kind!r}; {nearest(kind, KINDS)}")
+    kinds = ["dense", *(kind for kind in kinds if kind != "dense")]
+    half = device.type == "cuda"
+    for length in lengths:
+        batch = max(1, TOKENS // length) if half else 1
+        # Lying in memory as heads are when they are made.
+        given = [torch.randn(batch, length, heads, width, device=device) for _ in range(3)]
+        qkv = [x.to(torch.bfloat16 if half else x.dtype).transpose(1, 2).requires_grad_() for x in given]
+        passes = {kind: _pass(KINDS[kind](length), qkv) for kind in kinds}
+        memory = {kind: _memory(one, device) for kind, one in passes.items()}  # and a first time, which does not count
+        times: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for _ in range(repeats):
+            for kind, one in passes.items():
+                times[kind].append(_time(one, device))
+        for kind in kinds:
+            yield Row(kind, length, batch, statistics.median(times[kind]), memory[kind])
+
+
+def exponent(pairs: Iterable[tuple[float, float]]) -> float:
+    """The p of y ~ x^p that fits best (least squares of the logarithms)."""
+    x, y = zip(*((math.log(a), math.log(b)) for a, b in pairs), strict=True)
+    return statistics.linear_regression(x, y).slope
+
+
+def _either(patterns: tuple[Pattern, Pattern]) -> Pattern:
+    """Both sets of a Sparse Transformer in one head."""
+    return patterns[0] | patterns[1]
+
+
+def _pass(kind: tuple[Pattern, tuple[Rule, ...]], qkv: list[Tensor]) -> Callable[[], None]:
+    pattern, rules = kind
+    heads, width, q = qkv[0].shape[1], qkv[0].shape[3], qkv[0]
+    modules = [rule.build(heads, width, width).to(q.device, q.dtype) for rule in rules]
+    weights = [*qkv, *(weight for module in modules for weight in module.parameters())]
+    slope = torch.randn_like(q)
+
+    def once() -> None:
+        torch.autograd.grad(attend(qkv[0], qkv[1], qkv[2], pattern, modules), weights, slope)
+
+    return once
+
+
+def _time(once: Callable[[], None], device: torch.device) -> float:
+    if device.type == "cuda":
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        once()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+    began = time.perf_counter()
+    once()
+    return 1000 * (time.perf_counter() - began)
+
+
+def _memory(once: Callable[[], None], device: torch.device) -> int:
+    with Tally(device) as tally:
+        once()
+    return tally.peak

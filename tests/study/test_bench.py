@@ -1,0 +1,50 @@
+"""The bench of attention: what it measures is what it says, and its verb answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from everyformer.cli.main import main
+from everyformer.study.bench import KINDS, bench, exponent
+
+
+def test_rows_come_for_every_kind_and_length_with_dense_first():
+    rows = list(bench([16, 256], torch.device("cpu"), heads=1, width=8, repeats=1))
+    assert [(row.length, row.kind) for row in rows] == [(length, kind) for length in (16, 256) for kind in KINDS]
+    assert all(row.time > 0 and row.memory > 0 and row.batch == 1 for row in rows)
+
+
+def test_memory_is_that_of_the_tensors():
+    """The flash kernel keeps the answer and a number for each query; the pass ends with three gradients."""
+    length, width = 64, 8
+    (row,) = bench([length], torch.device("cpu"), kinds=["dense"], heads=1, width=width, repeats=1)
+    kept = 4 * length * (width + 1)
+    assert kept < row.memory <= kept + 8 * 4 * length * width
+
+
+@pytest.mark.parametrize("power", [1.0, 1.5, 2.0])
+def test_the_exponent_of_a_power_is_its_exponent(power):
+    assert exponent((x, 7 * x**power) for x in (1024, 4096, 16384)) == pytest.approx(power)
+
+
+def test_the_verb_prints_a_table_and_how_each_kind_grows(capsys):
+    words = "bench attention strided --lengths 64,256 --heads 1 --width 8 --repeats 1 --device cpu"
+    assert main(words.split()) == 0
+    out = capsys.readouterr().out
+    assert (
+        "against dense" in out and "strided    grows with the length to the power" in out and "next: everyformer" in out
+    )
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        ("strid", "no kind of attention is named 'strid'; did you mean strided"),
+        ("--lengths none", "--lengths none is not a list of positions"),
+        ("--heads 0", "give at least 1 of each"),
+    ],
+)
+def test_bad_input_is_refused(words, reason, capsys):
+    assert main(["bench", "attention", *words.split()]) == 2
+    assert reason in capsys.readouterr().err
