@@ -52,6 +52,17 @@ def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
 def test_data_come_from_standard_input(place, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((place / "text.txt").read_bytes())))
     assert main(["train", "byte-language", "--size", "tiny", "--data", "-", *SMALL, "run.steps=1", "--out", "run"]) == 0
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    assert main(["generate", "run", "--tokens", "3"]) == 0
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "characters"])
+def test_a_run_writes_when_its_data_are_gone(place, capsys, tokenizer):
+    assert train("--out", "run", f"task.tokenizer={tokenizer}") == 0
+    (place / "text.txt").unlink()
+    assert main(["generate", "run", "--prompt", "to be", "--tokens", "3"]) == 0
+    assert "to be" in capsys.readouterr().out
+    assert main(["evaluate", "run"]) == 2
 
 
 def test_changed_data_are_not_evaluated_and_a_refused_setting_is_not_kept(place, capsys):

@@ -113,7 +113,7 @@ def test_a_run_goes_on_with_its_tokenizer(poem, tmp_path, kind):
 def test_bad_data_are_refused(tmp_path, content, fields, message):
     (tmp_path / "a.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
-        opened(str(tmp_path / "a.txt"), **fields)
+        opened(str(tmp_path / "a.txt"), **fields).examples()
 
 
 def test_binary_data_can_be_learned_as_bytes(tmp_path):

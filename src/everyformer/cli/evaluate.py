@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -57,7 +57,7 @@ def evaluate(
     """
     from everyformer.train.finished import open_run
 
-    options = {name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None}
+    options: dict[str, Any] = {name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None}
     found = open_run(run, step=step, device=device, **options)
     if compiled:
         found.network.compile()

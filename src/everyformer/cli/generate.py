@@ -58,7 +58,7 @@ def generate(
     """
     from everyformer.train.finished import open_run
 
-    found = open_run(run, step=step, device=device)
+    found = open_run(run, step=step, device=device, data=False)
     choices = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     screen = console()
     if stream:

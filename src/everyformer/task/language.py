@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -69,31 +70,39 @@ class LanguageWork(Work):
             folder,
             task.tokenizer_files,
         )
-        self.splits = {split: tokens(text, split, self.tokenizer) for split in text.splits}
-        for split, token_N in self.splits.items():
+
+    @cached_property
+    def splits(self) -> dict[str, Ids]:
+        """The tokens of each, encoded when they are first needed: whoever only writes needs none."""
+        found = {split: tokens(self.text, split, self.tokenizer) for split in self.text.splits}
+        for split, token_N in found.items():
             if len(token_N) < 2:
-                raise ValueError(f"{text.name} has {len(token_N)} tokens for {split}; give more text")
-        self.bytes_per_target = len(text.splits["train"]) / len(self.splits["train"])
+                raise ValueError(f"{self.text.name} has {len(token_N)} tokens for {split}; give more text")
+        return found
+
+    @cached_property
+    def bytes_per_target(self) -> float:  # type: ignore[override]
+        return len(self.text.splits["train"]) / len(self.splits["train"])
 
     def changes(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary}
 
     def examples(self) -> int:
-        return len(self.splits["train"]) - 1
+        found = len(self.splits["train"])
+        if self.context is not None and found <= self.context:
+            raise ValueError(
+                f"a context of {self.context} is longer than the {found} tokens of {self.text.name}; "
+                "lower model.context or give more text"
+            )
+        return found - 1
 
     def fit(self, value: Model | EncoderDecoder) -> None:
         value = sequence(value, "language")
         self.head = which(value, LanguageHead, "language")
         self.carries = value.memory > 0
         limit = (self.task.segment or value.memory) if self.carries else value.position and value.position.limit()
-        context = self.context or limit or CONTEXT
-        if len(self.splits["train"]) <= context:
-            raise ValueError(
-                f"a context of {context} is longer than the {len(self.splits['train'])} tokens of {self.text.name}; "
-                "lower model.context or give more text"
-            )
+        self.context = self.context or limit or CONTEXT
         check_vocabulary(value, self.tokenizer.vocabulary, self.text.name)
-        self.context = context
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         assert self.context is not None

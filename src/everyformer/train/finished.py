@@ -61,9 +61,17 @@ class Finished:
 
 
 def open_run(
-    folder: str | Path, *, step: int | Literal["best"] | None = None, device: str = "auto", **changes: Any
+    folder: str | Path,
+    *,
+    step: int | Literal["best"] | None = None,
+    device: str = "auto",
+    data: bool = True,
+    **changes: Any,
 ) -> Finished:
-    """The run in a folder at its last checkpoint, at `step`, or at the best one. `changes` are fields of its task."""
+    """The run in a folder at its last checkpoint, at `step`, or at the best one. `changes` are fields of its task.
+
+    Without `data` it can only write, and what it learned from need not be there any more.
+    """
     folder = Path(folder)
     recipe = read_recipe(folder)
     if changes:
@@ -73,7 +81,7 @@ def open_run(
         recipe = msgspec.structs.replace(recipe, task=msgspec.structs.replace(recipe.task, **changes))  # type: ignore[type-var]
     step = checkpoint.find(folder, step)
     state = checkpoint.check(folder, step)
-    work = recipe.task.open(recipe.data, recipe.model.get("context"), folder)
+    work = recipe.task.open(recipe.data if data else None, recipe.model.get("context"), folder)
     value = read_model(folder)
     work.fit(value)
     network = value.build()
