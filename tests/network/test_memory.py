@@ -91,12 +91,14 @@ def test_segments_with_enough_memory_are_one_long_pass(hidden: bool, wiring: Any
 @pytest.mark.spec(88)
 @pytest.mark.parametrize("hidden", [True, False])
 def test_a_mask_of_equal_length_makes_the_memory_enough(hidden: bool) -> None:
-    """The code's same_length is causal & window(memory): then segments of any length are one long pass, exactly."""
+    """The code's same_length is causal & window(memory): then segments of any length are one long pass, exactly.
+
+    A token sees itself and 3 before it: of a memory of 4 these 3 are kept."""
     network, x_BT = ready(model("causal & window(4)", memory=4, rules=(FourTerm(4),))), tokens(2, 13)
     for length in (1, 3, 7):
         found, past = read(network, x_BT, length, Past(hidden=hidden))
         close(found, network(x_BT).hidden)
-        assert past.length == 4 and all(type(one) is (Hidden if hidden else Keys) for one in past.layers)
+        assert past.length == 3 and all(type(one) is (Hidden if hidden else Keys) for one in past.layers)
 
 
 @pytest.mark.spec(88)

@@ -116,12 +116,33 @@ def soft_mask(z: Tensor, ramp: int, distance: int) -> Tensor:
     return ((ramp + z - distance) / ramp).clamp(0, 1)
 
 
-def adaptive_span(q_QE: Tensor, k_KE: Tensor, v_KE: Tensor, z: Tensor, ramp: int, first: int = 0) -> Tensor:
-    """Sukhbaatar et al. 2019, eq. 5: a_ij = m_z(i-j) exp(s_ij) / sum_r m_z(i-r) exp(s_ir), over the keys up to i."""
+def adaptive_span(
+    q_QE: Tensor,
+    k_KE: Tensor,
+    v_KE: Tensor,
+    z: Tensor,
+    ramp: int,
+    longest: int,
+    first: int = 0,
+    nearest: int = 0,
+    p_RE: Tensor | None = None,
+) -> Tensor:
+    """Sukhbaatar et al. 2019, eq. 1 and 5, the keys `nearest` to `longest` positions back (the paper: 1 to S).
+
+    s_ij = q_i . (k_j + p_{i-j}) / sqrt(d), a_ij = m_z(i-j) exp(s_ij) / sum_r m_z(i-r) exp(s_ir); z is one number, or one for
+    each query. Query number 0 stands at position `first`; one that sees nothing answers zero.
+    """
     rows = []
-    for i, q in enumerate(q_QE, first):
-        score = torch.stack([q @ k_KE[j] / math.sqrt(len(q)) for j in range(i + 1)])
-        mask = torch.stack([soft_mask(z, ramp, i - j) for j in range(i + 1)])
-        share = mask * torch.exp(score - score.max().detach())
-        rows.append(share @ v_KE[: i + 1] / share.sum())
+    for i, q, z_i in zip(range(first, first + len(q_QE)), q_QE, z.expand(len(q_QE)), strict=True):
+        total, answer = torch.zeros(()), torch.zeros(v_KE.shape[1])
+        for distance in range(nearest, min(longest, i) + 1):
+            k = k_KE[i - distance] if p_RE is None else k_KE[i - distance] + p_RE[distance]
+            share = soft_mask(z_i, ramp, distance) * torch.exp(q @ k / math.sqrt(len(q)))
+            total, answer = total + share, answer + share * v_KE[i - distance]
+        rows.append(answer / total if total > 0 else answer)
     return torch.stack(rows)
+
+
+def dynamic_span(x_D: Tensor, v_D: Tensor, b: Tensor, longest: int) -> Tensor:
+    """Sukhbaatar et al. 2019, eq. 7: z_t = S sigma(v . x_t + b)."""
+    return longest / (1 + torch.exp(-(v_D @ x_D + b)))

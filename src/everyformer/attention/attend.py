@@ -13,11 +13,15 @@ A query that sees nothing answers zero. Every kernel computes this same thing; w
                 at most a quarter of the scores, on a CPU about a third; else sdpa
 
 A kernel asked for by name that cannot serve raises with the reason. It never falls back.
+
+What no query can see is not computed: blocked gathers by the pattern and by the sight of the rules, and sdpa is given only the
+keys from the first one that any query sees on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 
 import torch
@@ -25,8 +29,8 @@ from torch import Tensor
 
 from everyformer.attention.kernels import blocked, flex, reference, sdpa, tiled
 from everyformer.attention.kernels.request import Request
-from everyformer.attention.pattern import Causal, Full, Pattern
-from everyformer.attention.rule import RuleModule
+from everyformer.attention.pattern import Causal, Full, Pattern, far
+from everyformer.attention.rule import RuleModule, Term, narrowed
 from everyformer.attention.scene import Scene
 from everyformer.value import nearest
 
@@ -63,15 +67,43 @@ def attend(
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}: it is a probability; give 0 or more and less than 1")
     scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
+    pattern = Full() if pattern is None else pattern
+    seen = narrowed(pattern, rules, scene)
+    end = None if torch.compiler.is_compiling() else far(seen)
+    scene = scene if end is None else replace(scene, far=end)
     q, k = q_BHQE, k_BHKE  # a rule may make them wider
     for rule in rules:
         q, k = rule.turn(q, k, scene)
     terms = tuple(term for rule in rules if (term := rule.score(q, k, scale, scene)) is not None)
+    scene.costs.extend(cost for rule in rules if (cost := rule.penalty(scene)) is not None)
     answers = tuple(rule for rule in rules if rule.needs_weights)
-    pattern = Full() if pattern is None else pattern
-    request = Request(q, k, v_BHKE, pattern, terms, answers, scene, scale, dropout)
-    answer: Tensor = choose(request, kernel or scene.kernel).run(request)
+    request = Request(q, k, v_BHKE, seen, terms, answers, scene, scale, dropout)
+    chosen = choose(request, kernel or scene.kernel)
+    if chosen is not blocked and seen is not pattern:
+        request = replace(request, pattern=pattern)  # the terms hide the rest, and one mask serves every layer
+    if chosen is sdpa and end is not None:
+        request = _in_sight(request, end)
+    answer: Tensor = chosen.run(request)
     return answer
+
+
+def _in_sight(request: Request, end: int) -> Request:
+    """The request without the first keys, where they are too far away for every query."""
+    scene = request.scene.nearer(end)
+    count = request.scene.keys - scene.keys
+    if count == 0:
+        return request
+
+    def later(term: Term) -> Term:
+        return lambda b, h, i, j: term(b, h, i, j + count)
+
+    return replace(
+        request,
+        k_BHKE=request.k_BHKE[:, :, count:],
+        v_BHKE=request.v_BHKE[:, :, count:],
+        terms=tuple(map(later, request.terms)),
+        scene=scene,
+    )
 
 
 def choose(request: Request, kernel: str) -> ModuleType:

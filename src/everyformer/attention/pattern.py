@@ -323,6 +323,17 @@ def bound(pattern: Pattern) -> Pattern:
     return pattern
 
 
+def far(pattern: Pattern) -> int | None:
+    """A distance beyond which nobody sees anybody, or None where the pattern sets no end."""
+    if isinstance(pattern, Window | Block):
+        return pattern.size - 1
+    ends = [far(part) for part in pattern.children()]
+    known = [end for end in ends if end is not None]
+    if isinstance(pattern, And):
+        return min(known, default=None)
+    return max(known) if isinstance(pattern, Or | ByHead) and len(known) == len(ends) else None
+
+
 def for_head(pattern: Pattern, head: int) -> Pattern:
     """The pattern as one head has it, with every ByHead resolved."""
     if isinstance(pattern, ByHead):

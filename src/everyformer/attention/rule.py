@@ -1,14 +1,17 @@
 """Rules: how strongly a query sees a key, by where the two stand.
 
-A rule is a value (its numbers) that builds a module (its weights) with any of four hooks:
+A rule is a value (its numbers) that builds a module (its weights) with any of these hooks:
 
     turn(q, k, scene)          -> q, k      changes queries and keys before their product, and may widen both
     score(q, k, scale, scene)  -> term      term(b, h, i, j) is added to the score of query number i and key number j
     answer(weights, scene)     -> BHQE      is added to the answer; needs the weights, so only the reference serves it
-    penalty()                  -> a cost    is added to the loss
+    penalty(scene)             -> a cost    is added to the loss, once for each attention
+    sight(scene)               -> pattern   what may be seen at all with the weights as they are: kernels skip the rest
+    settle()                                after each change of the weights: bring back what has left its range
 
 `term` is elementwise like a pattern, so the same body serves a dense bias, a FlexAttention score and a gathered block.
 i and j number the rows of q and k; `scene.query_at(b, i)` and `scene.key_at(b, j)` tell the positions.
+A rule that is `shared` has one module for all layers of a stack.
 
 Papers: Su et al. 2021 (rotary), Press et al. 2021 (ALiBi), Shaw et al. 2018, Raffel et al. 2019 (T5), Wu et al. 2021
 (image-relative bias).
@@ -18,12 +21,13 @@ Departures: T5 omits the 1/sqrt(d) scale; here the scale belongs to the heads an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from everyformer.attention.pattern import Pattern
 from everyformer.attention.scene import Scene
 from everyformer.value import Count, Positive, Size, Value
 
@@ -34,6 +38,7 @@ class Rule:
     """How strongly. A value that builds the module of one attention with so many heads, keys and values so wide."""
 
     __slots__ = ()
+    shared = False
 
     def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
         raise NotImplementedError
@@ -43,6 +48,7 @@ class RuleModule(nn.Module):
     """The hooks, each doing nothing until a rule defines it."""
 
     needs_weights = False  # does `answer` do anything?
+    reads_inputs = False  # does it read `scene.x_BQD`?
 
     def turn(self, q_BHQE: Tensor, k_BHKE: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
         return q_BHQE, k_BHKE
@@ -53,8 +59,24 @@ class RuleModule(nn.Module):
     def answer(self, weights_BHQK: Tensor, scene: Scene) -> Tensor | None:
         return None
 
-    def penalty(self) -> Tensor | None:
+    def penalty(self, scene: Scene) -> Tensor | None:
         return None
+
+    def sight(self, scene: Scene | None) -> Pattern | None:
+        """Without a scene: in any that may come."""
+        return None
+
+    def settle(self) -> None:
+        return None
+
+
+def narrowed(pattern: Pattern, rules: Iterable[RuleModule], scene: Scene | None = None) -> Pattern:
+    """What is left of a pattern by the rules' sight. A compiled graph does not look at weights and has all of it."""
+    if not torch.compiler.is_compiling():
+        for rule in rules:
+            seen = rule.sight(scene)
+            pattern = pattern if seen is None else pattern & seen
+    return pattern
 
 
 class Rotary(Rule, Value, frozen=True):
@@ -119,32 +141,35 @@ def alibi_slopes(heads: int) -> list[float]:
 class Shaw(Rule, Value, frozen=True):
     """Relative position representations: e_ij = q_i (k_j + a^K_r) / sqrt(E), z_i = sum_j w_ij (v_j + a^V_r).
 
-    r = clip(j - i, -reach, reach); the vectors a are learned and shared by the heads, as in the paper.
+    r = clip(j - i, -reach, reach); the vectors a are learned and shared by the heads, as in the paper. Without `ahead` there
+    are none for r > 0, and such keys count as at r = 0.
     """
 
     reach: Size = 16
     values: bool = False
+    ahead: bool = True
+    shared: bool = False
 
     def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
-        return ShawRule(self.reach, key_width, value_width if self.values else 0)
+        return ShawRule(self, key_width, value_width if self.values else 0)
 
 
 class ShawRule(RuleModule):
-    def __init__(self, reach: int, key_width: int, value_width: int):
+    def __init__(self, value: Shaw, key_width: int, value_width: int):
         super().__init__()
-        self.reach, self.needs_weights = reach, value_width > 0
-        rows = 2 * reach + 1
+        self.back, self.ahead, self.needs_weights = value.reach, value.reach if value.ahead else 0, value_width > 0
+        rows = self.back + 1 + self.ahead
         self.key_RE = nn.Parameter(torch.randn(rows, key_width) * key_width**-0.5)
         self.value_RE = nn.Parameter(torch.randn(rows, value_width) * value_width**-0.5) if value_width else None
 
-    def _row(self, q: Tensor, k: Tensor) -> Tensor:
-        return (k - q).clamp(-self.reach, self.reach) + self.reach
-
     def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
-        term_BHQR = q_BHQE @ self.key_RE.to(q_BHQE.dtype).T * scale
+        back, ahead = scene.within(self.back), scene.within(self.ahead)  # of thousands of rows few may be in sight
+        used_RE = self.key_RE[self.back - back : self.back + ahead + 1]
+        term_BHQR = q_BHQE @ used_RE.to(q_BHQE.dtype).T * scale
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            return term_BHQR[b, h, i, self._row(scene.query_at(b, i), scene.key_at(b, j))]
+            row = (scene.key_at(b, j) - scene.query_at(b, i)).clamp(-back, ahead) + back
+            return term_BHQR[b, h, i, row]
 
         return term
 
@@ -152,8 +177,9 @@ class ShawRule(RuleModule):
         if self.value_RE is None:
             return None
         q_BQ, k_BK = scene.query_positions(), scene.key_positions()
-        row_BHQK = self._row(q_BQ[:, None, :, None], k_BK[:, None, None, :]).expand_as(weights_BHQK)
-        share_BHQR = weights_BHQK.new_zeros(*weights_BHQK.shape[:3], 2 * self.reach + 1)
+        row_BHQK = (k_BK[:, None, None, :] - q_BQ[:, None, :, None]).clamp(-self.back, self.ahead) + self.back
+        row_BHQK = row_BHQK.expand_as(weights_BHQK)
+        share_BHQR = weights_BHQK.new_zeros(*weights_BHQK.shape[:3], len(self.value_RE))
         return share_BHQR.scatter_add(-1, row_BHQK, weights_BHQK) @ self.value_RE.to(weights_BHQK.dtype)
 
 

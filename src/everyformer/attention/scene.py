@@ -7,7 +7,7 @@ over what is visible, so a sequence has the same positions wherever its padding 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +25,7 @@ class Probe:
     """
 
     weights: list[Tensor] = field(default_factory=list)  # BHQK of each attention, in the order of execution
+    spans: list[Tensor] = field(default_factory=list)  # BHQ of each attention that has them: how far a query looks
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,11 @@ class Scene:
     kernel: str = "auto"
     probe: Probe | None = None
     hidden: bool = False  # the past keeps what enters a layer, not its keys
+    x_BQD: Tensor | None = None  # what the queries are made of, for rules that read it
+    far: int | None = None  # no query sees a key further away than this, as far as that is known
+    costs: list[Tensor] = field(default_factory=list, compare=False, repr=False)  # what rules add to the loss
     masks: dict[tuple[int, int, int], tuple[Pattern, Tensor]] = field(default_factory=dict, compare=False, repr=False)
+    shorter: dict[int, Scene] = field(default_factory=dict, compare=False, repr=False)  # by distance, without what is further
 
     @property
     def in_place(self) -> bool:
@@ -75,6 +80,35 @@ class Scene:
     def visible_BQ(self) -> Tensor | None:
         """Which queries are real, or None when all are."""
         return None if self.in_place else self.query_positions() >= 0
+
+    def within(self, distance: int) -> int:
+        """The distance, or less where no query sees a key so far away."""
+        if self.far is not None:
+            distance = min(distance, self.far)
+        return min(distance, self.keys - 1) if self.in_place else distance
+
+    def nearer(self, distance: int) -> Scene:
+        """The scene without the first keys that stand further than the distance from every query; the others stay there."""
+        if distance not in self.shorter:
+            count = self._beyond(distance)
+            if count == 0:
+                return self
+            key_BK = self.key_positions()[:, count:]
+            self.shorter[distance] = replace(self, keys=self.keys - count, key_BK=key_BK, masks={}, shorter={})
+        # Masks are kept from attention to attention, what only this one knows is not.
+        return replace(self.shorter[distance], x_BQD=self.x_BQD, far=self.far)
+
+    def _beyond(self, distance: int) -> int:
+        """How many of the first keys are too far away for every query; never a query itself."""
+        before = self.keys - self.queries
+        if self.in_place:
+            return max(0, before - distance)
+        if self.query_BQ is not None or self.key_BK is None:
+            return 0
+        query_BQ = self.key_BK[:, before:]
+        nearest_B1 = torch.where(query_BQ >= 0, query_BQ, query_BQ.max()).amin(1, keepdim=True)
+        unseen_BM = self.key_BK[:, :before] < (nearest_B1 - distance).clamp(min=0)
+        return int(unseen_BM.all(0).long().cumprod(0).sum())
 
     def indices(self, batch: int, heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """b, h, i, j, shaped so that arithmetic on them broadcasts to B, H, Q, K."""

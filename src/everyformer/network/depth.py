@@ -6,7 +6,7 @@ with weights of their own, going round the given ones in turn (one: all alike; t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from everyformer.attention.attend import attend
 from everyformer.attention.heads import Heads
-from everyformer.attention.pattern import Full, Pattern
-from everyformer.attention.rule import Rule, RuleModule
+from everyformer.attention.pattern import Full, Pattern, far
+from everyformer.attention.rule import Rule, RuleModule, narrowed
 from everyformer.attention.scene import Scene
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.past import Entry, Hidden, Keys
@@ -89,12 +89,25 @@ class AttentionLayer(nn.Module):
         self.heads = value.heads.build(width)
         sizes = (self.heads.heads, self.heads.key_width, self.heads.value_width)
         self.rules = nn.ModuleList(rule.build(*sizes) for rule in value.rules)
-        self.pattern, self.dropout = value.pattern, value.dropout
+        self.pattern, self.dropout, self.values = value.pattern, value.dropout, value.rules
+
+    def share(self, known: dict[Any, nn.Module]) -> None:
+        """Take the modules of shared rules from what earlier attentions had, and leave the others for later ones."""
+        for number, rule in enumerate(self.values):
+            if rule.shared:
+                key = (rule, self.heads.heads, self.heads.key_width, self.heads.value_width)
+                self.rules[number] = known.setdefault(key, self.rules[number])
+
+    def far(self) -> int | None:
+        """How far away the farthest key can be that is seen with the weights as they are; None: there is no end."""
+        return None if torch.compiler.is_compiling() else far(narrowed(self.pattern, self.rules))  # type: ignore[arg-type]
 
     def forward(self, x_BTD: Tensor, scene: Scene, keys: Keys | None) -> tuple[Tensor, Keys]:
         """Self-attention over what is in `keys` and x itself."""
         q_BHQE, k_BHTE, v_BHTE = self.heads.project(x_BTD)
         keys = Keys(k_BHTE, v_BHTE) if keys is None else keys.append(k_BHTE, v_BHTE)
+        if any(rule.reads_inputs for rule in self.rules):
+            scene = replace(scene, x_BQD=x_BTD)
         return self._attend(q_BHQE, keys, scene), keys
 
     def across(self, x_BTD: Tensor, source: Source, keys: Keys | None) -> tuple[Tensor, Keys]:
@@ -136,17 +149,19 @@ class LayerModule(nn.Module):
 
     def forward(self, state: Any, scene: Scene, past: list[Any], source: Source | None) -> tuple[Any, list[Entry]]:
         """`past` holds the entries of this layer's attentions, or nothing yet; the new ones are returned."""
-        visible_BT, left = scene.visible_BQ(), list(past)
+        visible_BT, left, here = scene.visible_BQ(), list(past), scene
         found: list[Entry] = []
         if (attention := self.attention) is not None:
             step: Any = self.steps["attention"]
             before = left.pop(0) if left else None
             entry = before.append(step.stream(state)) if isinstance(before, Hidden) else None
             if isinstance(before, Hidden):  # the norms of a model with a past mix no positions: none has to be marked
-                before = Keys(*attention.heads.memory(step.view(before.x_BMD, None)))
+                here = scene if (end := attention.far()) is None else scene.nearer(end)
+                seen_BMD = before.x_BMD[:, scene.keys - here.keys :]  # the others need no keys
+                before = Keys(*attention.heads.memory(step.view(seen_BMD, None)))
             elif scene.hidden:
                 entry = Hidden(step.stream(state).detach())
-            state, keys = step(state, lambda x: attention(x, scene, before), visible_BT)
+            state, keys = step(state, lambda x: attention(x, here, before), visible_BT)
             found.append(entry or keys)
         if (cross := self.cross) is not None:
             if source is None:
@@ -164,6 +179,10 @@ class StackLayers(nn.Module):
         super().__init__()
         layers = [value.each[number % len(value.each)] for number in range(value.layers)]
         self.layers = nn.ModuleList(LayerModule(width, layer, value.wiring) for layer in layers)
+        shared: dict[Any, nn.Module] = {}
+        for module in self.layers.modules():
+            if isinstance(module, AttentionLayer):
+                module.share(shared)
         self.ends = value.wiring.ends(width)
         self.attentions = [len(layer.attentions()) for layer in layers]
         self.sections = 0  # set by a run: recompute activations in the backward pass, so many sections at a time

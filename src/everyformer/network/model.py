@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everyformer.attention.rule import RuleModule
 from everyformer.attention.scene import Probe, Scene
-from everyformer.network.depth import Depth, Source
+from everyformer.network.depth import AttentionLayer, Depth, LayerModule, Source
 from everyformer.network.embed import WHOLE, Embed, EmbedModule, Mixed, Patches, check_limit, describe
 from everyformer.network.head import Head
 from everyformer.network.initial import AsTorch, Initial
@@ -86,6 +85,7 @@ class Memory:
         check_visible(self.visible_BS, self.x_BSD.shape[0], self.x_BSD.shape[1])
 
 
+GROWTH = 64  # positions beyond what any head sees that a memory keeps in training, because spans may grow
 READS = {"documents": "document_BP", "edges": "edges_BNN"}  # what is given to a call, by the field that patterns need
 
 
@@ -109,7 +109,6 @@ class Network(nn.Module):
         needs = {part.needs for layer in value.body.each for one in layer.attentions() for part in one.pattern.walk()}
         crosses = any(layer.cross for layer in value.body.each)
         self.reads = {name for name, field in READS.items() if field in needs} | ({"source"} if crosses else set())
-        self.rules = tuple(module for module in self.body.modules() if isinstance(module, RuleModule))
         self.heads = nn.ModuleList(head.build(value.width, value.embed) for head in value.heads)
 
     def forward(
@@ -169,11 +168,12 @@ class Network(nn.Module):
         x_BTD, layers, aux = self.body(
             x_BTD, scene, None if past is None else before.layers, self._source(source, x_BTD, scene)
         )
-        for rule in self.rules:
-            if (cost := rule.penalty()) is not None:
-                aux["penalty"] = aux["penalty"] + cost if "penalty" in aux else cost
+        if scene.costs:
+            aux["penalty"] = torch.stack(scene.costs).sum()
         if past is not None:
             keep = self.value.memory if memory is None else memory
+            if keep and (end := self.far()) is not None:
+                keep = min(keep, max(1, end + self.training * GROWTH))
             past = Past(keys, layers, position_BK, document_BK, before.hidden, before.holes or visible is not None)
             past = past.trim(keep) if keep else past
         visible_BT = scene.visible_BQ()
@@ -184,6 +184,13 @@ class Network(nn.Module):
             past=past,
             aux=aux,
         )
+
+    def far(self) -> int | None:
+        """How far back any layer can look with the weights as they are: a past needs no more. None: there is no end."""
+        layers = [module for module in self.body.modules() if isinstance(module, LayerModule)]
+        ends = [layer.attention.far() for layer in layers if isinstance(layer.attention, AttentionLayer)]
+        known = [end for end in ends if end is not None]
+        return max(known) if ends and len(known) == len(ends) else None
 
     def _place(self, x_BTD: Tensor, scene: Scene, segments: Tensor | None) -> Tensor:
         """Add what marks a token besides itself: its segment and its position."""

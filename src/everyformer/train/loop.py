@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from everyformer.attention.rule import RuleModule
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.network.past import Past
 from everyformer.task.work import Batch, Work
@@ -302,6 +303,9 @@ class Loop:
         set_rate(self.optimizers, share)
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
+        for module in self.network.modules():
+            if isinstance(module, RuleModule):
+                module.settle()
         self._follow()
 
     def forget(self) -> None:

@@ -1,7 +1,6 @@
 """Rules of the long-context papers through every kernel, forward and backward.
 
-Transformer-XL's four terms (Dai et al. 2019), folded and clamped; and adaptive span (Sukhbaatar et al. 2019), which the
-library has not got yet, written against the protocol as a user would: nothing in it has to change.
+Transformer-XL's four terms (Dai et al. 2019), folded and clamped; adaptive and dynamic span (Sukhbaatar et al. 2019).
 """
 
 from __future__ import annotations
@@ -17,57 +16,23 @@ from everyformer.attention.attend import attend
 from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Causal, Full, parse
 from everyformer.attention.relative import FourTerm
-from everyformer.attention.rule import Rule, RuleModule, Term
+from everyformer.attention.rule import Rule
 from everyformer.attention.scene import Scene
+from everyformer.attention.span import DynamicSpan, Span, SpanRule
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.head import Language
 from everyformer.network.model import Model
 from everyformer.network.wiring import PreNorm
-from everyformer.value import Positive, Size, Value, from_json, to_json
+from everyformer.value import from_json, to_json
 from tests.spec import attention
 from tests.spec import rules as spec
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 CPU = torch.device("cpu")
-BATCH, HEADS, WIDTH, VALUES = 2, 3, 4, 5
+BATCH, HEADS, WIDTH, VALUES, WIDE = 2, 3, 4, 5, 6
 SIZES = [(9, 9), (4, 9), (1, 9)]
 KERNELS = ["reference", "sdpa", "blocked"]
-
-
-class Span(Rule, Value, frozen=True):
-    """Adaptive span: every head learns how far back it looks, m_z(x) = clamp((R + z - x) / R, 0, 1).
-
-    m exp(s) / sum m exp(s) is softmax(s + log m), so the soft mask is one more term of the score.
-    """
-
-    longest: Size  # S, the largest span
-    ramp: Size  # R
-    cost: Positive = 0.1  # lambda
-
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
-        return SpanRule(self, heads)
-
-
-class SpanRule(RuleModule):
-    def __init__(self, value: Span, heads: int):
-        super().__init__()
-        self.value = value
-        self.z_H = nn.Parameter(torch.rand(heads) * value.longest)
-
-    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
-        z_H, ramp = self.z_H.to(q_BHQE.dtype), self.value.ramp
-
-        def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            back = (scene.query_at(b, i) - scene.key_at(b, j)).abs()
-            m = ((ramp + z_H[h] - back) / ramp).clamp(0, 1)
-            # The slope of log m at 0 is infinite, and infinity times the weight 0 is no number: no slope there.
-            return torch.where(m > 0, torch.where(m > 0, m, 1).log(), -torch.inf)
-
-        return term
-
-    def penalty(self) -> Tensor:
-        return self.value.cost * self.z_H.mean()  # lambda / M of the sum over M heads
 
 
 def draw(queries: int, keys: int) -> tuple[Tensor, ...]:
@@ -75,7 +40,7 @@ def draw(queries: int, keys: int) -> tuple[Tensor, ...]:
     return tuple(torch.randn(BATCH, HEADS, *shape).requires_grad_() for shape in shapes)
 
 
-def large(rule: FourTerm) -> Any:
+def large(rule: Rule) -> Any:
     """The rule's module, its vectors large enough for every term to count."""
     module = rule.build(HEADS, WIDTH, VALUES)
     for weight in module.parameters():
@@ -100,17 +65,42 @@ def literal_relative(rule: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def literal_span(rule: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    first, ramp = k.shape[2] - q.shape[2], rule.value.ramp
+    first, longest, ramp = k.shape[2] - q.shape[2], rule.value.longest, rule.value.ramp
+
+    def span(b: int, h: int) -> Tensor:
+        if isinstance(rule, SpanRule):
+            return longest * rule.part_H[h]
+        x_QD = inputs(q.shape[2])[b]
+        return torch.stack([spec.dynamic_span(x_D, rule.v_HD[h], rule.b_H[h], longest) for x_D in x_QD])
+
     return torch.stack(
         [
-            torch.stack([spec.adaptive_span(q[b, h], k[b, h], v[b, h], rule.z_H[h], ramp, first) for h in range(HEADS)])
+            torch.stack(
+                [
+                    spec.adaptive_span(q[b, h], k[b, h], v[b, h], span(b, h), ramp, longest, first)
+                    for h in range(HEADS)
+                ]
+            )
             for b in range(BATCH)
         ]
     )
 
 
+def inputs(queries: int) -> Tensor:
+    """What the queries are made of, for rules that read it."""
+    return torch.randn(BATCH, queries, WIDE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def scene(queries: int, keys: int) -> Scene:
+    return Scene(queries, keys, CPU, x_BQD=inputs(queries))
+
+
 def module_of(rule: Rule) -> Any:
-    return large(rule) if isinstance(rule, FourTerm) else rule.build(HEADS, WIDTH, VALUES)
+    """Large, and spans of all lengths, none of which ends on a key."""
+    module: Any = large(rule)
+    if isinstance(rule, Span):
+        nn.init.uniform_(module.part_H)
+    return module
 
 
 each_rule = pytest.mark.parametrize(
@@ -119,6 +109,7 @@ each_rule = pytest.mark.parametrize(
         pytest.param(FourTerm(8), literal_relative, id="four-term", marks=pytest.mark.spec(38)),
         pytest.param(FourTerm(8, reach=3), literal_relative, id="four-term-clamped", marks=pytest.mark.spec(38, 88)),
         pytest.param(Span(4, ramp=3), literal_span, id="adaptive-span", marks=pytest.mark.spec(93, 94)),
+        pytest.param(DynamicSpan(6, 5, ramp=3), literal_span, id="dynamic-span", marks=pytest.mark.spec(93, 94, 96)),
     ],
 )
 
@@ -131,7 +122,8 @@ def test_a_new_rule_is_its_equation_and_has_its_gradients(
 ) -> None:
     module, qkv = module_of(rule), draw(queries, keys)
     weights = [*qkv, *module.parameters()]
-    y, wanted = attend(*qkv, Causal(), [module], kernel=kernel), literal(module, *qkv)
+    y = attend(*qkv, Causal(), [module], scene=scene(queries, keys), kernel=kernel)
+    wanted = literal(module, *qkv)
     torch.testing.assert_close(y, wanted, **CLOSE)
     direction = torch.randn_like(y)
     found, true = (torch.autograd.grad((answer * direction).sum(), weights) for answer in (y, wanted))
@@ -143,7 +135,8 @@ def test_a_new_rule_is_its_equation_and_has_its_gradients(
 def test_a_new_rule_serves_flex(rule: Rule, literal: Any) -> None:
     module, qkv = module_of(rule), draw(4, 9)
     with torch.no_grad():
-        torch.testing.assert_close(attend(*qkv, Causal(), [module], kernel="flex"), literal(module, *qkv), **CLOSE)
+        found = attend(*qkv, Causal(), [module], scene=scene(4, 9), kernel="flex")
+        torch.testing.assert_close(found, literal(module, *qkv), **CLOSE)
 
 
 @each_rule
@@ -152,7 +145,7 @@ def test_a_new_rule_serves_gathered_blocks(rule: Rule, literal: Any, kernel: str
     """More positions than a block has, and a pattern of which little is left."""
     module, qkv, pattern = module_of(rule), draw(70, 70), parse("causal & (window(9) | stride(16))")
     weights = [*qkv, *module.parameters()]
-    one, two = (attend(*qkv, pattern, [module], kernel=name) for name in (kernel, "reference"))
+    one, two = (attend(*qkv, pattern, [module], scene=scene(70, 70), kernel=name) for name in (kernel, "reference"))
     torch.testing.assert_close(one, two, **CLOSE)
     found, true = (torch.autograd.grad(y.square().sum(), weights) for y in (one, two))
     for a, b in zip(found, true, strict=True):
@@ -168,20 +161,18 @@ def test_a_span_that_ends_on_a_key_has_the_slope_of_shrinking(kernel: str) -> No
     the gradient through at its ends), which is the slope of no movement of z at all. Ours drops it where m is 0: a key
     with the weight 0 passes nothing back. What is left is the slope from below: of the span being made shorter.
     """
-    ramp, z = 2, 3.0
-    module: Any = Span(4, ramp=ramp).build(HEADS, WIDTH, VALUES)
-    nn.init.constant_(module.z_H, z)
+    ramp, z, longest = 2, 3.0, 8
+    module: Any = Span(longest, ramp=ramp).build(HEADS, WIDTH, VALUES)
     q, k, v = draw(9, 9)
     direction = torch.randn(BATCH, HEADS, 9, VALUES)
 
     def loss(literal: bool = False, move: float = 0.0) -> Tensor:
         with torch.no_grad():
-            module.z_H.fill_(z + move)
+            module.part_H.fill_((z + move) / longest)
         y = literal_span(module, q, k, v) if literal else attend(q, k, v, Causal(), [module], kernel=kernel)
         return (y * direction).sum(dim=(0, 2, 3))
 
-    (ours,) = torch.autograd.grad(loss().sum(), module.z_H)
-    (inner,) = torch.autograd.grad(loss(literal=True).sum(), module.z_H)
+    ours, inner = (torch.autograd.grad(loss(one).sum(), module.part_H)[0] / longest for one in (False, True))
     step = 1e-6
     with torch.no_grad():
         here, below, above = (loss(literal=True, move=move) for move in (0.0, -step, step))
@@ -204,25 +195,25 @@ def test_a_span_that_ends_on_a_key_has_the_slope_of_shrinking(kernel: str) -> No
 def test_a_span_that_ends_before_every_key_is_no_nan(kernel: str) -> None:
     """A span may leave a query nothing, where a pattern hides its neighbours: it answers zero and learns nothing."""
     module: Any = Span(4, ramp=2).build(HEADS, WIDTH, VALUES)
-    nn.init.zeros_(module.z_H)
+    nn.init.zeros_(module.part_H)
     qkv = draw(9, 9)
     y = attend(*qkv, parse("causal & ~window(2)"), [module], kernel=kernel)  # distance 2 = R + z has the weight 0
     assert torch.equal(y, torch.zeros_like(y))
-    for gradient in torch.autograd.grad(y.sum(), [*qkv, module.z_H]):
+    for gradient in torch.autograd.grad(y.sum(), [*qkv, module.part_H]):
         assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
 @pytest.mark.spec(95)
 def test_the_penalty_of_every_layer_reaches_the_loss() -> None:
-    layer = Layer(Attention(Standard(HEADS), Causal(), (Span(4, ramp=2, cost=0.5), FourTerm(8))))
+    layer = Layer(Attention(Standard(HEADS), Causal(), (Span(4, ramp=2, cost=0.5, start=0.6), FourTerm(8))))
     model = Model(width=12, embed=Tokens(7), body=Stack(2, (layer,), PreNorm()), heads=(Language(),))
-    assert from_json(to_json(model), Model) == model  # a user's rules take part in JSON
+    assert from_json(to_json(model), Model) == model
     network = model.build()
-    spans = [module.z_H for module in network.modules() if isinstance(module, SpanRule)]
+    spans = [module.part_H for module in network.modules() if isinstance(module, SpanRule)]
     penalty = network(torch.randint(0, 7, (2, 5))).aux["penalty"]
-    torch.testing.assert_close(penalty, sum(0.5 / HEADS * z_H.sum() for z_H in spans))
+    torch.testing.assert_close(penalty, sum(0.5 / HEADS * (4 * part_H).sum() for part_H in spans))
     for gradient in torch.autograd.grad(penalty, spans):
-        torch.testing.assert_close(gradient, torch.full((HEADS,), 0.5 / HEADS))
+        torch.testing.assert_close(gradient, torch.full((HEADS,), 4 * 0.5 / HEADS))
 
 
 @pytest.mark.spec(38)

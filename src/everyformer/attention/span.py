@@ -1,0 +1,162 @@
+"""Adaptive span: every head learns how far back it looks.
+
+Paper: Sukhbaatar et al. 2019, Adaptive Attention Span in Transformers (W).
+Equations: m_z(x) = min(max((R + z - x) / R, 0), 1), a_ij = m_z(i-j) exp(s_ij) / sum_r m_z(i-r) exp(s_ir) over the keys at most S
+away, loss + lambda / M sum_h z_h. Dynamic span: z_i = S sigma(v . x_i + b), of head h with its own v and b.
+Symbols: `longest` S, `ramp` R, `cost` lambda, M the heads of an attention; the weight is z / S, as in the published code, so
+that one rate of learning suits it and the others. x is what enters the attention.
+Departures: none from the equations. The published code counts the distance from the nearest key, so that its z is ours less
+1; it lets empty memory take a part of the weights. A key with m = 0 passes nothing back, which is the slope of shrinking.
+
+How it is fast: m exp(s) / sum m exp(s) is softmax(s + log m), so the soft mask is one more term of the score. What no head
+can see with the weights as they are is told to the kernels as a window for each head (`sight`), in coarse steps, so that
+their plans serve for many steps of training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated, Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from everyformer.attention.pattern import ByHead, Pattern, Window
+from everyformer.attention.rule import Rule, RuleModule, Term
+from everyformer.attention.scene import Scene
+from everyformer.value import Size, Value
+
+GRAIN = 64  # windows are multiples of this, and of an eighth of the next power of two
+Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Cost = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Span(Rule, Value, frozen=True):
+    """One span for each head. It begins at a part of the longest."""
+
+    longest: Size
+    ramp: Size = 32
+    cost: Cost = 5e-7  # of each position, in nats a target
+    start: Part = 0.0
+
+    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+        return SpanRule(self, heads)
+
+
+class DynamicSpan(Rule, Value, frozen=True):
+    """A span for each head and query, by what the query is made of. `width` is the model's."""
+
+    width: Size
+    longest: Size
+    ramp: Size = 32
+    cost: Cost = 5e-7
+    start: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.1
+
+    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+        return DynamicSpanRule(self, heads)
+
+
+class SpanRule(RuleModule):
+    def __init__(self, value: Span, heads: int):
+        super().__init__()
+        self.value = value
+        self.part_H = nn.Parameter(torch.full((heads,), float(value.start)))
+
+    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
+        z_H = self._spans()
+        if scene.probe is not None:
+            scene.probe.spans.append(z_H.detach()[None, :, None].expand(q_BHQE.shape[:3]))
+        return soft_mask(lambda b, h, i: z_H[h], self.value, scene, q_BHQE.dtype)
+
+    def penalty(self, scene: Scene) -> Tensor:
+        return self.value.cost * self._spans().mean()
+
+    def sight(self, scene: Scene | None) -> Pattern:
+        part_H = self.part_H.full_tensor() if hasattr(self.part_H, "full_tensor") else self.part_H
+        return windows(part_H * self.value.longest, self.value)
+
+    def settle(self) -> None:
+        with torch.no_grad():
+            self.part_H.clamp_(0, 1)
+
+    def _spans(self) -> Tensor:
+        return at_least_single(self.part_H) * self.value.longest
+
+
+class DynamicSpanRule(RuleModule):
+    reads_inputs = True
+
+    def __init__(self, value: DynamicSpan, heads: int):
+        super().__init__()
+        self.value = value
+        self.v_HD = nn.Parameter(torch.randn(heads, value.width) * 0.02)
+        self.b_H = nn.Parameter(torch.full((heads,), math.log(value.start / (1 - value.start))))
+
+    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
+        z_BHQ = self._spans(scene)
+        if scene.probe is not None:
+            scene.probe.spans.append(z_BHQ.detach())
+        return soft_mask(lambda b, h, i: z_BHQ[b, h, i], self.value, scene, q_BHQE.dtype)
+
+    def penalty(self, scene: Scene) -> Tensor:
+        z_BHQ, visible_BQ = self._spans(scene), scene.visible_BQ()
+        if visible_BQ is None:
+            return self.value.cost * z_BHQ.mean()
+        real_BHQ = visible_BQ[:, None].expand_as(z_BHQ)
+        return self.value.cost * (z_BHQ * real_BHQ).sum() / real_BHQ.sum()
+
+    def sight(self, scene: Scene | None) -> Pattern:
+        if scene is None:
+            return Window(self.value.longest + 1)
+        with torch.no_grad():
+            return windows(self._spans(scene).amax((0, 2)), self.value)
+
+    def _spans(self, scene: Scene) -> Tensor:
+        if scene.x_BQD is None:
+            raise ValueError("a dynamic span reads what the queries are made of; give attend a scene with x_BQD=")
+        x_BQD = at_least_single(scene.x_BQD)
+        logit_BQH = x_BQD @ self.v_HD.to(x_BQD.dtype).T + self.b_H.to(x_BQD.dtype)
+        return self.value.longest * logit_BQH.sigmoid().transpose(1, 2)
+
+
+def soft_mask(
+    span: Callable[[Any, Any, Any], Tensor], value: Span | DynamicSpan, scene: Scene, dtype: torch.dtype
+) -> Term:
+    """log m_z of the distance, -inf where m is 0 or the key further away than the longest span."""
+
+    def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
+        away = (scene.query_at(b, i) - scene.key_at(b, j)).abs()
+        m = ((value.ramp + span(b, h, i) - away) / value.ramp).clamp(0, 1)
+        seen = (m > 0) & (away <= value.longest)
+        # The slope of log m at 0 is infinite, and infinity times the weight 0 is no number: no slope there.
+        return torch.where(seen, m, 1).log().masked_fill(~seen, -torch.inf).to(dtype)
+
+    return term
+
+
+def windows(z_H: Tensor, value: Span | DynamicSpan) -> Pattern:
+    """What heads with these spans see at most; of imagined ones, what the longest would."""
+    most = value.longest + 1
+    if isinstance(z_H, FakeTensor) or z_H.is_meta:
+        return Window(most)
+    return _windows(tuple(min(most, coarse(math.ceil(z + value.ramp))) for z in z_H.tolist()))
+
+
+def coarse(size: int) -> int:
+    """A size rounded up to one of a few."""
+    step = max(GRAIN, 1 << (max(1, size - 1).bit_length() - 3)) if size > GRAIN else GRAIN
+    return max(1, -(-size // step)) * step
+
+
+@lru_cache(maxsize=256)
+def _windows(sizes: tuple[int, ...]) -> Pattern:
+    return Window(sizes[0]) if len(set(sizes)) == 1 else ByHead(tuple(map(Window, sizes)))
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """In float32 or better: bfloat16 cannot tell a distance of 256 from 257."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
