@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
     from everyformer.attention.relative import FourTerm
     from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, RuleModule, Shaw, T5Bias
     from everyformer.attention.scene import Probe, Scene
+    from everyformer.attention.span import DynamicSpan, Span
     from everyformer.family.table import build, member, members
     from everyformer.infer.generate import generate, sample
     from everyformer.network.depth import Attention, Depth, Layer, Stack
@@ -84,6 +85,7 @@ _HOMES = {
     "fixed parse strided",
     "everyformer.attention.rule": "Rule RuleModule Rotary Alibi Shaw T5Bias ImageBias",
     "everyformer.attention.relative": "FourTerm",
+    "everyformer.attention.span": "Span DynamicSpan",
     "everyformer.attention.heads": "Heads Standard Wide Sum ParameterFree Symmetric Asymmetric Sliced Narrow",
     "everyformer.network.embed": "Embed Tokens Patches Features Nodes Mixed",
     "everyformer.network.position": "Position Learned Sinusoidal OneHot Concatenated JointMlp SeparateMlp Grid Axial TimePosition",

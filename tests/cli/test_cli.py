@@ -31,6 +31,7 @@ BACK = {
     "byte-language",
     "gpt2",
     "transformer-xl",
+    "adaptive-span",
     "sparse-transformer",
 }  # the members that look back only
 

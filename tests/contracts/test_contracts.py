@@ -24,7 +24,7 @@ from everyformer.network.past import Past
 from everyformer.network.position import Learned
 from everyformer.network.wiring import PreNorm, PreNormStep
 from everyformer.study.contracts import CONTRACTS, Report, contracts
-from everyformer.study.sweep import PATTERNS, RULES, cells, sweep
+from everyformer.study.sweep import PATTERNS, RULES, WIDTH, cells, sweep
 
 
 def held(report: Report, record_property) -> None:
@@ -54,7 +54,7 @@ def test_every_rule_compiles_whole(text, rules):
     """With and without padding, over positions that have an end."""
     layer = Layer(Attention(Standard(2), parse(text), rules), FeedForward(8))
     value = Model(
-        width=8, embed=Tokens(7), position=Learned(16), body=Stack(1, (layer,), PreNorm()), heads=(PerToken(2),)
+        width=WIDTH, embed=Tokens(7), position=Learned(16), body=Stack(1, (layer,), PreNorm()), heads=(PerToken(2),)
     )
     network = value.build().double().eval()
     token_BT, visible_BT = torch.randint(0, 7, (2, 6)), torch.ones(2, 6, dtype=torch.bool)

@@ -9,6 +9,8 @@ from typing import Any, get_type_hints
 
 import torch
 
+from everyformer.family.adaptive_span import SIZES as SPAN_SIZES
+from everyformer.family.adaptive_span import adaptive_span
 from everyformer.family.bert import SIZES as BERT_SIZES
 from everyformer.family.bert import bert
 from everyformer.family.byte import CLASSIFIER_SIZES, LANGUAGE_SIZES, byte_classifier, byte_language
@@ -68,6 +70,7 @@ MEMBERS = {
         Member("bert", "Devlin et al. 2018", bert, BERT_SIZES, "base"),
         Member("gpt2", "Radford et al. 2019", gpt2, GPT2_SIZES, "small"),
         Member("transformer-xl", "Dai et al. 2019", transformer_xl, XL_SIZES, "enwik8-12"),
+        Member("adaptive-span", "Sukhbaatar et al. 2019", adaptive_span, SPAN_SIZES, "enwik8"),
         Member("sparse-transformer", "Child et al. 2019", sparse_transformer, SPARSE_SIZES, "enwik8"),
         Member("graph-classifier", "Velickovic et al. 2017", graph, GRAPH_SIZES, "cora"),
         Member("vit", "Dosovitskiy et al. 2020", vit, VIT_SIZES, "b16"),

@@ -9,6 +9,7 @@ from everyformer.attention.heads import Narrow, ParameterFree, Sliced, Standard,
 from everyformer.attention.pattern import And, ByHead, Full, Visible
 from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import ImageBias, Rotary, Rule, Shaw
+from everyformer.attention.span import DynamicSpan
 from everyformer.network.depth import Attention, Layer
 from everyformer.network.embed import Mixed, Tokens
 from everyformer.network.head import Classify, Language, Masked
@@ -123,6 +124,8 @@ def _attention_objections(width: int, attention: Attention) -> Iterator[str]:
     for rule in attention.rules:
         if isinstance(rule, Rotary) and key_width % 2:
             yield f"rotary turns pairs of numbers, but a head is {key_width} wide; make it even"
+        if isinstance(rule, DynamicSpan) and rule.width != width:
+            yield f"dynamic_span reads what enters the attention and is {rule.width} wide, the model {width}; make them equal"
     if sum(isinstance(rule, ImageBias) for rule in attention.rules) > 1:
         yield "two image biases say the same thing twice; keep one"
     folded = [rule for rule in attention.rules if isinstance(rule, FourTerm | Rotary | Shaw)]

@@ -25,6 +25,7 @@ from everyformer.attention.heads import (
 from everyformer.attention.pattern import Pattern, parse
 from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, Shaw, T5Bias
+from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Embed, Features, Tokens
 from everyformer.network.feedforward import FeedForward
@@ -61,7 +62,7 @@ PATTERNS: tuple[Pattern, ...] = tuple(
         "causal & (block(4) | summary(4, 1))",
         "causal & (prefix(2) | window(2))",
         "causal & same_document",
-        "causal & graph",
+        "by_head(causal & graph, causal & window(3))",
         "causal & visible & ~window(1) | causal & window(1)",
         "by_head(causal, causal & window(2))",
         "by_head(causal & window(3), causal & stride(2))",
@@ -84,9 +85,9 @@ RULES: tuple[tuple[Rule, ...], ...] = (
     (T5Bias(8, 16),),
     (T5Bias(8, 16, both_sides=True),),
     (ImageBias(4, 4),),
-    (Rotary(), Alibi()),
+    (Rotary(), Span(5, ramp=3, start=0.35)),
     (FourTerm(8),),
-    (FourTerm(6, reach=3), Alibi()),
+    (FourTerm(6, reach=3), DynamicSpan(WIDTH, 5, ramp=3)),
 )
 WIRINGS: tuple[Wiring, ...] = (
     PostNorm(),
