@@ -76,10 +76,7 @@ def literal_span(rule: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(
         [
             torch.stack(
-                [
-                    spec.adaptive_span(q[b, h], k[b, h], v[b, h], span(b, h), ramp, longest, first)
-                    for h in range(HEADS)
-                ]
+                [spec.adaptive_span(q[b, h], k[b, h], v[b, h], span(b, h), ramp, longest, first) for h in range(HEADS)]
             )
             for b in range(BATCH)
         ]

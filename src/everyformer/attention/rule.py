@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -75,8 +76,13 @@ def narrowed(pattern: Pattern, rules: Iterable[RuleModule], scene: Scene | None 
     if not torch.compiler.is_compiling():
         for rule in rules:
             seen = rule.sight(scene)
-            pattern = pattern if seen is None else pattern & seen
+            pattern = pattern if seen is None else _both(pattern, seen)
     return pattern
+
+
+@lru_cache(maxsize=256)
+def _both(one: Pattern, two: Pattern) -> Pattern:
+    return one & two
 
 
 class Rotary(Rule, Value, frozen=True):

@@ -46,7 +46,9 @@ class Scene:
     far: int | None = None  # no query sees a key further away than this, as far as that is known
     costs: list[Tensor] = field(default_factory=list, compare=False, repr=False)  # what rules add to the loss
     masks: dict[tuple[int, int, int], tuple[Pattern, Tensor]] = field(default_factory=dict, compare=False, repr=False)
-    shorter: dict[int, Scene] = field(default_factory=dict, compare=False, repr=False)  # by distance, without what is further
+    shorter: dict[int, Scene] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # by distance, without what is further
 
     @property
     def in_place(self) -> bool:

@@ -148,7 +148,7 @@ def windows(z_H: Tensor, value: Span | DynamicSpan) -> Pattern:
 
 def coarse(size: int) -> int:
     """A size rounded up to one of a few."""
-    step = max(GRAIN, 1 << (max(1, size - 1).bit_length() - 3)) if size > GRAIN else GRAIN
+    step = max(GRAIN, (1 << (size - 1).bit_length()) // 8)
     return max(1, -(-size // step)) * step
 
 

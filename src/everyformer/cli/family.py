@@ -25,7 +25,7 @@ STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_e
 # Fields that make a model larger or steadier, not another one.
 NUMBERS = {
     *("width", "heads", "layers", "hidden", "vocabulary", "length", "classes", "key_width", "value_width", "memory"),
-    *("size", "channels", "base", "dropout", "eps", "deviation"),
+    *("size", "channels", "base", "dropout", "eps", "deviation", "reach", "longest", "ramp", "cost", "start"),
 }
 
 

@@ -143,7 +143,7 @@ def metrics(found: dict[str, Any]) -> str:
     shown = [
         f"{name.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
         for name, value in found.items()
-        if name not in hidden
+        if name not in hidden and not isinstance(value, list)
     ]
     return "  ".join(shown)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
+from rich import box
 from rich.columns import Columns
+from rich.table import Table
 from rich.text import Text
 
 from everyformer.cli.terminal import console, next_command
@@ -46,6 +51,58 @@ def attention(
     screen = console()
     screen.print(f"attention: {out}", soft_wrap=True)
     next_command(screen, f"generate {run}" if found.writes else f"evaluate {run}")
+
+
+@show.command
+def spans(
+    run: Path,
+    /,
+    *,
+    out: Path | None = None,
+    step: int | None = None,
+    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+) -> None:
+    """Tell how far each head of a model with adaptive spans looks, and what that saves.
+
+    Parameters
+    ----------
+    run
+        The folder of a run.
+    out
+        Draw into this file too (.png, .svg, .pdf).
+    step
+        The checkpoint; without it, the last.
+    as_json
+        Print JSON.
+    """
+    from everyformer.study.look import draw_spans, spans_of
+    from everyformer.study.picture import check_file
+    from everyformer.train.finished import open_run
+
+    if out is not None:
+        check_file(out)
+    opened = open_run(run, step=step)
+    found = spans_of(opened.network, opened.work)
+    if out is not None:
+        draw_spans(found).savefig(out)
+    if as_json:
+        print(json.dumps(asdict(found)))
+        return
+    screen = console()
+    table = Table("layer", *(f"head {head}" for head in range(max(map(len, found.each)))), box=box.SIMPLE_HEAD)
+    for layer, spans_H in enumerate(found.each):
+        table.add_row(str(layer), *(f"{z:.1f}" for z in spans_H))
+    screen.print(table)
+    for label, fact in {
+        "span": f"{found.mean:.1f} on average",
+        "keys": f"{found.keys:.1f} of {found.most:,.0f} that a head could see ({found.keys / found.most:.1%})",
+        "operations": f"{found.flops:.3g} a token, {found.most_flops:.3g} with every span at its longest "
+        f"({found.flops / found.most_flops:.1%})",
+    }.items():
+        screen.print(f"{label:<16}{fact}", soft_wrap=True)
+    if out is not None:
+        screen.print(f"wrote {out}", soft_wrap=True)
+    next_command(screen, f"evaluate {run}" if out else f"show spans {run} --out spans.png")
 
 
 @show.command

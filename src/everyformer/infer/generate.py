@@ -28,6 +28,7 @@ from everyformer.network.past import Past
 
 __all__ = ["generate", "sample", "stream"]
 
+SPARE = 64  # positions that a past may have more than is seen of it, so that it is not cut for each token
 Prompts = Sequence[Sequence[int]] | Tensor
 
 
@@ -137,6 +138,8 @@ class _Text:
             visible = self.visible_BT if self.holes and past.length == 0 else None
             output = self.network(self.fresh_BT, visible=visible, past=past, **self.options)
             self.past = output.past or past
+            if self.past.length > SPARE and (end := self.network.far()) is not None and self.past.length > end + SPARE:
+                self.past = self.past.trim(max(1, end))  # nobody looks further back
         else:
             self.past = Past()  # of no more use: its memory goes back
             visible = self.visible_BT[:, -context:] if begin < self.holes else None

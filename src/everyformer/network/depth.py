@@ -183,6 +183,7 @@ class StackLayers(nn.Module):
         for module in self.layers.modules():
             if isinstance(module, AttentionLayer):
                 module.share(shared)
+        self.shared = nn.ModuleList(shared.values())
         self.ends = value.wiring.ends(width)
         self.attentions = [len(layer.attentions()) for layer in layers]
         self.sections = 0  # set by a run: recompute activations in the backward pass, so many sections at a time

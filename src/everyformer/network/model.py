@@ -104,6 +104,8 @@ class Network(nn.Module):
         self.norm = value.norm.build(value.width) if value.norm else None
         self.dropout = nn.Dropout(value.dropout)
         self.body = value.body.build(value.width)
+        layers = [module for module in self.body.modules() if isinstance(module, LayerModule)]
+        self.attentions = tuple(layer.attention for layer in layers if isinstance(layer.attention, AttentionLayer))
         attentions = [layer.attention for layer in value.body.each if layer.attention]
         self.ahead = [one for one in attentions if one.pattern.looks_ahead(heads=one.heads.heads)]
         needs = {part.needs for layer in value.body.each for one in layer.attentions() for part in one.pattern.walk()}
@@ -187,8 +189,7 @@ class Network(nn.Module):
 
     def far(self) -> int | None:
         """How far back any layer can look with the weights as they are: a past needs no more. None: there is no end."""
-        layers = [module for module in self.body.modules() if isinstance(module, LayerModule)]
-        ends = [layer.attention.far() for layer in layers if isinstance(layer.attention, AttentionLayer)]
+        ends = [attention.far() for attention in self.attentions]
         known = [end for end in ends if end is not None]
         return max(known) if ends and len(known) == len(ends) else None
 

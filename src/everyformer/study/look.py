@@ -11,6 +11,7 @@ from torch import Tensor
 
 from everyformer.attention.scene import Probe
 from everyformer.data.tokenizer import Tokenizer
+from everyformer.infer.spans import Spans, spans
 from everyformer.network.model import Network, PairNetwork
 from everyformer.task.work import Work
 
@@ -32,6 +33,29 @@ def reading(network: Network | PairNetwork, work: Work, text: str) -> Figure:
     names = [tokenizer.decode([int(one)]).replace("\n", "\\n") for one in ids]
     found = weights(network, torch.from_numpy(ids.astype(np.int64)))
     return draw(found, names, "who looks at whom: queries go down, keys across")
+
+
+def spans_of(network: Network | PairNetwork, work: Work) -> Spans:
+    """How far the heads of a network look in the text that its work keeps for validation."""
+    text = getattr(work, "splits", {}).get("valid")
+    found = spans(network, text) if isinstance(network, Network) and isinstance(text, np.ndarray) else None
+    if found is None:
+        raise ValueError("the model has no spans that it learned; give a run of adaptive-span")
+    return found
+
+
+def draw_spans(found: Spans) -> Figure:
+    """The spans of each layer (across) and head, as the paper draws them."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((max(4.0, 0.5 * len(found.each) + 2), 3.2), dpi=160, layout="constrained")
+    plot = figure.subplots()
+    for layer, spans_H in enumerate(found.each):
+        plot.scatter([layer] * len(spans_H), spans_H, s=14, color="tab:blue", alpha=0.7)
+    plot.set_xticks(range(len(found.each)))
+    plot.set_xlabel("layer")
+    plot.set_ylabel("span of each head")
+    return figure
 
 
 @torch.no_grad()

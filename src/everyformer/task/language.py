@@ -25,6 +25,7 @@ from everyformer.data.tokenizer import Ids
 from everyformer.infer.beam import beam_search
 from everyformer.infer.evaluate import bits_per_byte, nats, nats_reading_on
 from everyformer.infer.generate import generate, stream
+from everyformer.infer.spans import spans
 from everyformer.network.head import Language as LanguageHead
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.network.past import Past
@@ -151,6 +152,7 @@ class LanguageWork(Work):
             "split": split,
             **how,
             "targets": count,
+            **({"span": far.mean, "spans": far.each} if (far := spans(network, token_N)) else {}),
         }
 
     def bytes_of(self, token_N: Ids) -> int:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
-from everyformer.network.depth import LayerModule
+from everyformer.network.depth import LayerModule, StackLayers
 from everyformer.task.work import Batch
 
 PATIENCE = timedelta(hours=12)  # the others wait while the first learns a tokenizer, encodes a corpus or evaluates
@@ -142,9 +142,11 @@ def spread(network: nn.Module, here: World, shard: bool) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(here.device.type, (here.size,))
+    stacks = [module for module in network.modules() if isinstance(module, StackLayers)]
+    shared = {weight for stack in stacks for weight in stack.shared.parameters()}  # by layers, so of the network itself
     for module in network.modules():
         if isinstance(module, LayerModule):
-            fully_shard(module, mesh=mesh)
+            fully_shard(module, mesh=mesh, ignored_params=shared)
     fully_shard(network, mesh=mesh)
     return network
 

@@ -1,0 +1,63 @@
+"""How far the heads of a model with adaptive spans look, and what that saves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from everyformer.attention.rule import ShawRule
+from everyformer.attention.scene import Probe
+from everyformer.attention.span import DynamicSpanRule, SpanRule
+from everyformer.network.depth import AttentionLayer
+from everyformer.network.model import Network
+
+MOST = 512  # tokens of a text that are read for spans that depend on it
+
+
+@dataclass(frozen=True)
+class Spans:
+    """z of every layer and head (the mean over a text, where they depend on it), and what a token costs by them.
+
+    `keys` is how many keys a head sees on average far into a text, the ramp included; `most` how many it could. `flops` are the
+    operations of reading one token there, a multiplication and an addition as two; `most_flops` with all spans at their longest.
+    """
+
+    each: list[list[float]]
+    keys: float
+    most: float
+    flops: int
+    most_flops: int
+
+    @property
+    def mean(self) -> float:
+        return sum(map(sum, self.each)) / sum(map(len, self.each))
+
+
+@torch.no_grad()
+def spans(network: Network, token_N: NDArray[np.integer]) -> Spans | None:
+    """The spans of a model while it reads the beginning of a text, or None where it has none."""
+    layers = [module for module in network.modules() if isinstance(module, AttentionLayer)]
+    spanned = [
+        (layer, rule) for layer in layers for rule in layer.rules if isinstance(rule, SpanRule | DynamicSpanRule)
+    ]
+    if not spanned:
+        return None
+    probe, device = Probe(), next(network.parameters()).device
+    network(torch.from_numpy(np.asarray(token_N[:MOST]).astype(np.int64)).to(device)[None], probe=probe)
+    plain = 2 * sum(module.weight.numel() for module in network.modules() if isinstance(module, nn.Linear))
+    each, seen, most, costs = [], [], [], []
+    for (layer, rule), z_BHQ in zip(spanned, probe.spans, strict=True):
+        value, heads = rule.value, layer.heads
+        each.append(z_BHQ.mean((0, 2)).tolist())
+        seen += (z_BHQ + value.ramp).clamp(0, value.longest).mean((0, 2)).tolist()
+        most += [value.longest] * heads.heads
+        products = 1 + any(isinstance(one, ShawRule) for one in layer.rules)  # with keys, and with distances
+        costs += [2 * (products * heads.key_width + heads.value_width)] * heads.heads
+    flops, most_flops = (
+        plain + round(sum(keys * cost for keys, cost in zip(found, costs, strict=True))) for found in (seen, most)
+    )
+    return Spans(each, sum(seen) / len(seen), sum(most) / len(most), flops, most_flops)

@@ -1,0 +1,161 @@
+"""Adaptive span: the member is the paper's equation, its memory needs no more than its heads see, its spans follow the loss."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from everyformer import DynamicSpan, Language, Past, Reversible, Rotary, Scene, Span, build, generate, member
+from everyformer.attention import span as span_module
+from everyformer.infer import generate as generate_module
+from everyformer.network import model as model_module
+from everyformer.task.language import Language as LanguageTask
+from everyformer.train.loop import set_sections, train
+from everyformer.train.recipe import Recipe, override
+from everyformer.train.record import read
+from tests.network import close, model, randn, ready, tokens
+from tests.spec import rules as spec
+from tests.train.small import BASE, text
+
+LENGTH = 14
+
+
+@pytest.fixture
+def fine(monkeypatch):
+    """Windows as small as the spans, and nothing to spare."""
+    monkeypatch.setattr(span_module, "coarse", lambda size: max(1, size))
+    monkeypatch.setattr(generate_module, "SPARE", 0)
+
+
+def small(**changes) -> Any:
+    numbers = {"width": 8, "heads": 2, "span": 6, "ramp": 3, "vocabulary": 17, "dropout": 0.0, "start": 0.3}
+    return ready(build("adaptive-span", "tiny", **(numbers | changes)))
+
+
+@pytest.mark.spec(92, 93, 94, 96)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("itself", [False, True])
+def test_attention_is_the_papers(dynamic, itself):
+    """Over the keys 1 (with itself: 0) to S back, with p of the distance; the same p in both heads and layers."""
+    network, x_TD = small(dynamic=dynamic, itself=itself), randn(LENGTH, 8)
+    scene = Scene(LENGTH, LENGTH, x_TD.device)
+    for layer in network.body.layers:
+        heads, (distance, span) = layer.attention.heads, layer.attention.rules
+        p_RE = distance.key_RE.flip(0)
+        assert distance.key_RE is network.body.layers[0].attention.rules[0].key_RE and p_RE.shape == (7, 4)
+        answers = []
+        for h in range(2):
+            q, k, v = (x_TD @ weight.chunk(2)[h].T for weight in heads.qkv.weight.chunk(3))
+            z = torch.stack([spec.dynamic_span(x, span.v_HD[h], span.b_H[h], 6) for x in x_TD]) if dynamic else None
+            z = 6 * span.part_H[h] if z is None else z
+            answers.append(spec.adaptive_span(q, k, v, z, 3, 6, nearest=0 if itself else 1, p_RE=p_RE))
+        found, _ = layer.attention(x_TD[None], scene, None)
+        close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T)
+
+
+def in_pieces(network: Any, x_BT: Tensor, cuts: list[int], past: Past, **options: Any) -> tuple[Tensor, list[int]]:
+    hidden, lengths = [], []
+    for left, right in pairwise([0, *cuts, x_BT.shape[1]]):
+        output = network(x_BT[:, left:right], past=past, **options)
+        past = output.past
+        hidden.append(output.hidden)
+        lengths.append(past.length)
+    return torch.cat(hidden, dim=1), lengths
+
+
+@pytest.mark.spec(97)
+@pytest.mark.usefixtures("fine")
+@pytest.mark.parametrize("hidden", [False, True], ids=["keys", "hidden"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_memory_keeps_what_some_head_sees_and_is_one_long_pass(hidden, dynamic, monkeypatch):
+    """Layers of different spans: the past has the longest, each layer makes keys of its own part."""
+    network, x_BT = small(dynamic=dynamic, span=9), tokens(2, 30)
+    if not dynamic:
+        spans = [layer.attention.rules[1].part_H for layer in network.body.layers]
+        with torch.no_grad():
+            spans[0].copy_(torch.tensor([0.0, 0.1]))  # 0.9 + 3 > 3 positions back
+            spans[1].copy_(torch.tensor([0.4, 0.2]))  # 3.6 + 3 > 6 positions back
+    most, widths = 9 if dynamic else 6, []
+    for layer in network.body.layers:
+        original = layer.attention.heads.memory
+        monkeypatch.setattr(
+            layer.attention.heads, "memory", lambda x, original=original: widths.append(x.shape[1]) or original(x)
+        )
+    found, lengths = in_pieces(network, x_BT, [10, 20, 25], Past(hidden=hidden))
+    close(found, in_pieces(network, x_BT, [], Past())[0])
+    assert lengths == [most] * 4 and network.far() == most
+    if hidden:
+        assert widths == [min(most, 3 if number % 2 == 0 and not dynamic else most) for number in range(6)]
+    network.train()
+    monkeypatch.setattr(model_module, "GROWTH", 2)
+    assert in_pieces(network, x_BT, [10, 20], Past(hidden=hidden))[1] == [min(9, most + 2)] * 3
+
+
+@pytest.mark.spec(97)
+@pytest.mark.usefixtures("fine")
+@pytest.mark.parametrize("rules", [(Rotary(), Span(6, ramp=3, start=0.3)), (DynamicSpan(8, 6, ramp=3),), ()])
+def test_writing_drops_the_keys_that_nobody_sees(rules, monkeypatch):
+    """The same text as from everything computed anew, from prompts of two lengths; a window alone does it too."""
+    network = ready(model("causal" if rules else "causal & window(5)", rules=rules, heads=(Language(),)))
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9], [2, 7]]
+    lengths: list[int] = []
+    original = Past.trim
+    monkeypatch.setattr(Past, "trim", lambda past, length: lengths.append(length) or original(past, length))
+    cached, anew = (generate(network, prompts, 30, seed=0, cached=cached) for cached in (True, False))
+    assert cached == anew and lengths and set(lengths) == {network.far()}
+
+
+@pytest.mark.spec(95, 96)
+@pytest.mark.parametrize("way", ["sections", "reversible"])
+def test_the_penalty_has_its_gradients_where_layers_are_computed_again(way):
+    rule, x_BT = DynamicSpan(8, 6, ramp=3, cost=0.5), tokens(2, 9)
+    value = model(rules=(rule,), heads=(Language(),), **({"wiring": Reversible()} if way == "reversible" else {}))
+    network = ready(value).train()
+    found = []
+    for again in (False, True):
+        if way == "sections":
+            set_sections(network, 2 * again)
+        past = None if again else Past()  # a reversible stack that keeps a past is computed plainly
+        output = network(x_BT, past=past)
+        loss = output.logits.square().mean() + output.aux["penalty"]
+        found.append(torch.autograd.grad(loss, list(network.parameters())))
+    for one, two in zip(*found, strict=True):
+        close(one, two)
+
+
+@pytest.mark.spec(95, 97)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_training_makes_spans_short_where_they_cost_much_and_records_them(tmp_path, dynamic):
+    """From half of the longest towards nothing, never below; an evaluation tells the span of each layer and head."""
+    settings = [one for one in BASE if "context" not in one] + ["run.steps=10", "run.evaluate=0", "run.save=0"]
+    recipe = Recipe(member="adaptive-span", size="tiny", task=LanguageTask(segment=5), data=str(text(tmp_path)))
+    recipe = override(
+        recipe, [*settings, "model.span=16", "model.start=0.5", "model.cost=1", f"model.dynamic={dynamic}"]
+    )
+    run = train(override(recipe, ["optim.lr=0.1", "optim.warmup=0", "optim.clip=0"]), tmp_path / "run")
+    (line,) = (line for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "evaluate")
+    spans = torch.tensor(line["spans"])
+    assert spans.shape == (run.network.value.body.layers, 2) and spans.min() >= 0
+    assert line["span"] == pytest.approx(float(spans.mean())) and line["span"] < 3
+    if not dynamic:
+        parts_LH = torch.stack([layer.attention.rules[1].part_H.detach() for layer in run.network.body.layers])
+        torch.testing.assert_close(spans, 16 * parts_LH)
+
+
+def test_sizes_are_those_of_the_published_scripts():
+    """Layers, width, heads, net, span, memory, ramp."""
+    stated = {
+        "small": (8, 256, 4, 1024, 1024, 1024, 32),
+        "enwik8": (12, 512, 8, 2048, 8192, 8192, 32),
+        "enwik8-large": (24, 768, 8, 4096, 8192, 8192, 32),
+    }
+    for size, numbers in stated.items():
+        value = member("adaptive-span", size)
+        layer = value.body.each[0]
+        span = layer.attention.rules[1]
+        found = (value.body.layers, value.width, layer.attention.heads.heads, layer.feedforward.hidden)
+        assert (*found, span.longest, value.memory, span.ramp) == numbers
