@@ -24,6 +24,7 @@ from everyformer.attention.pattern import (
     Visible,
     Window,
     bound,
+    far,
     fixed,
     for_head,
     parse,
@@ -298,3 +299,25 @@ def test_a_wrong_pattern_is_named(make: Callable[[], Any], reason: str) -> None:
 def test_large_numbers_hide_no_look_ahead(text, ahead):
     """Past what can be tried, only what causal itself holds back counts as safe."""
     assert parse(text).looks_ahead() is ahead
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("causal & window(4)", 3),
+        ("block(5)", 4),
+        ("by_head(window(2), causal & block(5))", 4),
+        ("causal & (window(3) | block(2))", 2),
+        ("window(9) & block(4) & full", 3),
+        ("causal & (window(3) | stride(4))", None),
+        ("by_head(window(2), causal)", None),
+        ("~window(2)", None),
+        ("causal", None),
+    ],
+)
+def test_nobody_sees_further_than_the_end_that_a_pattern_sets(text, end):
+    pattern = parse(text)
+    assert far(pattern) == end
+    if end is not None:
+        _, i, j = pattern.mask(24, heads=2).nonzero(as_tuple=True)
+        assert int((i - j).abs().max()) == end

@@ -49,6 +49,24 @@ def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
     assert (place / "run" / "checkpoints" / "00000008").is_dir()
 
 
+@pytest.mark.spec(97)
+def test_spans_are_shown_drawn_and_told(place, capsys):
+    """By layer and head, with what they save."""
+    words = ["--size", "tiny", "--data", "text.txt", "run.steps=1", "run.batch=2", "run.evaluate=0", "model.start=0.25"]
+    assert main(["train", "adaptive-span", *words, "--out", "run"]) == 0
+    capsys.readouterr()
+    assert main(["show", "spans", "run", "--out", "spans.png"]) == 0
+    shown = capsys.readouterr().out
+    assert "head 3" in shown and "24.0 of 64 that a head could see (37." in shown and "operations" in shown
+    assert (place / "spans.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["show", "spans", "run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [len(one) for one in found["each"]] == [4, 4] and found["flops"] < found["most_flops"]
+    assert all(abs(z - 16) < 0.1 for one in found["each"] for z in one)  # 64 / 4, and a step
+    assert main(["evaluate", "run", "--limit", "1"]) == 0
+    assert "  span 16" in capsys.readouterr().out
+
+
 def test_data_come_from_standard_input(place, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((place / "text.txt").read_bytes())))
     assert main(["train", "byte-language", "--size", "tiny", "--data", "-", *SMALL, "run.steps=1", "--out", "run"]) == 0

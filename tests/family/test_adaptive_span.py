@@ -12,7 +12,9 @@ from torch import Tensor
 from everyformer import DynamicSpan, Language, Past, Reversible, Rotary, Scene, Span, build, generate, member
 from everyformer.attention import span as span_module
 from everyformer.infer import generate as generate_module
+from everyformer.infer.spans import spans
 from everyformer.network import model as model_module
+from everyformer.study.look import spans_of
 from everyformer.task.language import Language as LanguageTask
 from everyformer.train.loop import set_sections, train
 from everyformer.train.recipe import Recipe, override
@@ -128,22 +130,37 @@ def test_the_penalty_has_its_gradients_where_layers_are_computed_again(way):
 
 
 @pytest.mark.spec(95, 97)
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_training_makes_spans_short_where_they_cost_much_and_records_them(tmp_path, dynamic):
+def test_training_makes_spans_short_where_they_cost_much_and_records_them(tmp_path):
     """From half of the longest towards nothing, never below; an evaluation tells the span of each layer and head."""
     settings = [one for one in BASE if "context" not in one] + ["run.steps=10", "run.evaluate=0", "run.save=0"]
     recipe = Recipe(member="adaptive-span", size="tiny", task=LanguageTask(segment=5), data=str(text(tmp_path)))
-    recipe = override(
-        recipe, [*settings, "model.span=16", "model.start=0.5", "model.cost=1", f"model.dynamic={dynamic}"]
-    )
+    recipe = override(recipe, [*settings, "model.span=16", "model.start=0.5", "model.cost=1"])
     run = train(override(recipe, ["optim.lr=0.1", "optim.warmup=0", "optim.clip=0"]), tmp_path / "run")
     (line,) = (line for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "evaluate")
-    spans = torch.tensor(line["spans"])
-    assert spans.shape == (run.network.value.body.layers, 2) and spans.min() >= 0
-    assert line["span"] == pytest.approx(float(spans.mean())) and line["span"] < 3
-    if not dynamic:
-        parts_LH = torch.stack([layer.attention.rules[1].part_H.detach() for layer in run.network.body.layers])
-        torch.testing.assert_close(spans, 16 * parts_LH)
+    spans_LH = torch.tensor(line["spans"])
+    assert spans_LH.shape == (run.network.value.body.layers, 2) and spans_LH.min() >= 0
+    assert line["span"] == pytest.approx(float(spans_LH.mean())) and line["span"] < 3
+    parts_LH = torch.stack([layer.attention.rules[1].part_H.detach() for layer in run.network.body.layers])
+    torch.testing.assert_close(spans_LH, 16 * parts_LH)
+
+
+@pytest.mark.spec(96, 97)
+def test_spans_are_told_with_what_they_save():
+    """Of one token: 2 operations a weight of the maps, 2 for each number of a key, a value and a distance that is seen."""
+    network, x_T = small(dynamic=True), tokens(1, 20)[0].numpy()
+    with torch.no_grad():
+        for layer in network.body.layers:
+            layer.attention.rules[1].v_HD.zero_()  # then all tokens have the same
+    found = spans(network, x_T)
+    wanted = [6 * layer.attention.rules[1].b_H.sigmoid() for layer in network.body.layers]
+    close(torch.tensor(found.each, dtype=torch.float64), torch.stack(wanted).detach())
+    keys_LH = (torch.stack(wanted) + 3).clamp(max=6).detach()
+    maps = 2 * 2 * (4 * 8 * 8 + 2 * 8 * 32) + 2 * 8 * 17  # two layers, and the output
+    assert (found.most, found.most_flops) == (6, maps + 4 * 6 * 2 * 3 * 4)
+    assert found.keys == pytest.approx(float(keys_LH.mean())) and found.flops == round(maps + float(keys_LH.sum()) * 24)
+    assert spans(build("gpt2", "tiny"), x_T) is None
+    with pytest.raises(ValueError, match="no spans that it learned; give a run of adaptive-span"):
+        spans_of(build("gpt2", "tiny"), object())
 
 
 def test_sizes_are_those_of_the_published_scripts():

@@ -15,6 +15,7 @@ from everyformer import (
     BatchNorm,
     Classify,
     Concatenated,
+    DynamicSpan,
     EncoderDecoder,
     Features,
     FeedForward,
@@ -107,6 +108,11 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         "Learned ends at its last position, and with a memory a text has no end; use four_term, rotary, alibi or sinusoids",
         model(memory=4, position=Learned(8)),
         [model(memory=4, rules=(FourTerm(4),)), model(memory=4, position=Sinusoidal()), model(position=Learned(8))],
+    ),
+    (
+        "dynamic_span reads what enters the attention and is 6 wide, the model 8; make them equal",
+        model(rules=(DynamicSpan(6, 4),)),
+        [model(rules=(DynamicSpan(8, 4),))],
     ),
     (
         "parameter-free attention has nothing to regularise; leave its dropout out",
