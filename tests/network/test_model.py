@@ -230,7 +230,7 @@ class CostlyRule(RuleModule):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(()))
 
-    def penalty(self) -> Tensor:
+    def penalty(self, scene) -> Tensor:
         return 3 * self.weight
 
 
@@ -239,7 +239,7 @@ def test_the_costs_of_all_layers_are_added_up():
     cost = network(tokens()).aux["penalty"]
     assert cost == 4 * 2 * 3
     cost.backward()
-    assert network.rules[0].weight.grad == 3
+    assert network.body.layers[0].attention.rules[0].weight.grad == 3
     assert model().build()(tokens()).aux == {}
 
 
