@@ -59,6 +59,16 @@ def test_attention_is_the_papers(dynamic, itself):
         close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T)
 
 
+def spied(monkeypatch, owner: Any, name: str, look: Any) -> None:
+    original = getattr(owner, name)
+
+    def spy(*given: Any) -> Any:
+        look(*given)
+        return original(*given)
+
+    monkeypatch.setattr(owner, name, spy)
+
+
 def in_pieces(network: Any, x_BT: Tensor, cuts: list[int], past: Past, **options: Any) -> tuple[Tensor, list[int]]:
     hidden, lengths = [], []
     for left, right in pairwise([0, *cuts, x_BT.shape[1]]):
@@ -83,10 +93,7 @@ def test_a_memory_keeps_what_some_head_sees_and_is_one_long_pass(hidden, dynamic
             spans[1].copy_(torch.tensor([0.4, 0.2]))  # 3.6 + 3 > 6 positions back
     most, widths = 9 if dynamic else 6, []
     for layer in network.body.layers:
-        original = layer.attention.heads.memory
-        monkeypatch.setattr(
-            layer.attention.heads, "memory", lambda x, original=original: widths.append(x.shape[1]) or original(x)
-        )
+        spied(monkeypatch, layer.attention.heads, "memory", lambda x: widths.append(x.shape[1]))
     found, lengths = in_pieces(network, x_BT, [10, 20, 25], Past(hidden=hidden))
     close(found, in_pieces(network, x_BT, [], Past())[0])
     assert lengths == [most] * 4 and network.far() == most
@@ -105,8 +112,7 @@ def test_writing_drops_the_keys_that_nobody_sees(rules, monkeypatch):
     network = ready(model("causal" if rules else "causal & window(5)", rules=rules, heads=(Language(),)))
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9], [2, 7]]
     lengths: list[int] = []
-    original = Past.trim
-    monkeypatch.setattr(Past, "trim", lambda past, length: lengths.append(length) or original(past, length))
+    spied(monkeypatch, Past, "trim", lambda past, length: lengths.append(length))
     cached, anew = (generate(network, prompts, 30, seed=0, cached=cached) for cached in (True, False))
     assert cached == anew and lengths and set(lengths) == {network.far()}
 

@@ -181,9 +181,9 @@ def _best(pattern: Pattern, queries: int, keys: int, heads: int) -> Part:
     _, order_Q, live_NK, size = min(found, key=lambda option: option[0])
     width = max(1, int(live_NK.sum(1).max()))
     live, column_NK = live_NK.to(torch.uint8).sort(dim=1, descending=True, stable=True)
-    j_NK = column_NK.masked_fill(live == 0, keys)[:, :width]
     filler = torch.full((-queries % size,), queries)
-    return Part(pattern, torch.cat((order_Q, filler)).view(-1, size), j_NK, order_Q.argsort())
+    few = column_NK.masked_fill(live == 0, keys)[:, :width]
+    return Part(pattern, torch.cat((order_Q, filler)).view(-1, size), few, order_Q.argsort())
 
 
 def _live(pattern: Pattern, at_Q: Tensor, keys: int, heads: int) -> Tensor:
