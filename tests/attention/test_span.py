@@ -74,6 +74,11 @@ def test_a_head_sees_all_that_its_span_shows(z: float, step: int, monkeypatch: p
         assert step > 1 or distance == 0 or window == shown  # a window has at least the query itself
 
 
+def test_a_span_that_is_no_number_hides_nothing() -> None:
+    pattern = built(Span(12, ramp=4), (math.nan, math.inf, 2.0)).sight(None)
+    assert [for_head(pattern, head) for head in range(2)] == [Window(13)] * 2
+
+
 @pytest.mark.spec(97)
 def test_windows_are_few_and_not_much_too_large() -> None:
     sizes = [coarse(n) for n in range(1, 8193)]

@@ -143,7 +143,8 @@ def windows(z_H: Tensor, value: Span | DynamicSpan) -> Pattern:
     most = value.longest + 1
     if isinstance(z_H, FakeTensor) or z_H.is_meta:
         return Window(most)
-    return _windows(tuple(min(most, coarse(math.ceil(z + value.ramp))) for z in z_H.tolist()))
+    ends = [z + value.ramp if math.isfinite(z) else most for z in z_H.tolist()]  # a step gone wrong is told by its loss
+    return _windows(tuple(min(most, coarse(math.ceil(end))) for end in ends))
 
 
 def coarse(size: int) -> int:
