@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -129,11 +130,11 @@ def test_a_compiled_training_step_equals_the_eager_one():
 def test_a_recorded_run_equals_the_one_that_launches_every_kernel(member, settings):
     settings = [*settings, "run.steps=12", "run.batch=4", "run.evaluate=0", "run.save=0"]
     one = override(Recipe(member=member, size="tiny", task=task_for(member, "tiny")), settings)
-    plain, recorded = [], []
-    for how, lines in (("yes", plain), ("graphs", recorded)):
-        train(override(one, [f"run.compile={how}"]), listeners=(lines.append,))
-    losses = [[line["loss"] for line in lines if line["kind"] == "step"] for lines in (plain, recorded)]
-    assert len(losses[0]) == 12 and losses[1] == pytest.approx(losses[0], rel=1e-4)
+    lines: dict[str, list[dict[str, Any]]] = {"yes": [], "graphs": []}
+    for how, seen in lines.items():
+        train(override(one, [f"run.compile={how}"]), listeners=(seen.append,))
+    plain, recorded = ([line["loss"] for line in seen if line["kind"] == "step"] for seen in lines.values())
+    assert len(plain) == 12 and recorded == pytest.approx(plain, rel=1e-4)
 
 
 def test_a_step_that_cannot_be_recorded_says_so():

@@ -57,7 +57,9 @@ def evaluate(
     """
     from everyformer.train.finished import open_run
 
-    options: dict[str, Any] = {name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None}
+    options: dict[str, Any] = {
+        name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None
+    }
     found = open_run(run, step=step, device=device, **options)
     if compiled:
         found.network.compile()
