@@ -16,6 +16,8 @@ from everyformer.attention.pattern import (
     Causal,
     Full,
     Graph,
+    Local,
+    Local2d,
     Pattern,
     Prefix,
     SameDocument,
@@ -24,6 +26,7 @@ from everyformer.attention.pattern import (
     Visible,
     Window,
     bound,
+    cell,
     far,
     fixed,
     for_head,
@@ -32,7 +35,7 @@ from everyformer.attention.pattern import (
 )
 from everyformer.attention.scene import Scene
 from everyformer.value import Count, Value, from_json, to_json
-from tests.spec import sparse
+from tests.spec import image, sparse
 
 CPU = torch.device("cpu")
 LENGTH, HEADS = 13, 3
@@ -55,6 +58,8 @@ plain = st.one_of(
     st.builds(Stride, numbers),
     st.builds(lambda last, more: Summary(last + more, last), numbers, st.integers(0, 3)),
     st.builds(Prefix, st.integers(0, 6)),
+    st.builds(Local, numbers, st.integers(0, 6)),
+    st.builds(lambda w, n, *rest: Local2d(w * n, rest[0], w, *rest[1:]), *[numbers] * 3, *[st.integers(0, 4)] * 2),
     st.builds(Antidiagonal, st.integers(0, 12)),
     st.builds(Graph, st.lists(st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)), max_size=4).map(tuple)),
 )
@@ -93,6 +98,9 @@ SETS: dict[str, Callable[[int, int], bool]] = {  # does j belong to S_i?
     "summary(4, 2)": lambda i, j: j % 4 in (2, 3),
     "prefix(3)": lambda i, j: j in (0, 1, 2),
     "prefix(0)": lambda i, j: False,
+    "local(4, 3)": lambda i, j: j in image.memory_1d(i, 4, 3),
+    "causal & local(4, 6)": lambda i, j: j in image.memory_1d(i, 4, 6) and j <= i,
+    "local(5, 0)": lambda i, j: j in image.memory_1d(i, 5, 0),
     f"graph({EDGE})": lambda i, j: (i, j) in EDGE,
     "graph(())": lambda i, j: False,
     "antidiagonal(9)": lambda i, j: i + j == 9,
@@ -102,7 +110,23 @@ SETS: dict[str, Callable[[int, int], bool]] = {  # does j belong to S_i?
 }
 
 
-@pytest.mark.spec(7, 55, 71, 72)
+@pytest.mark.spec(100)
+@pytest.mark.parametrize("rows, columns, height, width, up, side", [(4, 6, 2, 3, 1, 1), (6, 4, 3, 2, 3, 2), (2, 6, 1, 6, 1, 0)])
+def test_a_rectangle_sees_its_memory_and_of_it_what_came_before(rows, columns, height, width, up, side):
+    order = image.block_raster(rows, columns, height, width)
+    places = torch.arange(len(order))
+    assert [(int(y), int(x)) for y, x in zip(*cell(places, columns, height, width), strict=True)] == order
+    pattern = Local2d(columns, height, width, up, side)
+    memory = [image.memory_2d(i, order, height, width, up, side) for i in range(len(order))]
+    seen = pattern.mask(len(order))[0]
+    assert [set(row.nonzero()[:, 0].tolist()) for row in seen] == memory
+    assert torch.equal((Causal() & pattern).mask(len(order))[0], seen.tril())
+    assert not (Causal() & pattern).looks_ahead() and (height * width == 1 or pattern.looks_ahead())
+    with pytest.raises(ValueError, match=r"local2d\.width is 4: 6 columns do not divide into such blocks; give a divisor"):
+        Local2d(6, 2, 4, 1, 1)
+
+
+@pytest.mark.spec(7, 55, 71, 72, 99)
 @pytest.mark.parametrize("text", SETS)
 @pytest.mark.parametrize(("queries", "keys"), [(LENGTH, LENGTH), (3, LENGTH), (1, LENGTH)])
 def test_a_predicate_is_its_set(text: str, queries: int, keys: int) -> None:

@@ -23,6 +23,7 @@ from everyformer import (
 )
 from tests.network import close, model, placed, randn, ready, tokens
 from tests.spec import network as spec
+from tests.spec.image import block_raster
 
 WIDTH, LENGTH = 8, 6
 PLACES = torch.arange(LENGTH)[None]
@@ -105,7 +106,7 @@ def test_sinusoids_stay_exact_far_out_in_float32():
 @pytest.mark.parametrize(
     "position",
     [
-        *(Learned(6), JointMlp(6, 4), SeparateMlp(6, 4), Grid(2, 3), Grid(2, 3, learned=True)),
+        *(Learned(6), JointMlp(6, 4), SeparateMlp(6, 4), Grid(2, 3), Grid(2, 3, learned=True), Grid(2, 3, block=(1, 3))),
         *(Axial((2, 3)), Concatenated(OneHot(6), 6)),
     ],
 )
@@ -170,6 +171,16 @@ def test_a_grid_tells_the_row_by_one_half_and_the_column_by_the_other(learned):
         else:
             halves = tuple(torch.tensor(spec.sinusoid(at, WIDTH // 2), dtype=torch.float64) for at in (row, column))
         close(table(torch.tensor([[place]]))[0, 0], torch.cat(halves))
+
+
+@pytest.mark.spec(98, 100)
+def test_a_grid_of_blocks_is_counted_in_block_raster_order():
+    grid = Grid(4, 6, block=(2, 3))
+    plain, blocks = (one.build_table(WIDTH) for one in (Grid(4, 6), grid))
+    raster = [y * 6 + x for y, x in block_raster(4, 6, 2, 3)]
+    assert torch.equal(blocks(torch.arange(24)[None]), plain(torch.tensor([raster])))
+    with pytest.raises(ValueError, match="6 columns do not divide into blocks of 4; give a divisor of 6"):
+        Grid(4, 6, block=(2, 4))
 
 
 @pytest.mark.spec(41)

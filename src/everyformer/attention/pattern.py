@@ -6,7 +6,8 @@ FlexAttention block mask and a gathered block. Patterns combine with `&`, `|`, `
 `parse` reads back. Whether a pattern looks ahead, how dense it is and which blocks are live are computed from the
 predicate, never declared.
 
-Sources: attention over a key set S_i (W), sparse patterns of Child et al. 2019 with j <= i restored by `causal &`.
+Sources: attention over a key set S_i (W), sparse patterns of Child et al. 2019 and local ones of Parmar et al. 2018, both with
+j <= i restored by `causal &`.
 """
 
 from __future__ import annotations
@@ -161,6 +162,49 @@ class Summary(Pattern, Value, frozen=True):
         return k % self.size >= self.size - self.last
 
 
+class Local(Pattern, Value, frozen=True):
+    """The same block of `size` positions and the `memory` before it: floor(i / l) l - m <= j < floor(i / l) l + l.
+
+    Parmar et al. 2018, 1-D: a query block of l positions and l_m more that come before it. W writes that a query sees all of
+    them; those after it are only seen without `causal &`.
+    """
+
+    size: Size
+    memory: Count
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        start = q // self.size * self.size
+        return (k >= start - self.memory) & (k < start + self.size)
+
+
+class Local2d(Pattern, Value, frozen=True):
+    """The same rectangle of a picture, and what lies up to `up` rows above it and `side` columns to either side.
+
+    Parmar et al. 2018, 2-D: query blocks l_q of `height` x `width`, the memory larger by h_m = `up` and w_m = `side`. Positions
+    count the picture, `columns` wide, in block-raster order (see `cell`). In that order `causal &` hides what of the memory is
+    not there yet: all to the right of the block, and later positions in it.
+    """
+
+    columns: Size
+    height: Size
+    width: Size
+    up: Count
+    side: Count
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if self.columns % self.width:
+            raise ValueError(
+                f"local2d.width is {self.width}: {self.columns} columns do not divide into such blocks; give a divisor"
+            )
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        first = q - q % (self.height * self.width)  # of the query's block: its upper left corner
+        (top, left), (y, x) = (cell(p, self.columns, self.height, self.width) for p in (first, k))
+        rows = (y >= top - self.up) & (y < top + self.height)
+        return rows & (x >= left - self.side) & (x < left + self.width + self.side)
+
+
 class Prefix(Pattern, Value, frozen=True):
     """The first `length` positions are seen by all."""
 
@@ -308,6 +352,16 @@ def strided(stride: int) -> tuple[Pattern, Pattern]:
 def fixed(stride: int, columns: int) -> tuple[Pattern, Pattern]:
     """Child et al. 2019: the same block of l positions, and the last c columns of every block; for text."""
     return Causal() & Block(stride), Causal() & Summary(stride, columns)
+
+
+def cell(p: Index, columns: int, height: int, width: int) -> tuple[Index, Index]:
+    """Row and column of position p where a picture is cut into blocks of `height` x `width`, `width` dividing its `columns`.
+
+    Block-raster order: block after block, from left to right and then downwards, and inside a block row after row. Blocks of one
+    whole row make it raster order.
+    """
+    block, inside, across = p // (height * width), p % (height * width), columns // width
+    return block // across * height + inside // width, block % across * width + inside % width
 
 
 def bound(pattern: Pattern) -> Pattern:

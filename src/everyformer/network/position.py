@@ -6,7 +6,7 @@ Equations (x the embedded token at position i, e_i the i-th unit vector):
     Concatenated  (x, p_i)                                               K; with OneHot it is T's (x, e_i)
     JointMlp      W_z ReLU(W_x x + W_e[i])                               T eq. 10
     SeparateMlp   W_zx ReLU(W_x x) + W_ze ReLU(W_e[i])                   T eq. 11
-    Grid          row and column each by half of the features            K, for images
+    Grid          row and column each by half of the features            K, for images; Parmar et al. 2018
     Axial         x + sum_a W_a[i_a], i_a the coordinates of i in an array    Child et al. 2019
     TimePosition  x + p_i + p_t, t the step of a recurrent depth         Universal Transformer
 
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from everyformer.attention.pattern import cell
 from everyformer.value import Positive, Size, Value
 
 
@@ -143,11 +144,28 @@ class SeparateMlp(Position, Value, frozen=True):
 
 
 class Grid(Position, Scheme, Value, frozen=True):
-    """Positions of a grid in raster order: half of the features tell the row, half the column."""
+    """Positions of a grid in raster order: half of the features tell the row, half the column.
+
+    With a `block` of rows x columns the grid is read block after block, each in raster order (Parmar et al. 2018). Where a pixel
+    has several channels, each is a column of its own.
+    """
 
     rows: Size
     columns: Size
     learned: bool = False
+    block: tuple[Size, Size] | None = None
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        for size, part, name in zip((self.rows, self.columns), self.block or (1, 1), ("rows", "columns"), strict=True):
+            if size % part:
+                raise ValueError(
+                    f"grid.block is {self.block}: {size} {name} do not divide into blocks of {part}; give a divisor of {size}"
+                )
+
+    def cells(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """The row and the column of positions."""
+        return cell(position, self.columns, *(self.block or (1, self.columns)))
 
     def limit(self) -> int | None:
         return self.rows * self.columns
@@ -156,7 +174,7 @@ class Grid(Position, Scheme, Value, frozen=True):
         if width % 2:
             raise ValueError(f"a grid halves the features between row and column, but there are {width}; make it even")
         halves = (Learned(self.rows), Learned(self.columns)) if self.learned else (Sinusoidal(), Sinusoidal())
-        return Cells(self.columns, halves[0].build_table(width // 2), halves[1].build_table(width // 2))
+        return Cells(self, halves[0].build_table(width // 2), halves[1].build_table(width // 2))
 
     def build(self, width: int) -> nn.Module:
         return Added(self.build_table(width))
@@ -260,12 +278,13 @@ class Units(nn.Module):
 
 
 class Cells(nn.Module):
-    def __init__(self, columns: int, row: nn.Module, column: nn.Module):
+    def __init__(self, grid: Grid, row: nn.Module, column: nn.Module):
         super().__init__()
-        self.columns, self.row, self.column = columns, row, column
+        self.grid, self.row, self.column = grid, row, column
 
     def forward(self, position_BT: Tensor) -> Tensor:
-        return torch.cat((self.row(position_BT // self.columns), self.column(position_BT % self.columns)), dim=-1)
+        row_BT, column_BT = self.grid.cells(position_BT)
+        return torch.cat((self.row(row_BT), self.column(column_BT)), dim=-1)
 
 
 class Axes(nn.Module):
