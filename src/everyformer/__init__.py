@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
         Causal,
         Full,
         Graph,
+        Local,
+        Local2d,
         Pattern,
         Prefix,
         SameDocument,
@@ -56,7 +58,7 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
     from everyformer.network.depth import Attention, Depth, Layer, Stack
     from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
     from everyformer.network.feedforward import FeedForward
-    from everyformer.network.head import Classify, Head, Language, Masked, PerToken
+    from everyformer.network.head import Classify, Head, Language, Logistics, Masked, PerToken
     from everyformer.network.initial import AsTorch, Initial, Normal, Xavier
     from everyformer.network.model import EncoderDecoder, Memory, Model, Network, Output, PairNetwork
     from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
@@ -81,8 +83,8 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
 _HOMES = {
     "everyformer.attention.attend": "attend KERNELS",
     "everyformer.attention.scene": "Probe Scene",
-    "everyformer.attention.pattern": "Pattern Full Causal Window Block Stride Summary Prefix Graph SameDocument Visible ByHead "
-    "fixed parse strided",
+    "everyformer.attention.pattern": "Pattern Full Causal Window Block Stride Summary Local Local2d Prefix Graph SameDocument "
+    "Visible ByHead fixed parse strided",
     "everyformer.attention.rule": "Rule RuleModule Rotary Alibi Shaw T5Bias ImageBias",
     "everyformer.attention.relative": "FourTerm",
     "everyformer.attention.span": "Span DynamicSpan",
@@ -94,7 +96,7 @@ _HOMES = {
     "everyformer.network.wiring": "Wiring PostNorm PreNorm Reversible",
     "everyformer.network.depth": "Depth Attention Layer Stack",
     "everyformer.network.past": "Past",
-    "everyformer.network.head": "Head Language Masked Classify PerToken",
+    "everyformer.network.head": "Head Language Masked Classify PerToken Logistics",
     "everyformer.network.initial": "Initial AsTorch Normal Xavier",
     "everyformer.network.model": "Model EncoderDecoder Network PairNetwork Output Memory",
     "everyformer.network.store": "save load",

@@ -54,6 +54,8 @@ PATTERNS = [
         "causal & window(5)",
         "causal & (window(4) | stride(7))",
         "causal & (block(8) | summary(8, 2))",
+        "causal & local(8, 5)",
+        "causal & local2d(6, 2, 3, 1, 2)",
         "prefix(3) | window(3)",
         "by_head(causal & window(6), stride(5))",
         "graph(((0, 1), (1, 1), (9, 3), (20, 40), (40, 0), (40, 39)))",
@@ -300,12 +302,13 @@ def test_auto_follows_its_rule() -> None:
             assert chosen(pattern, 2048, 2048) == "tiled"
 
 
-@pytest.mark.spec(7, 104, 105)
+@pytest.mark.spec(7, 99, 104, 105)
 @pytest.mark.parametrize(
     ("text", "share"),  # of the scores of a dense kernel, at 2,048 positions
     [
         ("causal & window(64)", 127 / 2048),  # 64 queries see 64 + 63 keys
         ("block(64)", 64 / 2048),
+        ("causal & local(64, 64)", 128 / 2048),
         ("causal & stride(64)", 64 / 2048),  # two residues of 32 queries a block
         ("causal & (window(64) | stride(64))", (127 + 62) / 2048),
         ("causal & (block(64) | summary(64, 8))", (64 + 31 * 8) / 2048),

@@ -111,7 +111,9 @@ SETS: dict[str, Callable[[int, int], bool]] = {  # does j belong to S_i?
 
 
 @pytest.mark.spec(100)
-@pytest.mark.parametrize("rows, columns, height, width, up, side", [(4, 6, 2, 3, 1, 1), (6, 4, 3, 2, 3, 2), (2, 6, 1, 6, 1, 0)])
+@pytest.mark.parametrize(
+    "rows, columns, height, width, up, side", [(4, 6, 2, 3, 1, 1), (6, 4, 3, 2, 3, 2), (2, 6, 1, 6, 1, 0)]
+)
 def test_a_rectangle_sees_its_memory_and_of_it_what_came_before(rows, columns, height, width, up, side):
     order = image.block_raster(rows, columns, height, width)
     places = torch.arange(len(order))
@@ -122,7 +124,9 @@ def test_a_rectangle_sees_its_memory_and_of_it_what_came_before(rows, columns, h
     assert [set(row.nonzero()[:, 0].tolist()) for row in seen] == memory
     assert torch.equal((Causal() & pattern).mask(len(order))[0], seen.tril())
     assert not (Causal() & pattern).looks_ahead() and (height * width == 1 or pattern.looks_ahead())
-    with pytest.raises(ValueError, match=r"local2d\.width is 4: 6 columns do not divide into such blocks; give a divisor"):
+    with pytest.raises(
+        ValueError, match=r"local2d\.width is 4: 6 columns do not divide into such blocks; give a divisor"
+    ):
         Local2d(6, 2, 4, 1, 1)
 
 

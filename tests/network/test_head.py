@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
+
 import pytest
 import torch
 
-from everyformer import Classify, Language, LayerNorm, Masked, PerToken, Tokens
+from everyformer import Classify, Features, Language, LayerNorm, Logistics, Masked, PerToken, Tokens
 from everyformer.network.head import read
 from tests.network import close, model, randn, ready, tokens
+from tests.spec import image
 from tests.spec import network as spec
 
 VISIBLE = [[True] * 6, [False, False, True, True, True, True], [True, True, True, True, False, False]]
@@ -119,3 +123,64 @@ def test_one_representation_serves_the_next_token_a_pooled_class_and_every_token
 def test_a_head_may_have_a_vocabulary_of_its_own():
     network = ready(model(heads=(Language(tied=False, vocabulary=5),), norm=LayerNorm()))
     assert network(tokens()).logits.shape == (2, 6, 5)
+
+
+def components(head: Logistics, numbers: list[float]) -> list[dict]:
+    """The numbers of one pixel as the equation has them: weight, means, logarithms of scales, then a_10, a_20, a_21, ..."""
+    size, count = len(numbers) // head.components, head.channels
+    found = []
+    for start in range(0, len(numbers), size):
+        one = numbers[start : start + size]
+        pairs = [(c, d) for c in range(count) for d in range(c)]
+        earlier = dict(zip(pairs, one[1 + 2 * count :], strict=True))
+        found.append(
+            {
+                "weight": one[0],
+                "mean": one[1 : 1 + count],
+                "log_scale": one[1 + count : 1 + 2 * count],
+                "earlier": earlier,
+            }
+        )
+    return found
+
+
+@pytest.mark.spec(102)
+@pytest.mark.parametrize("channels, levels, kinds", [(1, 7, 3), (2, 4, 2), (3, 3, 2)])
+def test_a_mixture_of_logistics_is_its_equation_and_sums_to_one(channels, levels, kinds):
+    head = Logistics(channels, levels, kinds)
+    network = ready(model(embed=Features(channels), heads=(head,)))
+    mixture = network(randn(2, 3, channels)).logits
+    assert mixture.shape == (2, 3, kinds * (1 + 2 * channels + channels * (channels - 1) // 2))
+    pixels = torch.tensor(list(product(range(levels), repeat=channels)))
+    found = head.log_share(mixture[:, :1].expand(-1, len(pixels), -1), pixels.expand(2, -1, -1)).exp()
+    close(found.sum(1), torch.ones(2, dtype=torch.float64))
+    for row in range(2):
+        parts = components(head, mixture[row, 0].tolist())
+        literal = [image.pixel(values, parts, levels) for values in pixels.tolist()]
+        close(found[row], torch.tensor(literal, dtype=torch.float64))
+
+
+@pytest.mark.spec(102)
+def test_channels_drawn_in_turn_are_the_pixel():
+    """p(x_0) p(x_1 | x_0) p(x_2 | x_0, x_1) = p(x), each a distribution over the levels."""
+    head = Logistics(3, 4, 2)
+    mixture, value = randn(5, 20), torch.randint(0, 4, (5, 3), generator=torch.Generator().manual_seed(0))
+    total = torch.zeros(5, dtype=torch.float64)
+    for channel in range(3):
+        logits = head.next_logits(mixture, value[:, :channel])
+        assert logits.shape == (5, 4)
+        total += logits.log_softmax(-1).gather(1, value[:, channel : channel + 1])[:, 0]
+    close(total, head.log_share(mixture[:, None], value[:, None])[:, 0])
+
+
+@pytest.mark.spec(102)
+def test_a_mixture_is_finite_with_gradients_far_in_the_tails():
+    """In float32, with means at the wrong end and scales at the smallest: -log P grows like a distance, not to infinity."""
+    head = Logistics(1, 256, 1)
+    mixture = torch.tensor([[[0.0, -1.0, -9.0]], [[0.0, 1.0, -7.0]]], requires_grad=True)
+    found = head.log_share(mixture, torch.tensor([[[128]], [[127]]]))
+    distance = (1 + 1 / 255) - 1 / 255  # from the mean to the nearer edge of the bin
+    literal = [-distance * math.exp(7) + math.log1p(-math.exp(-2 / 255 * math.exp(7)))] * 2
+    assert torch.allclose(found[:, 0], torch.tensor(literal), rtol=1e-5)
+    found.sum().backward()
+    assert mixture.grad.isfinite().all() and (mixture.grad[:, 0, 1].abs() > 100).all()

@@ -26,6 +26,7 @@ from everyformer import (
     Layer,
     LayerNorm,
     Learned,
+    Logistics,
     Masked,
     Mixed,
     Model,
@@ -138,6 +139,11 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         "the pattern window(3) sees the future, and a language head would learn to copy it; add causal &",
         model("window(3)", heads=LANGUAGE),
         [model("causal & window(3)", heads=LANGUAGE)],
+    ),
+    (
+        "the pattern full sees the future, and a logistics head would learn to copy it; add causal &",
+        model("full", embed=Features(3), heads=(Logistics(),)),
+        [model("causal", embed=Features(3), heads=(Logistics(),))],
     ),
     (
         "a class token stands before the text and has no next token to learn; use it with Classify",

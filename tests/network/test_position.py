@@ -106,7 +106,14 @@ def test_sinusoids_stay_exact_far_out_in_float32():
 @pytest.mark.parametrize(
     "position",
     [
-        *(Learned(6), JointMlp(6, 4), SeparateMlp(6, 4), Grid(2, 3), Grid(2, 3, learned=True), Grid(2, 3, block=(1, 3))),
+        *(
+            Learned(6),
+            JointMlp(6, 4),
+            SeparateMlp(6, 4),
+            Grid(2, 3),
+            Grid(2, 3, learned=True),
+            Grid(2, 3, block=(1, 3)),
+        ),
         *(Axial((2, 3)), Concatenated(OneHot(6), 6)),
     ],
 )

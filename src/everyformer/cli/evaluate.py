@@ -70,6 +70,6 @@ def evaluate(
     screen = console()
     screen.print(metrics(answer))
     next_command(
-        screen, f"generate {run} --prompt 'Once'" if found.writes else f"resume {run} --steps {2 * found.step}"
+        screen, f"generate {run} {found.work.hint}" if found.writes else f"resume {run} --steps {2 * found.step}"
     )
     return 0

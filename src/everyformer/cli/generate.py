@@ -15,30 +15,33 @@ def generate(
     run: Path,
     /,
     *,
-    prompt: str = "\n",
-    tokens: int = 200,
-    temperature: float = 0.8,
+    prompt: str | None = None,
+    tokens: int | None = None,
+    temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
     beam: int | None = None,
     seed: int | None = None,
     stream: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    out: Path | None = None,
+    pictures: int | None = None,
+    given: float | None = None,
     step: int | Literal["best"] | None = None,
     device: str = "auto",
 ) -> int:
-    """Write on from a prompt, or translate it.
+    """Write on from a prompt, translate it, or paint pictures.
 
     Parameters
     ----------
     run
         The folder of a run.
     prompt
-        What comes before; for a translator, the sentence to translate.
+        What comes before, without it a new line; for a translator, the sentence to translate.
     tokens
-        How many tokens to write.
+        How many tokens to write; without it, 200.
     temperature
-        0 takes the most likely token each time.
+        0 takes the most likely token each time. Without it 0.8, for pictures 1.
     top_k
         Draw from the k most likely tokens only.
     top_p
@@ -51,6 +54,12 @@ def generate(
         The same seed writes the same text.
     stream
         Show the text as it is written.
+    out
+        The file for pictures (.png); without it samples.png in the run's folder.
+    pictures
+        How many; without it, 16.
+    given
+        The share of each picture that is given: 0.5 completes the upper halves of pictures held out from training.
     step
         The checkpoint: a number, or best; without it, the last.
     device
@@ -59,9 +68,21 @@ def generate(
     from everyformer.train.finished import open_run
 
     found = open_run(run, step=step, device=device, data=False)
-    choices = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    text = {"--prompt": prompt, "--tokens": tokens, "--beam": beam, "--stream": stream or None}
+    painting = {"--out": out, "--pictures": pictures, "--given": given}
+    for name, asked in (text if found.work.paints else painting).items():
+        if asked is not None:
+            what = "paints pictures" if found.work.paints else "writes text"
+            raise ValueError(f"{name} says nothing to {run}, which {what}; leave it out")
+    usual = 1.0 if found.work.paints else 0.8
+    choices = {"temperature": usual if temperature is None else temperature, "seed": seed}
+    choices |= {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     screen = console()
-    if stream:
+    prompt, tokens = "\n" if prompt is None else prompt, 200 if tokens is None else tokens
+    if found.work.paints:
+        some = {"pictures": 16 if pictures is None else pictures, "given": 0.0 if given is None else given}
+        screen.print(found.paint(out or run / "samples.png", **some, **choices), soft_wrap=True)
+    elif stream:
         for piece in found.stream(prompt, tokens, **choices):
             sys.stdout.write(piece)
             sys.stdout.flush()

@@ -50,7 +50,7 @@ def attention(
     reading(found.network, found.work, text).savefig(out)
     screen = console()
     screen.print(f"attention: {out}", soft_wrap=True)
-    next_command(screen, f"generate {run}" if found.writes else f"evaluate {run}")
+    next_command(screen, f"generate {run} {found.work.hint}" if found.writes else f"evaluate {run}")
 
 
 @show.command

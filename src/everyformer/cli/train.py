@@ -40,7 +40,7 @@ def train(
     data
         A file, a folder, a named set, - for standard input. Without it: the set embedded for the task.
     task
-        language, masked, classify or translate. Without it: what the member is for.
+        language, masked, classify, translate or image. Without it: what the member is for.
     out
         The run's folder; it must not exist yet. Without it: runs/MEMBER-1, -2, ...
     start
@@ -128,6 +128,4 @@ def _finish(screen: Console, trained: Trained, folder: Path) -> None:
     if trained.stopped:
         next_command(screen, f"resume {folder}")
     else:
-        next_command(
-            screen, f"generate {folder} --prompt 'Once' --tokens 200" if trained.writes else f"evaluate {folder}"
-        )
+        next_command(screen, f"generate {folder} {trained.work.hint}" if trained.writes else f"evaluate {folder}")

@@ -18,6 +18,8 @@ from everyformer.family.gpt2 import SIZES as GPT2_SIZES
 from everyformer.family.gpt2 import gpt2
 from everyformer.family.graph import SIZES as GRAPH_SIZES
 from everyformer.family.graph import graph
+from everyformer.family.image_transformer import SIZES as IMAGE_SIZES
+from everyformer.family.image_transformer import image_transformer
 from everyformer.family.sparse_transformer import SIZES as SPARSE_SIZES
 from everyformer.family.sparse_transformer import sparse_transformer
 from everyformer.family.transformer import SIZES as TRANSFORMER_SIZES
@@ -71,6 +73,7 @@ MEMBERS = {
         Member("gpt2", "Radford et al. 2019", gpt2, GPT2_SIZES, "small"),
         Member("transformer-xl", "Dai et al. 2019", transformer_xl, XL_SIZES, "enwik8-12"),
         Member("adaptive-span", "Sukhbaatar et al. 2019", adaptive_span, SPAN_SIZES, "enwik8"),
+        Member("image-transformer", "Parmar et al. 2018", image_transformer, IMAGE_SIZES, "cifar10"),
         Member("sparse-transformer", "Child et al. 2019", sparse_transformer, SPARSE_SIZES, "enwik8"),
         Member("graph-classifier", "Velickovic et al. 2017", graph, GRAPH_SIZES, "cora"),
         Member("vit", "Dosovitskiy et al. 2020", vit, VIT_SIZES, "b16"),

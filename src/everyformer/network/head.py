@@ -4,15 +4,24 @@
     Masked     logits of the token itself, for masked language modelling (BERT): W_e LN(gelu(W z)) + b
     Classify   one vector read from the sequence (mean, max, last or first token), then logits of classes
     PerToken   logits at every position
+    Logistics  a mixture of logistic distributions of the next pixel's channels (Salimans et al. 2017, PixelCNN++; Parmar et al. 2018)
+
+A mixture of K logistics for the C channels of a pixel, values scaled to -1 .. 1, h half the distance of two values:
+    p(x) = sum_k pi_k prod_c P(x_c | mu_kc, s_kc),   mu_kc = m_kc + sum_{d<c} tanh(a_kcd) x_d
+    P(x | mu, s) = sigma((x + h - mu) / s) - sigma((x - h - mu) / s), without the second term for the least value and with 1 for
+    the first for the greatest. With a the larger and b the smaller argument this is sigma(a) sigma(-b) (1 - e^{b - a}), and
+    b - a = -2 h / s: exact in the tails, where PixelCNN++ takes the density for it.
 
 Departures: T's eq. 9 sums to m where it means the o classes. Pooling leaves padding out; B's averages it in.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -70,6 +79,55 @@ class PerToken(Head, Value, frozen=True):
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         return EachLogits(width, self.outputs)
+
+
+class Logistics(Head, Value, frozen=True):
+    """The next pixel: for each component its weight, its means, logarithms of scales, and how means follow earlier channels.
+
+    Only a model that does not look ahead may have it.
+    """
+
+    channels: Size = 3
+    levels: Annotated[int, Meta(ge=2, le=65536)] = 256  # how many values a channel can have
+    components: Size = 10
+
+    def build(self, width: int, embed: Embed) -> nn.Module:
+        return EachLogits(width, self.components * (1 + 2 * self.channels + math.comb(self.channels, 2)))
+
+    def log_share(self, mixture_BTN: Tensor, value_BTC: Tensor) -> Tensor:
+        """log p(x) of whole pixels, 0 to levels - 1 in each channel: B, T."""
+        weight_BTK, logistic_BTKC = self._channels(mixture_BTN, value_BTC)
+        return (weight_BTK + logistic_BTKC.sum(-1)).logsumexp(-1)
+
+    def next_logits(self, mixture_BN: Tensor, earlier_BC: Tensor) -> Tensor:
+        """log p(x_c, earlier ones) for every value of the channel after the earlier ones: B, V. Its softmax is p(x_c | earlier)."""
+        done, rest = earlier_BC.shape[1], self.channels - earlier_BC.shape[1] - 1
+        value_BVC = torch.cat(
+            (
+                earlier_BC[:, None].expand(-1, self.levels, -1),
+                torch.arange(self.levels, device=earlier_BC.device)[None, :, None].expand(len(earlier_BC), -1, -1),
+                earlier_BC.new_zeros(len(earlier_BC), self.levels, rest),
+            ),
+            dim=-1,
+        )
+        weight_BVK, logistic_BVKC = self._channels(mixture_BN[:, None], value_BVC)
+        return (weight_BVK + logistic_BVKC[..., : done + 1].sum(-1)).logsumexp(-1)
+
+    def _channels(self, mixture_BTN: Tensor, value_BTC: Tensor) -> tuple[Tensor, Tensor]:
+        """log pi_k: B, T, K. log P(x_c | mu_kc, s_kc): B, T, K, C."""
+        sizes = [1, self.channels, self.channels, math.comb(self.channels, 2)]
+        weight, mean_BTKC, scale, earlier = mixture_BTN.unflatten(-1, (self.components, -1)).split(sizes, dim=-1)
+        x_BTC = 2 * value_BTC.to(mean_BTKC.dtype) / (self.levels - 1) - 1
+        below = torch.ones(self.channels, self.channels, dtype=torch.bool, device=x_BTC.device).tril(-1)
+        follow_BTKCC = earlier.new_zeros(*earlier.shape[:-1], *below.shape).masked_scatter(below, earlier.tanh())
+        mean_BTKC = mean_BTKC + (follow_BTKCC * x_BTC[:, :, None, None]).sum(-1)
+        inverse_BTKC = (-scale.clamp(min=-7.0)).exp()
+        from_mean_BTKC, half = x_BTC[:, :, None] - mean_BTKC, 1 / (self.levels - 1)
+        above, under = (from_mean_BTKC + half) * inverse_BTKC, (from_mean_BTKC - half) * inverse_BTKC
+        least, most = (value_BTC == 0)[:, :, None], (value_BTC == self.levels - 1)[:, :, None]
+        inside = (-torch.expm1(-2 * half * inverse_BTKC)).log().masked_fill(least | most, 0)
+        share = F.logsigmoid(above).masked_fill(most, 0) + F.logsigmoid(-under).masked_fill(least, 0) + inside
+        return weight[..., 0].log_softmax(-1), share
 
 
 def vocabulary(embed: Embed) -> int:

@@ -12,7 +12,7 @@ from everyformer.attention.rule import ImageBias, Rotary, Rule, Shaw
 from everyformer.attention.span import DynamicSpan
 from everyformer.network.depth import Attention, Layer
 from everyformer.network.embed import Mixed, Tokens
-from everyformer.network.head import Classify, Language, Masked
+from everyformer.network.head import Classify, Language, Logistics, Masked
 from everyformer.network.norm import BatchNorm
 from everyformer.network.wiring import Reversible
 
@@ -32,12 +32,14 @@ def objections(value: Model) -> Iterator[str]:
     for layer in layers:
         yield from _layer_objections(value.width, layer)
     for head in value.heads:
-        if isinstance(head, Language):
+        if isinstance(head, Language | Logistics):
             for pattern in {layer.attention.pattern for layer in layers if layer.attention}:
                 if pattern.looks_ahead(heads=_heads(layers)):
-                    yield f"the pattern {pattern} sees the future, and a language head would learn to copy it; add causal &"
+                    kind = type(head).__name__.lower()
+                    yield f"the pattern {pattern} sees the future, and a {kind} head would learn to copy it; add causal &"
             if value.class_token:
                 yield "a class token stands before the text and has no next token to learn; use it with Classify"
+        if isinstance(head, Language):
             if head.vocabulary and head.tied:
                 yield "a tied language head has the embedding's vocabulary; leave its own out or give tied=False"
             if not head.vocabulary and not isinstance(value.embed, Tokens):
@@ -52,7 +54,7 @@ def objections(value: Model) -> Iterator[str]:
             )
         if isinstance(head, Classify) and head.reading == "first" and _causal(layers):
             yield "the first token of a causal model has seen nothing but itself; read the last one or the mean"
-    writes = any(isinstance(head, Language) for head in value.heads)
+    writes = any(isinstance(head, Language | Logistics) for head in value.heads)
     if wiring.norm.mixes_positions and (writes or _causal(layers)):
         yield (
             f"{type(wiring.norm).__name__} mixes positions, so the past would change with the future in a causal model; "

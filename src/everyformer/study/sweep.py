@@ -29,7 +29,7 @@ from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Embed, Features, Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Classify, Head, Language, PerToken
+from everyformer.network.head import Classify, Head, Language, Logistics, PerToken
 from everyformer.network.legal import objections
 from everyformer.network.model import Model
 from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, RMSNorm, SequenceNorm
@@ -61,6 +61,8 @@ PATTERNS: tuple[Pattern, ...] = tuple(
         "causal & (window(2) | stride(3))",
         "causal & (block(4) | summary(4, 1))",
         "causal & (prefix(2) | window(2))",
+        "causal & local(3, 2)",
+        "causal & local2d(4, 2, 2, 1, 1)",
         "causal & same_document",
         "by_head(causal & graph, causal & window(3))",
         "causal & visible & ~window(1) | causal & window(1)",
@@ -123,6 +125,7 @@ POSITIONS: tuple[Position | None, ...] = (
     SeparateMlp(16, 8),
     Grid(4, 4),
     Grid(4, 4, learned=True),
+    Grid(4, 4, block=(2, 2)),
     Axial((3, 2, 3)),
     TimePosition(),
 )
@@ -141,6 +144,7 @@ OUTPUTS: tuple[tuple[Embed, tuple[Head, ...]], ...] = (
     (Tokens(VOCABULARY), (Classify(3, "mean"), Classify(2, "max"))),
     (Tokens(VOCABULARY), (Classify(3, "last", pooler=True),)),
     (Features(5), (PerToken(2),)),
+    (Features(2), (Logistics(2, levels=4, components=2),)),
 )
 
 

@@ -9,10 +9,12 @@ from everyformer.family.table import find
 from everyformer.network.embed import Features, Nodes, Patches
 from everyformer.network.head import Classify as ClassifyHead
 from everyformer.network.head import Language as LanguageHead
+from everyformer.network.head import Logistics, PerToken
 from everyformer.network.head import Masked as MaskedHead
-from everyformer.network.head import PerToken
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.position import Grid
 from everyformer.task.classify import Classify
+from everyformer.task.image import Image
 from everyformer.task.language import Language
 from everyformer.task.masked import Masked
 from everyformer.task.translate import Translate
@@ -24,23 +26,40 @@ TASKS: dict[str, type[Task]] = {
     "masked": Masked,
     "classify": Classify,
     "translate": Translate,
+    "image": Image,
 }
 BY_HEAD: dict[type, str] = {
     LanguageHead: "language",
     MaskedHead: "masked",
     ClassifyHead: "classify",
     PerToken: "classify",
+    Logistics: "image",
 }
 
 
 def task_for(member: str, size: str | None = None, name: str | None = None) -> Task:
     """The task of a name, or the one that a member's first head is for."""
     value = find(member).value(size)
-    if name is None:
-        name = "translate" if isinstance(value, EncoderDecoder) else BY_HEAD[type(value.heads[0])]
+    name = name or _purpose(value)
     if name not in TASKS:
         raise ValueError(f"no task is named {name!r}; {nearest(name, TASKS)}")
+    if name == "image":
+        return Image(shrink=_shrink(value))
     return Classify(kind=_kind(value)) if name == "classify" else TASKS[name]()
+
+
+def _purpose(value: Model | EncoderDecoder) -> str:
+    """The task that the first head is for; what counts rows and columns paints."""
+    one = value.decoder if isinstance(value, EncoderDecoder) else value
+    name = "image" if isinstance(one.position, Grid) else BY_HEAD[type(one.heads[0])]
+    return "translate" if isinstance(value, EncoderDecoder) and name == "language" else name
+
+
+def _shrink(value: Model | EncoderDecoder) -> int:
+    """By how much the picture that an encoder reads is smaller."""
+    sides = (value.encoder.position, value.decoder.position) if isinstance(value, EncoderDecoder) else (None, None)
+    small, large = (one.rows if isinstance(one, Grid) else 1 for one in sides)
+    return large // small
 
 
 def _kind(value: Model | EncoderDecoder) -> Literal["text", "sets", "images", "graph"] | None:

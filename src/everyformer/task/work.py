@@ -67,6 +67,8 @@ class Work:
     metric: str  # the number that says how good a model is, by its name in `evaluate`
     higher_is_better: bool = False
     writes: bool = False  # can a model of this task generate?
+    paints: bool = False  # is it pictures that it generates?
+    hint: str = "--prompt 'Once'"  # what to add to `generate` for something to look at
     bytes_per_target: float | None = None  # of a text: how many bytes of it a target is, on average
 
     def changes(self) -> dict[str, Any]:
@@ -120,6 +122,10 @@ class Work:
     def stream(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> Iterator[str]:
         """What follows a prompt, piece by piece."""
         raise ValueError(f"a model of the task {type(self).__name__} does not stream; leave --stream out")
+
+    def paint(self, network: Network | PairNetwork, file: Path, **choices: Any) -> str:
+        """Paint into a file; says what is in it."""
+        raise ValueError(f"a model of the task {type(self).__name__} does not paint; leave --out out")
 
     def save(self, folder: Path) -> None:
         """Write what is needed to use the model later, such as the tokenizer."""

@@ -55,6 +55,10 @@ class Finished:
         """The prompt and what follows, or its translation."""
         return self.work.write(self.network, prompt, tokens, **choices)
 
+    def paint(self, file: Path, **choices: Any) -> str:
+        """Pictures, into a file."""
+        return self.work.paint(self.network, file, **choices)
+
     def stream(self, prompt: str, tokens: int, **choices: Any) -> Iterator[str]:
         """What follows the prompt, piece by piece."""
         return self.work.stream(self.network, prompt, tokens, **choices)

@@ -1,0 +1,121 @@
+"""Painting: a picture step by step, in the order of generation.
+
+A step is one channel of a pixel or, for a mixture of logistics, a pixel with all its channels. At position p the network reads the
+step before, p - 1 (at 0 something that stands for none), and tells step p. The definition: steps are drawn in turn from the
+model's distribution on what is there. The cache is a way of computing that, so cached and uncached pictures agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from everyformer.infer.sample import check, sample
+from everyformer.network.head import Head, Logistics
+from everyformer.network.model import Memory, Network
+from everyformer.network.past import Past
+from everyformer.network.position import Grid
+
+
+@dataclass(frozen=True)
+class Scan:
+    """How a picture is a sequence. The grid has a column for each step of a row, and says in which order they come."""
+
+    channels: int
+    levels: int  # values a channel can have
+    grid: Grid
+    joint: bool  # a step is a whole pixel
+
+    @property
+    def length(self) -> int:
+        return self.grid.rows * self.grid.columns
+
+    def unfold(self, image_BCYX: Tensor) -> Tensor:
+        """The steps of pictures in the order of generation: B, P, C, with one channel each unless they are joint."""
+        step_BPC = image_BCYX.movedim(1, -1).reshape(len(image_BCYX), self.length, -1)
+        return step_BPC[:, self._places(image_BCYX.device)]
+
+    def fold(self, step_BPC: Tensor) -> Tensor:
+        """The pictures of all their steps."""
+        raster_BPC = torch.empty_like(step_BPC)
+        raster_BPC[:, self._places(step_BPC.device)] = step_BPC
+        return raster_BPC.reshape(len(step_BPC), self.grid.rows, -1, self.channels).movedim(-1, 1)
+
+    def read(self, step_BTC: Tensor, first: int) -> Tensor:
+        """What the network reads of some steps in a row, from the one at position `first` on."""
+        if self.joint:
+            return 2 * step_BTC.float() / (self.levels - 1) - 1
+        position_T = torch.arange(first, first + step_BTC.shape[1], device=step_BTC.device)
+        channel_T = self.grid.cells(position_T)[1] % self.channels
+        return step_BTC[..., 0].long() + self.levels * channel_T
+
+    def begin(self, step_BTC: Tensor) -> Tensor:
+        """What it reads before the first of these steps, and the steps themselves."""
+        rest = self.read(step_BTC, 0)
+        none = rest.new_full((len(rest), 1, *rest.shape[2:]), 0 if self.joint else self.channels * self.levels)
+        return torch.cat((none, rest), dim=1)
+
+    def _places(self, device: torch.device) -> Tensor:
+        row_P, column_P = self.grid.cells(torch.arange(self.length, device=device))
+        return row_P * self.grid.columns + column_P
+
+
+@torch.no_grad()
+def paint(
+    network: Network,
+    scan: Scan,
+    given_BPC: Tensor,
+    *,
+    head: int = 0,
+    source: Memory | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int | None = None,
+    cached: bool = True,
+    **options: Any,
+) -> Tensor:
+    """All steps of pictures that begin with the given ones (B, 0, C: with none). See `stream` for the ways to draw.
+
+    A picture follows from the seed, its place in the batch and what is given of it, not from its neighbours.
+    """
+    check(temperature, top_k, top_p, min_p)
+    seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+    random, kind = [_generator(seed, row) for row in range(len(given_BPC))], network.value.heads[head]
+
+    def choose(logits_BV: Tensor) -> Tensor:
+        return sample(logits_BV, temperature, random, top_k=top_k, top_p=top_p, min_p=min_p)
+
+    was_training, past, found = network.training, Past(), [given_BPC]
+    network.eval()
+    try:
+        fresh = scan.begin(given_BPC)
+        for step in range(given_BPC.shape[1], scan.length):
+            output = network(fresh, past=past if cached else None, source=source, **options)
+            past = output.past or past
+            logits = output.logits[head] if isinstance(output.logits, tuple) else output.logits
+            found.append(_draw(scan, kind, logits[:, -1].float(), choose)[:, None])
+            fresh = scan.read(found[-1], step) if cached else scan.begin(torch.cat(found, dim=1))
+    finally:
+        network.train(was_training)
+    return torch.cat(found, dim=1)
+
+
+def _draw(scan: Scan, head: Head, answer_BN: Tensor, choose: Any) -> Tensor:
+    """One step: a value for each of its channels, in turn."""
+    if not isinstance(head, Logistics):
+        return choose(answer_BN[:, : scan.levels])[:, None]
+    step_BC = torch.empty(len(answer_BN), 0, dtype=torch.long, device=answer_BN.device)
+    for _ in range(scan.channels):
+        step_BC = torch.cat((step_BC, choose(head.next_logits(answer_BN, step_BC))[:, None]), dim=1)
+    return step_BC
+
+
+def _generator(seed: int, row: int) -> Generator:
+    digest = hashlib.sha256(repr((seed, row)).encode()).digest()
+    return Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
