@@ -35,27 +35,27 @@ class Scan:
         return self.grid.rows * self.grid.columns
 
     def unfold(self, image_BCYX: Tensor) -> Tensor:
-        """The steps of pictures in the order of generation: B, P, C, with one channel each unless they are joint."""
-        step_BPC = image_BCYX.movedim(1, -1).reshape(len(image_BCYX), self.length, -1)
-        return step_BPC[:, self._places(image_BCYX.device)]
+        """The steps of pictures in the order of generation: B, P, N, with N channels where they are joint, else one."""
+        step_BPN = image_BCYX.movedim(1, -1).reshape(len(image_BCYX), self.length, -1)
+        return step_BPN[:, self._places(image_BCYX.device)]
 
-    def fold(self, step_BPC: Tensor) -> Tensor:
+    def fold(self, step_BPN: Tensor) -> Tensor:
         """The pictures of all their steps."""
-        raster_BPC = torch.empty_like(step_BPC)
-        raster_BPC[:, self._places(step_BPC.device)] = step_BPC
-        return raster_BPC.reshape(len(step_BPC), self.grid.rows, -1, self.channels).movedim(-1, 1)
+        raster_BPN = torch.empty_like(step_BPN)
+        raster_BPN[:, self._places(step_BPN.device)] = step_BPN
+        return raster_BPN.reshape(len(step_BPN), self.grid.rows, -1, self.channels).movedim(-1, 1)
 
-    def read(self, step_BTC: Tensor, first: int) -> Tensor:
+    def read(self, step_BTN: Tensor, first: int) -> Tensor:
         """What the network reads of some steps in a row, from the one at position `first` on."""
         if self.joint:
-            return 2 * step_BTC.float() / (self.levels - 1) - 1
-        position_T = torch.arange(first, first + step_BTC.shape[1], device=step_BTC.device)
+            return 2 * step_BTN.float() / (self.levels - 1) - 1
+        position_T = torch.arange(first, first + step_BTN.shape[1], device=step_BTN.device)
         channel_T = self.grid.cells(position_T)[1] % self.channels
-        return step_BTC[..., 0].long() + self.levels * channel_T
+        return step_BTN[..., 0].long() + self.levels * channel_T
 
-    def begin(self, step_BTC: Tensor) -> Tensor:
+    def begin(self, step_BTN: Tensor) -> Tensor:
         """What it reads before the first of these steps, and the steps themselves."""
-        rest = self.read(step_BTC, 0)
+        rest = self.read(step_BTN, 0)
         none = rest.new_full((len(rest), 1, *rest.shape[2:]), 0 if self.joint else self.channels * self.levels)
         return torch.cat((none, rest), dim=1)
 
@@ -68,7 +68,7 @@ class Scan:
 def paint(
     network: Network,
     scan: Scan,
-    given_BPC: Tensor,
+    given_BPN: Tensor,
     *,
     head: int = 0,
     source: Memory | None = None,
@@ -80,22 +80,22 @@ def paint(
     cached: bool = True,
     **options: Any,
 ) -> Tensor:
-    """All steps of pictures that begin with the given ones (B, 0, C: with none). See `stream` for the ways to draw.
+    """All steps of pictures that begin with the given ones (B, 0, N: with none). See `stream` for the ways to draw.
 
     A picture follows from the seed, its place in the batch and what is given of it, not from its neighbours.
     """
     check(temperature, top_k, top_p, min_p)
     seed = int(torch.randint(1 << 62, ())) if seed is None else seed
-    random, kind = [_generator(seed, row) for row in range(len(given_BPC))], network.value.heads[head]
+    random, kind = [_generator(seed, row) for row in range(len(given_BPN))], network.value.heads[head]
 
     def choose(logits_BV: Tensor) -> Tensor:
         return sample(logits_BV, temperature, random, top_k=top_k, top_p=top_p, min_p=min_p)
 
-    was_training, past, found = network.training, Past(), [given_BPC]
+    was_training, past, found = network.training, Past(), [given_BPN]
     network.eval()
     try:
-        fresh = scan.begin(given_BPC)
-        for step in range(given_BPC.shape[1], scan.length):
+        fresh = scan.begin(given_BPN)
+        for step in range(given_BPN.shape[1], scan.length):
             output = network(fresh, past=past if cached else None, source=source, **options)
             past = output.past or past
             logits = output.logits[head] if isinstance(output.logits, tuple) else output.logits
@@ -106,14 +106,14 @@ def paint(
     return torch.cat(found, dim=1)
 
 
-def _draw(scan: Scan, head: Head, answer_BN: Tensor, choose: Any) -> Tensor:
+def _draw(scan: Scan, head: Head, answer: Tensor, choose: Any) -> Tensor:
     """One step: a value for each of its channels, in turn."""
     if not isinstance(head, Logistics):
-        return choose(answer_BN[:, : scan.levels])[:, None]
-    step_BC = torch.empty(len(answer_BN), 0, dtype=torch.long, device=answer_BN.device)
+        return choose(answer[:, : scan.levels])[:, None]
+    step_BN = torch.empty(len(answer), 0, dtype=torch.long, device=answer.device)
     for _ in range(scan.channels):
-        step_BC = torch.cat((step_BC, choose(head.next_logits(answer_BN, step_BC))[:, None]), dim=1)
-    return step_BC
+        step_BN = torch.cat((step_BN, choose(head.next_logits(answer, step_BN))[:, None]), dim=1)
+    return step_BN
 
 
 def _generator(seed: int, row: int) -> Generator:

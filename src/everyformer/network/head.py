@@ -94,13 +94,13 @@ class Logistics(Head, Value, frozen=True):
     def build(self, width: int, embed: Embed) -> nn.Module:
         return EachLogits(width, self.components * (1 + 2 * self.channels + math.comb(self.channels, 2)))
 
-    def log_share(self, mixture_BTN: Tensor, value_BTC: Tensor) -> Tensor:
-        """log p(x) of whole pixels, 0 to levels - 1 in each channel: B, T."""
-        weight_BTK, logistic_BTKC = self._channels(mixture_BTN, value_BTC)
-        return (weight_BTK + logistic_BTKC.sum(-1)).logsumexp(-1)
+    def log_share(self, mixture: Tensor, value_BTC: Tensor) -> Tensor:
+        """log p(x) of whole pixels, 0 to levels - 1 in each channel: B, T. The mixture is what the module told: B, T, numbers."""
+        weight_BTN, logistic_BTNC = self._channels(mixture, value_BTC)
+        return (weight_BTN + logistic_BTNC.sum(-1)).logsumexp(-1)
 
-    def next_logits(self, mixture_BN: Tensor, earlier_BC: Tensor) -> Tensor:
-        """log p(x_c, earlier ones) for every value of the channel after the earlier ones: B, V. Its softmax is p(x_c | earlier)."""
+    def next_logits(self, mixture: Tensor, earlier_BC: Tensor) -> Tensor:
+        """log p(x_c, earlier ones) for every value of the next channel: B, V. Its softmax is p(x_c | earlier). Mixture: B, numbers."""
         done, rest = earlier_BC.shape[1], self.channels - earlier_BC.shape[1] - 1
         value_BVC = torch.cat(
             (
@@ -110,22 +110,22 @@ class Logistics(Head, Value, frozen=True):
             ),
             dim=-1,
         )
-        weight_BVK, logistic_BVKC = self._channels(mixture_BN[:, None], value_BVC)
-        return (weight_BVK + logistic_BVKC[..., : done + 1].sum(-1)).logsumexp(-1)
+        weight_BVN, logistic_BVNC = self._channels(mixture[:, None], value_BVC)
+        return (weight_BVN + logistic_BVNC[..., : done + 1].sum(-1)).logsumexp(-1)
 
-    def _channels(self, mixture_BTN: Tensor, value_BTC: Tensor) -> tuple[Tensor, Tensor]:
-        """log pi_k: B, T, K. log P(x_c | mu_kc, s_kc): B, T, K, C."""
+    def _channels(self, mixture: Tensor, value_BTC: Tensor) -> tuple[Tensor, Tensor]:
+        """log pi_k: B, T, N. log P(x_c | mu_kc, s_kc): B, T, N, C."""
         sizes = [1, self.channels, self.channels, math.comb(self.channels, 2)]
-        weight, mean_BTKC, scale, earlier = mixture_BTN.unflatten(-1, (self.components, -1)).split(sizes, dim=-1)
-        x_BTC = 2 * value_BTC.to(mean_BTKC.dtype) / (self.levels - 1) - 1
+        weight, mean_BTNC, scale, earlier = mixture.unflatten(-1, (self.components, -1)).split(sizes, dim=-1)
+        x_BTC = 2 * value_BTC.to(mean_BTNC.dtype) / (self.levels - 1) - 1
         below = torch.ones(self.channels, self.channels, dtype=torch.bool, device=x_BTC.device).tril(-1)
-        follow_BTKCC = earlier.new_zeros(*earlier.shape[:-1], *below.shape).masked_scatter(below, earlier.tanh())
-        mean_BTKC = mean_BTKC + (follow_BTKCC * x_BTC[:, :, None, None]).sum(-1)
-        inverse_BTKC = (-scale.clamp(min=-7.0)).exp()
-        from_mean_BTKC, half = x_BTC[:, :, None] - mean_BTKC, 1 / (self.levels - 1)
-        above, under = (from_mean_BTKC + half) * inverse_BTKC, (from_mean_BTKC - half) * inverse_BTKC
+        follow_BTNCC = earlier.new_zeros(*earlier.shape[:-1], *below.shape).masked_scatter(below, earlier.tanh())
+        mean_BTNC = mean_BTNC + (follow_BTNCC * x_BTC[:, :, None, None]).sum(-1)
+        inverse_BTNC = (-scale.clamp(min=-7.0)).exp()
+        from_mean_BTNC, half = x_BTC[:, :, None] - mean_BTNC, 1 / (self.levels - 1)
+        above, under = (from_mean_BTNC + half) * inverse_BTNC, (from_mean_BTNC - half) * inverse_BTNC
         least, most = (value_BTC == 0)[:, :, None], (value_BTC == self.levels - 1)[:, :, None]
-        inside = (-torch.expm1(-2 * half * inverse_BTKC)).log().masked_fill(least | most, 0)
+        inside = (-torch.expm1(-2 * half * inverse_BTNC)).log().masked_fill(least | most, 0)
         share = F.logsigmoid(above).masked_fill(most, 0) + F.logsigmoid(-under).masked_fill(least, 0) + inside
         return weight[..., 0].log_softmax(-1), share
 

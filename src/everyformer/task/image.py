@@ -20,11 +20,11 @@ from torch.nn import functional as F
 
 from everyformer.data.images import Pictures, open_pictures, pillow, save_sheet, shrunk
 from everyformer.infer.paint import Scan, paint
-from everyformer.network.embed import Features
+from everyformer.network.embed import Features, Tokens
 from everyformer.network.head import Language, Logistics
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.network.position import Grid
-from everyformer.task.work import Batch, Task, Work, check_split, check_vocabulary, epoch_rows, logits, which
+from everyformer.task.work import Batch, Task, Work, check_split, epoch_rows, logits, which
 from everyformer.value import Share, Size, Value
 
 LONGEST = 1 << 16  # steps of a picture
@@ -95,20 +95,20 @@ class PictureWork(Work):
         grid = decoder.position if isinstance(decoder.position, Grid) else plain
         self.scan = Scan(self.channels, self.task.levels, grid, joint)
         self.small = Scan(self.channels, self.task.levels, Grid(self.rows // shrink, across // shrink), joint)
-        for side, scan in self._sides(value):
-            self._check(side, scan)
         if (grid.rows, grid.columns) != (plain.rows, plain.columns):
             raise ValueError(
                 f"the pictures of {self.pictures.name} are {plain.rows} rows of {across} steps, the model's {grid.rows} of "
                 f"{grid.columns}; leave model.rows, model.columns and model.channels to the data"
             )
+        for side, scan in self._sides(value):
+            self._check(side, scan)
         head: Any = decoder.heads[self.head]
         if joint and (head.channels, head.levels) != (self.channels, self.task.levels):
             raise ValueError(
                 f"the model tells {head.channels} channels of {head.levels} levels, the pictures have {self.channels} of "
                 f"{self.task.levels}; leave model.channels and model.levels to the data"
             )
-        if not joint and (head.vocabulary or self.task.levels) < self.task.levels:
+        if not joint and head.vocabulary is not None and head.vocabulary < self.task.levels:
             raise ValueError(
                 f"the model tells {head.vocabulary} levels, the pictures have {self.task.levels}; set task.levels alone"
             )
@@ -125,7 +125,12 @@ class PictureWork(Work):
                 f"a picture of {self.pictures.name} is {scan.length} steps, but the model knows {limit} positions; give it more"
             )
         if not scan.joint:
-            check_vocabulary(side, self.channels * self.task.levels + 1, self.pictures.name)
+            tokens, embed = self.channels * self.task.levels + 1, side.embed
+            if not isinstance(embed, Tokens) or embed.vocabulary < tokens:
+                raise ValueError(
+                    f"{self.channels} channels of {self.task.levels} levels and a start are {tokens} tokens, but the model's inputs "
+                    f"are {embed}; set task.levels alone, or give it Tokens({tokens})"
+                )
         elif not isinstance(side.embed, Features) or side.embed.inputs != self.channels:
             raise ValueError(
                 f"a mixture of logistics reads pixels of {self.channels} channels, but the model's inputs are {side.embed}; "
@@ -140,8 +145,8 @@ class PictureWork(Work):
 
     def _batch(self, split: str, row_B: Tensor) -> Batch:
         image_BCYX = self.pictures.splits[split][row_B.numpy()]
-        step_BPC = self.scan.unfold(self._levels(image_BCYX))
-        found = {"step_BPC": step_BPC, "given": self.scan.begin(step_BPC[:, :-1])}
+        step_BPN = self.scan.unfold(self._levels(image_BCYX))
+        found = {"step_BPN": step_BPN, "given": self.scan.begin(step_BPN[:, :-1])}
         return Batch(found | ({"source": self._source(image_BCYX)} if self.task.shrink > 1 else {}))
 
     def _levels(self, image_BCYX: NDArray[np.uint8]) -> Tensor:
@@ -152,16 +157,16 @@ class PictureWork(Work):
         return self.small.read(self.small.unfold(self._levels(shrunk(image_BCYX, self.task.shrink))), 0)
 
     def count(self, batch: Batch) -> int:
-        return batch["step_BPC"].numel()
+        return batch["step_BPN"].numel()
 
     def _nats(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor]:
         """The output, and the sum of -log p over all channels."""
         inputs = (batch["source"], batch["given"]) if self.task.shrink > 1 else (batch["given"],)
         output = network(*inputs, kernel=kernel)
-        answer_BPN, step_BPC = logits(output.logits, self.head).float(), batch["step_BPC"]
+        answer, step_BPN = logits(output.logits, self.head).float(), batch["step_BPN"]
         if self.mixture is not None:
-            return output, -self.mixture.log_share(answer_BPN, step_BPC).sum()
-        return output, F.cross_entropy(answer_BPN.flatten(0, 1), step_BPC.flatten(), reduction="sum")
+            return output, -self.mixture.log_share(answer, step_BPN).sum()
+        return output, F.cross_entropy(answer.flatten(0, 1), step_BPN.flatten(), reduction="sum")
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         output, total = self._nats(network, batch, kernel)
@@ -196,42 +201,45 @@ class PictureWork(Work):
                 f"{pictures} pictures of which {given} is given: give 1 or more, and a share of 0 or more, below 1"
             )
         pillow()
-        height = (self.scan.grid.block or (1, 1))[0]
+        height, shrink = (self.scan.grid.block or (1, 1))[0], self.task.shrink
         rows = int(given * self.rows) // height * height  # whole blocks: what comes before in the order of generation
         if given and not rows:
             raise ValueError(f"--given {given} is less than one block of {height} rows of {self.rows}; give more")
-        shown = self.task.shrink > 1 or rows > 0
-        truth_NCYX = self.pictures.splits["valid"][:pictures] if shown else None
-        count = pictures if truth_NCYX is None else len(truth_NCYX)
-        device = next(network.parameters()).device
-        step_NPC = torch.zeros(count, 0, self.channels if self.scan.joint else 1, dtype=torch.long)
-        if truth_NCYX is not None:
-            step_NPC = self.scan.unfold(self._levels(truth_NCYX))[:, : rows * self.scan.grid.columns]
-        source = None
+        if shrink == 1 and rows == 0:
+            nothing = np.zeros((pictures, self.channels, self.rows, self.columns), dtype=np.uint8)
+            made_BCYX, across = self._made(network, nothing, 0, **choices), math.ceil(math.sqrt(pictures))
+            save_sheet([made_BCYX[start : start + across] for start in range(0, pictures, across)], file)
+            return f"{pictures} pictures: {file}"
+        truth_BCYX = self.pictures.splits["valid"][:pictures]
+        made_BCYX = self._made(network, truth_BCYX, rows, **choices)
+        three = (self._seen(truth_BCYX, rows), made_BCYX, self._bytes(self._levels(truth_BCYX)))
+        starts = range(0, len(truth_BCYX), ACROSS)
+        save_sheet([kind[start : start + ACROSS] for start in starts for kind in three], file)
+        what = [f"{rows} of {self.rows} rows"] * (rows > 0) + [f"a picture {shrink} times smaller"] * (shrink > 1)
+        return f"{len(truth_BCYX)} pictures (given {' and '.join(what)}, painted, true): {file}"
+
+    def _made(
+        self, network: Network | PairNetwork, truth_BCYX: NDArray[np.uint8], rows: int, **choices: Any
+    ) -> NDArray[np.uint8]:
+        """What is painted on from the first rows of pictures, and from them made smaller where there is an encoder."""
+        device, source = next(network.parameters()).device, None
+        given_BPN = self.scan.unfold(self._levels(truth_BCYX))[:, : rows * self.scan.grid.columns].to(device)
         if isinstance(network, PairNetwork):
-            assert truth_NCYX is not None
-            source = network.encode(self._source(truth_NCYX).to(device))
-        one = network.decoder if isinstance(network, PairNetwork) else network
-        found = paint(one, self.scan, step_NPC.to(device), head=self.head, source=source, **choices)
-        made_NCYX = self._bytes(self.scan.fold(found))
-        if truth_NCYX is None:
-            across = math.ceil(math.sqrt(count))
-            save_sheet([made_NCYX[start : start + across] for start in range(0, count, across)], file)
-            return f"{count} pictures: {file}"
-        seen_NCYX = self._seen(truth_NCYX, rows)
-        three = (seen_NCYX, made_NCYX, self._bytes(self._levels(truth_NCYX)))
-        save_sheet([kind[start : start + ACROSS] for start in range(0, count, ACROSS) for kind in three], file)
-        what = f"{rows} of {self.rows} rows" if rows else f"the picture made {self.task.shrink} times smaller"
-        return f"{count} pictures (given {what}, painted, true): {file}"
+            with torch.no_grad():
+                source = network.encode(self._source(truth_BCYX).to(device))
+            network = network.decoder
+        return self._bytes(
+            self.scan.fold(paint(network, self.scan, given_BPN, head=self.head, source=source, **choices))
+        )
 
-    def _seen(self, truth_NCYX: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:
+    def _seen(self, truth_BCYX: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:
         """What the model is shown of pictures: them made smaller, or grey; above it the rows that are given."""
-        seen_NCYX = np.full_like(truth_NCYX, 128)
+        seen_BCYX = np.full_like(truth_BCYX, 128)
         if self.task.shrink > 1:
-            seen_NCYX = shrunk(truth_NCYX, self.task.shrink).repeat(self.task.shrink, 2).repeat(self.task.shrink, 3)
-        seen_NCYX[:, :, :rows] = truth_NCYX[:, :, :rows]
-        return self._bytes(self._levels(seen_NCYX))
+            seen_BCYX = shrunk(truth_BCYX, self.task.shrink).repeat(self.task.shrink, 2).repeat(self.task.shrink, 3)
+        seen_BCYX[:, :, :rows] = truth_BCYX[:, :, :rows]
+        return self._bytes(self._levels(seen_BCYX))
 
-    def _bytes(self, level_NCYX: Tensor) -> NDArray[np.uint8]:
+    def _bytes(self, level_BCYX: Tensor) -> NDArray[np.uint8]:
         """Levels spread over 0 to 255."""
-        return (level_NCYX * 255 // (self.task.levels - 1)).to(torch.uint8).cpu().numpy()
+        return (level_BCYX * 255 // (self.task.levels - 1)).to(torch.uint8).cpu().numpy()
