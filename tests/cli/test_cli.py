@@ -32,6 +32,7 @@ BACK = {
     "gpt2",
     "transformer-xl",
     "adaptive-span",
+    "image-transformer",
     "sparse-transformer",
 }  # the members that look back only
 

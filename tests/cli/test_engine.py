@@ -6,6 +6,7 @@ import io
 import json
 
 import pytest
+from PIL import Image
 
 from everyformer.cli.main import main
 
@@ -92,6 +93,49 @@ def test_changed_data_are_not_evaluated_and_a_refused_setting_is_not_kept(place,
         assert "have changed since the run began" in capsys.readouterr().err
     assert '"steps": 6' in (place / "run" / "recipe.json").read_text()
     assert main(["generate", "run", "--tokens", "3"]) == 0
+    capsys.readouterr()
+    assert main(["generate", "run", "--out", "samples.png"]) == 2
+    assert "--out says nothing to run, which writes text; leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.spec(98, 101, 102)
+def test_pictures_of_a_folder_are_learned_painted_and_completed(place, capsys):
+    (place / "photos").mkdir()
+    for number in range(12):
+        colour = (20 * number, 255 - 20 * number, 7)
+        Image.new("RGB", (9 + number, 12), colour).save(place / "photos" / f"{number}.png")
+    small = ("task.size=4", "task.levels=4", "model.local=2d", "run.steps=2", "run.batch=4")
+    words = ["image-transformer", "--size", "tiny", "--data", "photos", *SMALL, *small]
+    assert main(["plan", *words, "--no-measure"]) == 0
+    assert main(["train", *words, "--out", "run"]) == 0
+    assert "next: everyformer generate run --out samples.png" in capsys.readouterr().out
+    assert main(["evaluate", "run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["pictures"], found["dimensions"]) == (1, 48) and 0 < found["bits_per_dimension"] < 4
+
+    sheets = []
+    for seed in ("1", "1", "2"):
+        assert main(["generate", "run", "--out", "new.png", "--pictures", "2", "--seed", seed]) == 0
+        sheets.append((place / "new.png").read_bytes())
+    assert sheets[0] == sheets[1] != sheets[2]
+    assert main(["generate", "run", "--given", "0.5", "--pictures", "1"]) == 0
+    assert Image.open(place / "run" / "samples.png").size == (84 + 8, 3 * 88 + 4)
+    capsys.readouterr()
+    for option, reason in {
+        "--prompt=a": "--prompt says nothing to run, which paints pictures; leave it out",
+        "--out=new.jpg": "cannot write pictures to new.jpg; give a .png file in a folder that exists",
+        "--pictures=0": "0 pictures of which 0.0 is given: give 1 or more",
+        "--given=1": "give 1 or more, and a share of 0 or more, below 1",
+        "--given=0.1": "is less than one block of 2 rows of 4; give more",
+    }.items():
+        assert main(["generate", "run", option]) == 2
+        assert reason in capsys.readouterr().err
+
+    assert main(["train", *words, "task.shrink=2", "--out", "larger"]) == 0
+    assert main(["generate", "larger", "--out", "larger.png", "--pictures", "1"]) == 0
+    assert "given a picture 2 times smaller, painted, true" in capsys.readouterr().out
+    assert main(["train", *words, "task.levels=257", "--out", "no"]) == 2
+    assert "task.levels=257" in capsys.readouterr().err
 
 
 def test_runs_without_a_name_get_free_ones(place, capsys):

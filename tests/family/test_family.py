@@ -192,6 +192,7 @@ TASKS: dict[str, Callable[[torch.Generator], Batch]] = {
     "gpt2": counting,
     "transformer-xl": counting,
     "adaptive-span": counting,
+    "image-transformer": counting,
     "sparse-transformer": counting,
     "graph-classifier": neighbours,
     "vit": looking,

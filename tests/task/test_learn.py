@@ -6,7 +6,7 @@ import pytest
 
 from everyformer.data.made import shakespeare
 from everyformer.family.table import MEMBERS, Member
-from everyformer.task import Classify, Language, Masked, Translate
+from everyformer.task import Classify, Image, Language, Masked, Translate
 from everyformer.train.loop import train
 from everyformer.train.recipe import Optim, Recipe, Run
 from tests.task.members import features, nodes
@@ -85,6 +85,21 @@ def test_language_is_learned_from_other_tokens(kind, bits, little):
     task = Language(tokenizer=kind, vocabulary=400, valid=0.05)
     found = learn("byte-language", task, 60, lr=1e-2, data=little, model={"context": 32})
     assert found["bits_per_byte"] < bits
+
+
+@pytest.mark.spec(98, 99, 100, 101)
+@pytest.mark.parametrize(
+    "task, model",
+    [
+        (Image(levels=4, size=7), {"local": "2d", "around": (2, 2)}),
+        (Image(levels=4, size=7), {"output": "logistics", "block": 14, "memory": 14}),
+        (Image(levels=4, size=4, shrink=2), {}),
+    ],
+)
+def test_pictures_are_learned(task, model):
+    """A level by its frequency alone takes 0.9 bits."""
+    found = learn("image-transformer", task, 80, lr=4e-3, model=model | {"dropout": 0.0})
+    assert found["bits_per_dimension"] < 0.75
 
 
 def test_learning_is_the_same_every_time(little):

@@ -7,7 +7,7 @@ channel, scaled by sqrt(D), and a softmax over the levels that all channels shar
 map of its channels, scaled to -1 .. 1, and a mixture of logistics. With `shrink` an encoder reads the picture made smaller by that
 factor, each position seeing all, and the decoder looks at it (super-resolution).
 Symbols: `block` l_q, `memory` l_m, `rectangle` l_q as rows x columns, `around` (h_m, w_m); all count positions, so that a channel is a
-column where a step is one. Without a rectangle it is as large as divides the picture, at most 8 x 32 and half the columns.
+column where a step is one. Without a rectangle it is the largest that divides the picture, at most 8 x 32 and half of each side.
 Departures: a first token (logistics: a pixel of zeros) stands before the picture, where the paper shifts in zeros. Sizes are
 those of the paper as it is known here (its text states no parameters), the rectangles those of tensor2tensor's "best config
 for img2img", whose other configurations for CIFAR-10 have 8 heads. Classes are no input.
@@ -70,7 +70,7 @@ def image_transformer(
         raise ValueError(f"a picture of {columns} x {rows} is not made smaller by {shrink}; give a divisor of both")
     joint = output == "logistics"
     across = columns if joint else columns * channels  # steps in a row
-    rectangle = rectangle or (_divisor(rows, 8), _divisor(across, min(32, max(1, across // 2))))
+    rectangle = rectangle or (_divisor(rows, 8), _divisor(across, 32))
     flat = local == "1d"
     near: Pattern = Local(block, memory) if flat else Local2d(across, *rectangle, *around)
     grid = Grid(rows, across, learned, None if flat else rectangle)
@@ -96,5 +96,5 @@ def image_transformer(
 
 
 def _divisor(number: int, most: int) -> int:
-    """The largest divisor that is at most so large."""
-    return max(one for one in range(1, most + 1) if number % one == 0)
+    """The largest divisor but the number itself, and at most so large."""
+    return max(one for one in range(1, max(2, min(most + 1, number))) if number % one == 0)
