@@ -119,7 +119,8 @@ def test_pictures_of_a_folder_are_learned_painted_and_completed(place, capsys):
         sheets.append((place / "new.png").read_bytes())
     assert sheets[0] == sheets[1] != sheets[2]
     assert main(["generate", "run", "--given", "0.5", "--pictures", "1"]) == 0
-    assert Image.open(place / "run" / "samples.png").size == (84 + 8, 3 * 88 + 4)
+    with Image.open(place / "run" / "samples.png") as sheet:
+        assert sheet.size == (84 + 8, 3 * 88 + 4)
     capsys.readouterr()
     for option, reason in {
         "--prompt=a": "--prompt says nothing to run, which paints pictures; leave it out",

@@ -17,6 +17,7 @@ from everyformer.network.model import PairNetwork
 from everyformer.network.position import Grid
 from everyformer.task import Image
 from everyformer.task.table import task_for
+from everyformer.train.recipe import Recipe, override
 from tests.network import ready
 from tests.spec import image as spec
 
@@ -266,6 +267,14 @@ def test_too_large_too_few_and_wrong_pictures_are_refused(tmp_path):
         Image().open(str(tmp_path / "none"), None)
     with pytest.raises(ValueError, match="imdb does not hold images"):
         Image().open("imdb", None)
+
+
+def test_a_rectangle_is_written_with_a_comma():
+    recipe = override(
+        Recipe(member="image-transformer", size="tiny", task=Image()), ["model.rectangle=4,7", "model.local=2d"]
+    )
+    assert recipe.value({}).position.block == (4, 7)
+    assert override(recipe, ["model.rectangle=none"]).value({}).position.block == (7, 14)
 
 
 def test_the_task_follows_the_member():

@@ -107,7 +107,7 @@ def _read(text: str, kind: Any, path: str) -> Any:
         return None
     try:
         plain = msgspec.json.decode(text) if text[:1] in '[{"' else text
-        if get_origin(kind) is tuple and isinstance(plain, str):
+        if any(get_origin(one) is tuple for one in (kind, *get_args(kind))) and isinstance(plain, str):
             plain = text.split(",")
         return msgspec.convert(plain, kind, strict=False)
     except msgspec.MsgspecError as error:
