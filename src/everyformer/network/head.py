@@ -110,7 +110,7 @@ class Logistics(Head, Value, frozen=True):
             ),
             dim=-1,
         )
-        weight_BVN, logistic_BVNC = self._channels(mixture[:, None], value_BVC)
+        weight_BVN, logistic_BVNC = self._channels(mixture[:, None].expand(-1, self.levels, -1), value_BVC)
         return (weight_BVN + logistic_BVNC[..., : done + 1].sum(-1)).logsumexp(-1)
 
     def _channels(self, mixture: Tensor, value_BTC: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,11 +118,11 @@ class Logistics(Head, Value, frozen=True):
         sizes = [1, self.channels, self.channels, math.comb(self.channels, 2)]
         weight, mean_BTNC, scale, earlier = mixture.unflatten(-1, (self.components, -1)).split(sizes, dim=-1)
         x_BTC = 2 * value_BTC.to(mean_BTNC.dtype) / (self.levels - 1) - 1
-        below = torch.ones(self.channels, self.channels, dtype=torch.bool, device=x_BTC.device).tril(-1)
-        follow_BTNCC = earlier.new_zeros(*earlier.shape[:-1], *below.shape).masked_scatter(below, earlier.tanh())
-        mean_BTNC = mean_BTNC + (follow_BTNCC * x_BTC[:, :, None, None]).sum(-1)
+        mean, pairs = list(mean_BTNC.unbind(-1)), [(c, d) for c in range(self.channels) for d in range(c)]
+        for number, (c, d) in enumerate(pairs):
+            mean[c] = mean[c] + earlier[..., number].tanh() * x_BTC[:, :, None, d]
         inverse_BTNC = (-scale.clamp(min=-7.0)).exp()
-        from_mean_BTNC, half = x_BTC[:, :, None] - mean_BTNC, 1 / (self.levels - 1)
+        from_mean_BTNC, half = x_BTC[:, :, None] - torch.stack(mean, dim=-1), 1 / (self.levels - 1)
         above, under = (from_mean_BTNC + half) * inverse_BTNC, (from_mean_BTNC - half) * inverse_BTNC
         least, most = (value_BTC == 0)[:, :, None], (value_BTC == self.levels - 1)[:, :, None]
         inside = (-torch.expm1(-2 * half * inverse_BTNC)).log().masked_fill(least | most, 0)
