@@ -17,6 +17,7 @@ from everyformer.network.model import PairNetwork
 from everyformer.network.position import Grid
 from everyformer.task import Image
 from everyformer.task.table import task_for
+from everyformer.task.work import epoch_rows
 from everyformer.train.recipe import Recipe, override
 from tests.network import ready
 from tests.spec import image as spec
@@ -52,6 +53,12 @@ def opened(folder, output, local, shrink, **fields):
     return work, network
 
 
+def picture(work, number):
+    """The picture of a row of the first batch, as it is shown."""
+    row = int(epoch_rows(work.examples(), 0, 2, 0)[number])
+    return torch.from_numpy(work.pictures.splits["train"][row].astype(int) * 5 // 256 * 255 // 4)
+
+
 @pytest.mark.spec(98, 100)
 @pytest.mark.parametrize("joint", [False, True])
 def test_a_picture_is_its_steps_in_the_order_of_generation(joint):
@@ -83,6 +90,8 @@ def test_the_loss_is_that_of_each_step_from_those_before_it(folder, output, loca
     """Every prefix alone through the network: -log p of the step that comes next, channel by channel."""
     work, network = opened(folder, output, local, shrink)
     batch = work.batch(0, 2, 0)
+    assert torch.equal(batch["given"], work.scan.begin(batch["step_BPN"])[:, :-1])  # each from the one before
+    assert torch.equal(work.scan.fold(batch["step_BPN"])[0] * 255 // 4, picture(work, 0))
     total, count = 0.0, 0
     with torch.no_grad():
         for row, end in product(range(2), range(1, batch["given"].shape[1] + 1)):
@@ -181,7 +190,7 @@ def test_other_members_that_read_tokens_paint_in_raster_order(folder, name, chan
 def test_a_sheet_shows_what_is_given_what_was_painted_and_the_truth(folder, tmp_path):
     work, network = opened(folder, "categorical", "2d", 1)
     file = tmp_path / "sheet.png"
-    said = work.paint(network, file, pictures=2, given=0.7, seed=0)
+    said = work.paint(network, file, pictures=2, given=0.8, seed=0)
     assert said == f"2 pictures (given 2 of 4 rows, painted, true): {file}"  # whole blocks of two rows
     zoom, gap = 84 // 4, 4
     sheet = np.asarray(Pillow.open(file))
