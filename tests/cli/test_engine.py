@@ -138,6 +138,14 @@ def test_pictures_of_a_folder_are_learned_painted_and_completed(place, capsys):
     assert main(["train", *words, "task.levels=257", "--out", "no"]) == 2
     assert "task.levels=257" in capsys.readouterr().err
 
+    (place / "photos").rename(place / "elsewhere")
+    assert main(["generate", "run", "--out", "new.png", "--pictures", "2", "--seed", "1"]) == 0
+    assert (place / "new.png").read_bytes() == sheets[0]
+    capsys.readouterr()
+    for words in (["generate", "run", "--given", "0.5"], ["generate", "larger"], ["evaluate", "run"]):
+        assert main(words) == 2
+        assert "there is no file or folder photos" in capsys.readouterr().err
+
 
 def test_runs_without_a_name_get_free_ones(place, capsys):
     assert train("run.steps=1") == 0 and train("run.steps=1") == 0

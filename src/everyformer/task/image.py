@@ -7,9 +7,11 @@ its upper rows; with `shrink` the model's encoder is shown the picture made smal
 
 from __future__ import annotations
 
+import json
 import math
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,13 +37,15 @@ ACROSS = 8  # pictures beside each other where each has several below
 class Image(Task, Value, frozen=True):
     """Paint pictures."""
 
+    shows: ClassVar[bool] = True  # what is completed or enlarged
+
     levels: Annotated[int, Meta(ge=2, le=256)] = 256  # values of a channel: fewer are learned sooner
     size: Size | None = None  # crop the pictures to squares of so many points
     shrink: Size = 1  # show the model the picture made smaller by this factor: 2 or 4 for super-resolution
     valid: Share = 0.1  # the share of the training pictures kept for validation, where there is no split for it
 
     def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
-        return PictureWork(self, open_pictures(data, self.valid, self.size))
+        return PictureWork(self, data, folder)
 
 
 class PictureWork(Work):
@@ -53,21 +57,34 @@ class PictureWork(Work):
     scan: Scan
     small: Scan  # of the picture that the encoder reads
 
-    def __init__(self, task: Image, pictures: Pictures):
-        self.task, self.pictures, self.fingerprint = task, pictures, pictures.fingerprint
-        _, self.channels, self.rows, self.columns = pictures.splits["train"].shape
-        shape = {"rows": self.rows, "columns": self.columns}
+    def __init__(self, task: Image, data: str | None, folder: Path | None):
+        self.task, self.data, self.name = task, data, data or "the embedded shapes"
+        # A run knows the shape of its pictures: to paint new ones it need not read them.
+        self.asked: dict[str, Any] = {"data": data, "size": task.size}
+        saved = folder / "pictures.json" if folder is not None else None
+        known = json.loads(saved.read_text()) if saved is not None and saved.is_file() else {}
+        fits = {name: known.get(name) for name in self.asked} == self.asked
+        self.shape = tuple(known["shape"] if known and fits else self.pictures.splits["train"].shape[1:])
+        self.channels, self.rows, self.columns = self.shape
         if self.values > LONGEST:
             raise ValueError(
-                f"the pictures of {pictures.name} have {self.columns} x {self.rows} points, which is {self.values:,} steps; "
+                f"the pictures of {self.name} have {self.columns} x {self.rows} points, which is {self.values:,} steps; "
                 "make them smaller with task.size=32"
             )
-        for name, length in shape.items():
+        for name, length in (("rows", self.rows), ("columns", self.columns)):
             if length % task.shrink:
                 raise ValueError(
-                    f"task.shrink={task.shrink} does not divide the {length} {name} of {pictures.name}; give a divisor, or "
+                    f"task.shrink={task.shrink} does not divide the {length} {name} of {self.name}; give a divisor, or "
                     "another task.size"
                 )
+
+    @cached_property
+    def pictures(self) -> Pictures:
+        return open_pictures(self.data, self.task.valid, self.task.size)
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        return self.pictures.fingerprint
 
     @property
     def values(self) -> int:
@@ -97,7 +114,7 @@ class PictureWork(Work):
         self.small = Scan(self.channels, self.task.levels, Grid(self.rows // shrink, across // shrink), joint)
         if (grid.rows, grid.columns) != (plain.rows, plain.columns):
             raise ValueError(
-                f"the pictures of {self.pictures.name} are {plain.rows} rows of {across} steps, the model's {grid.rows} of "
+                f"the pictures of {self.name} are {plain.rows} rows of {across} steps, the model's {grid.rows} of "
                 f"{grid.columns}; leave model.rows, model.columns and model.channels to the data"
             )
         for side, scan in self._sides(value):
@@ -122,7 +139,7 @@ class PictureWork(Work):
         limit = side.position.limit() if side.position else None
         if limit is not None and limit < scan.length:
             raise ValueError(
-                f"a picture of {self.pictures.name} is {scan.length} steps, but the model knows {limit} positions; give it more"
+                f"a picture of {self.name} is {scan.length} steps, but the model knows {limit} positions; give it more"
             )
         if not scan.joint:
             tokens, embed = self.channels * self.task.levels + 1, side.embed
@@ -174,7 +191,7 @@ class PictureWork(Work):
 
     @torch.no_grad()
     def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
-        check_split(split, self.pictures.splits, self.pictures.name)
+        check_split(split, self.pictures.splits, self.name)
         whole, device, total = len(self.pictures.splits[split]), next(network.parameters()).device, 0.0
         count = whole if limit is None else min(limit, whole)
         row_N = torch.arange(count) * whole // count  # spread over the split
@@ -243,3 +260,6 @@ class PictureWork(Work):
     def _bytes(self, level_BCYX: Tensor) -> NDArray[np.uint8]:
         """Levels spread over 0 to 255."""
         return (level_BCYX * 255 // (self.task.levels - 1)).to(torch.uint8).cpu().numpy()
+
+    def save(self, folder: Path) -> None:
+        (folder / "pictures.json").write_text(json.dumps(self.asked | {"shape": self.shape}) + "\n")

@@ -74,7 +74,7 @@ def open_run(
 ) -> Finished:
     """The run in a folder at its last checkpoint, at `step`, or at the best one. `changes` are fields of its task.
 
-    Without `data` it can only write, and what it learned from need not be there any more.
+    Without `data` it can only write, and what it learned from need not be there any more unless it is shown some of it.
     """
     folder = Path(folder)
     recipe = read_recipe(folder)
@@ -85,7 +85,7 @@ def open_run(
         recipe = msgspec.structs.replace(recipe, task=msgspec.structs.replace(recipe.task, **changes))  # type: ignore[type-var]
     step = checkpoint.find(folder, step)
     state = checkpoint.check(folder, step)
-    work = recipe.task.open(recipe.data if data else None, recipe.model.get("context"), folder)
+    work = recipe.task.open(recipe.data if data or recipe.task.shows else None, recipe.model.get("context"), folder)
     value = read_model(folder)
     work.fit(value)
     network = value.build()
