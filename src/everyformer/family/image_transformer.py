@@ -8,9 +8,10 @@ map of its channels, scaled to -1 .. 1, and a mixture of logistics. With `shrink
 factor, each position seeing all, and the decoder looks at it (super-resolution).
 Symbols: `block` l_q, `memory` l_m, `rectangle` l_q as rows x columns, `around` (h_m, w_m); all count positions, so that a channel is a
 column where a step is one. Without a rectangle it is the largest that divides the picture, at most 8 x 32 and half of each side.
-Departures: a first token (logistics: a pixel of zeros) stands before the picture, where the paper shifts in zeros. Sizes are
-those of the paper as it is known here (its text states no parameters), the rectangles those of tensor2tensor's "best config
-for img2img", whose other configurations for CIFAR-10 have 8 heads. Classes are no input.
+Departures: a first token (logistics: a pixel of zeros) stands before the picture, where the paper shifts in zeros. Classes are
+no input. A query block holds l_q positions wherever the picture ends.
+Not checked against the paper's text: layers, heads and dropout of its models. tensor2tensor's for CIFAR-10 have the same width, net,
+block and dropout with 8 heads and 8 or 10 layers; `celeba` is its "best config for img2img". No parameters are stated anywhere.
 """
 
 from __future__ import annotations
