@@ -123,6 +123,7 @@ def test_a_rectangle_sees_its_memory_and_of_it_what_came_before(rows, columns, h
     seen = pattern.mask(len(order))[0]
     assert [set(row.nonzero()[:, 0].tolist()) for row in seen] == memory
     assert torch.equal((Causal() & pattern).mask(len(order))[0], seen.tril())
+    assert int((places[:, None] - places).abs()[seen].max()) <= far(pattern) < 2 * rows * columns
     assert not (Causal() & pattern).looks_ahead() and (height * width == 1 or pattern.looks_ahead())
     with pytest.raises(
         ValueError, match=r"local2d\.width is 4: 6 columns do not divide into such blocks; give a divisor"
@@ -334,6 +335,8 @@ def test_large_numbers_hide_no_look_ahead(text, ahead):
     [
         ("causal & window(4)", 3),
         ("block(5)", 4),
+        ("causal & local(4, 3)", 6),
+        ("causal & local2d(6, 2, 6, 2, 0)", 23),
         ("by_head(window(2), causal & block(5))", 4),
         ("causal & (window(3) | block(2))", 2),
         ("window(9) & block(4) & full", 3),

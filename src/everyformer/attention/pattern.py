@@ -381,6 +381,10 @@ def far(pattern: Pattern) -> int | None:
     """A distance beyond which nobody sees anybody, or None where the pattern sets no end."""
     if isinstance(pattern, Window | Block):
         return pattern.size - 1
+    if isinstance(pattern, Local):
+        return pattern.size - 1 + pattern.memory
+    if isinstance(pattern, Local2d):  # as many whole bands of blocks as the memory has a part in
+        return (1 - -pattern.up // pattern.height) * pattern.height * pattern.columns - 1
     ends = [far(part) for part in pattern.children()]
     known = [end for end in ends if end is not None]
     if isinstance(pattern, And):
