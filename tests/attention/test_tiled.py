@@ -16,6 +16,8 @@ BATCH, HEADS, LENGTH = 3, 4, 32
 PATTERNS = (
     "causal & window(8)",
     "causal & block(8)",
+    "causal & local(8, 8)",
+    "causal & local(4, 12)",
     "stride(4) & causal",
     "causal & (window(8) | stride(8))",
     "causal & (block(8) | summary(8, 2))",
@@ -67,7 +69,8 @@ def pairs(part: Tile | Few) -> torch.Tensor:
         return (last & (k // size == q // size - 1) & (number > q % size // (size // part.columns))).float()
     if part.fold == "block":
         same = q // size == (k + part.back) // size
-        return (same & (k % size <= q % size if part.sees == "causal" else k % size > q % size)).float()
+        seen = {"causal": k % size <= q % size, "later": k % size > q % size, "all": k == k}[part.sees]
+        return (same & seen).float()
     if part.columns:
         block, number = k // part.back, k % part.back - (part.back - part.columns)
         row, column = q // size, block * part.columns + number  # of the T/g rows of the view

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.attend import attend
-from everyformer.attention.pattern import Causal, Pattern, Window, fixed, strided
+from everyformer.attention.pattern import Causal, Local, Pattern, Window, fixed, strided
 from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import Rule
+from everyformer.attention.span import Span
 from everyformer.study.tally import Tally
 from everyformer.value import nearest
 
@@ -30,10 +31,12 @@ Kind = Callable[[int], tuple[Pattern, tuple[Rule, ...]]]
 
 KINDS: dict[str, Kind] = {
     "dense": lambda length: (Causal(), ()),
-    "local": lambda length: (Causal() & Window(256), ()),
+    "local": lambda length: (Causal() & Local(128, 128), ()),
+    "window": lambda length: (Causal() & Window(256), ()),
     "fixed": lambda length: (_either(fixed(128, 8)), ()),
     "strided": lambda length: (_either(strided(2 ** round(math.log2(length) / 2))), ()),
     "relative": lambda length: (Causal(), (FourTerm(64),)),
+    "span": lambda length: (Causal(), (Span(length, ramp=32, start=min(1.0, 224 / length)),)),
 }
 
 

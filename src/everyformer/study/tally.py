@@ -18,7 +18,7 @@ torch.utils.flop_counter: attention over all pairs, causal or not, its backward 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ _LIKE = {
 
 
 class Tally(TorchDispatchMode):
-    """Counts while it is entered; `flops`, `events` and `peak` (bytes on the device) can be read at any time."""
+    """Counts while it is entered; `flops`, `events`, `live` and `peak` (bytes on the device) can be read at any time."""
 
     def __init__(self, device: torch.device, imagined: bool = False):
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,14 +54,22 @@ class Tally(TorchDispatchMode):
     @property
     def peak(self) -> int:
         """Of the bytes alive."""
-        sizes, live, peak = dict[int, int](), 0, 0
+        return max(self._course(), default=0)
+
+    @property
+    def live(self) -> int:
+        """Bytes alive now."""
+        return ([0, *self._course()])[-1]
+
+    def _course(self) -> Iterator[int]:
+        """The bytes alive after each event."""
+        sizes, live = dict[int, int](), 0
         for number, size in self.events:
             live -= sizes.pop(number, 0)
             if size != FREED:
                 sizes[number] = size
                 live += size
-                peak = max(peak, live)
-        return peak
+            yield live
 
     def repeat(self, begun: int, times: int) -> None:
         """As if what came since `begun` came so many times more. What it left, such as an optimizer's state, stays."""

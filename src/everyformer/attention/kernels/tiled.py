@@ -3,7 +3,7 @@
 Queries, keys and values lie in memory as B, T, H, E. Read as more sequences or as more heads, of fewer positions each:
 
     own(l)        within blocks of l                   B T/l, l, H, E      causal & block(l)
-    before(l)     to the block before                  the same, keys one block back; with it a window
+    before(l)     to a block before                    the same, keys whole blocks back; with it a window, causal & local(l, m)
     residue(g)    to every g-th position               B, T/g, g H, E      causal & stride(g)
     far(l, c)     to the last c keys of all blocks     as residue(l/c), to those keys, each repeated l/c times
     few(l, c)     to the last c keys of one block      what far leaves out: few keys, computed literally
@@ -25,7 +25,18 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from everyformer.attention.kernels.request import Request
-from everyformer.attention.pattern import And, Block, ByHead, Causal, Pattern, Stride, Summary, Window, alternatives
+from everyformer.attention.pattern import (
+    And,
+    Block,
+    ByHead,
+    Causal,
+    Local,
+    Pattern,
+    Stride,
+    Summary,
+    Window,
+    alternatives,
+)
 
 aten = torch.ops.aten
 HALF = (torch.bfloat16, torch.float16)
@@ -117,6 +128,8 @@ def tiles(pattern: Pattern, length: int, fused: bool = False) -> tuple[Part, ...
             found: tuple[Part, ...] = (Tile("block", w, "causal"), Tile("block", w, "later", back=w))
         case [Block(l)]:
             found = (Tile("block", l, "causal"),)
+        case [Local(l, m)] if m % l == 0:
+            found = (Tile("block", l, "causal"), *(Tile("block", l, "all", back=back) for back in range(l, m + 1, l)))
         case [Stride(g)]:
             found = (Tile("residue", g, "causal"),)
         case [Window(w), Stride(g)] if w == g:  # every g-th before, without the query's own, which the window has
