@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.network.position import Position
-from everyformer.value import Count, Size, Value
+from everyformer.value import Count, Positive, Size, Value
 
 WHOLE = (torch.int64, torch.int32)  # what may number rows of a table
 
@@ -57,10 +57,17 @@ class Patches(Embed, Value, frozen=True):
 
 
 class Features(Embed, Value, frozen=True):
+    """Vectors of `inputs` numbers. With a `deviation` the map begins so small, and without an offset; None: as torch does."""
+
     inputs: Size
+    deviation: Positive | None = None
 
     def build(self, width: int) -> FeatureEmbedding:
-        return FeatureEmbedding(self.inputs, 0, width)
+        module = FeatureEmbedding(self.inputs, 0, width)
+        if self.deviation is not None:
+            nn.init.normal_(module.map.weight, std=self.deviation)
+            nn.init.zeros_(module.map.bias)
+        return module
 
 
 class Nodes(Embed, Value, frozen=True):
