@@ -77,7 +77,11 @@ def watch() -> Watch:
             # Sizes of their own, so that a mistaken letter cannot fit by chance.
             data = example(network.value, batch=3, length=7, source_width=source_width).to(dtype=torch.float32)
             with seen:
-                for kernel in ("reference", "sdpa") if source_width else ("reference", "sdpa", "blocked"):
+                hashes = all(
+                    isinstance(layer.attention.pattern, everyformer.Hashed) for layer in network.value.body.each
+                )
+                fast = () if source_width else ("hashed", "blocked") if hashes else ("blocked",)
+                for kernel in ("reference", "sdpa", *fast):
                     data.run(network, kernel=kernel).hidden.sum().backward()
                 if data.is_sequence:
                     data.pad(1, 1).run(network)

@@ -39,6 +39,7 @@ from everyformer import (
     RMSNorm,
     Rotary,
     SequenceNorm,
+    Shared,
     Sinusoidal,
     Sliced,
     Stack,
@@ -88,6 +89,22 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         "rotary turns pairs of numbers, but a head is 3 wide; make it even",
         model(form=Standard(2, key_width=3), rules=(Rotary(),)),
         [model(form=Standard(2, key_width=4), rules=(Rotary(),))],
+    ),
+    (
+        "in the pattern chunked(2, 4, 3, False, False) positions to come decide who sees whom, so a language head would learn "
+        "from the future; use hashed, or say leaks=True to have it as published",
+        model("chunked(2, 4, 3)", heads=LANGUAGE),
+        [
+            model("hashed(2, 4, 3)", heads=LANGUAGE),
+            model("chunked(2, 4, 3, False, True)", heads=LANGUAGE),
+            model("chunked(2, 4, 3)", heads=(PerToken(3),)),
+        ],
+    ),
+    (
+        "the pattern hashed(2, 4, 3) | hashed(1, 4, 3) hashes the keys in two ways; give the heads of a layer one hashed or "
+        "chunked",
+        model("hashed(2, 4, 3) | hashed(1, 4, 3)"),
+        [model("hashed(2, 4, 3) | window(2)")],
     ),
     (
         "two image biases say the same thing twice; keep one",
@@ -270,7 +287,7 @@ def test_every_reason_has_its_row():
 @pytest.mark.parametrize(
     "form, width",
     [(Wide(2), 9), (Symmetric(3), 8), (Asymmetric(3), 8), (ParameterFree(), 9)]
-    + [(kind(2), 6) for kind in (Standard, Sum, Sliced, Narrow)],
+    + [(kind(2), 6) for kind in (Standard, Shared, Sum, Sliced, Narrow)],
 )
 def test_the_width_of_a_head_is_known_for_every_form(form, width):
     """What rotary needs is refused by the value as it would be by the module."""

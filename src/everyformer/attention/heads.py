@@ -1,6 +1,7 @@
 """Heads: how tokens become queries, keys and values, and how the heads' answers become one.
 
-Papers and sources: Vaswani et al. 2017; T eq. 1-3; B (wide, sliced); K eq. 3-6 (symmetric, asymmetric, sum form).
+Papers and sources: Vaswani et al. 2017; Kitaev et al. 2020 (shared); T eq. 1-3; B (wide, sliced); K eq. 3-6 (symmetric,
+asymmetric, sum form).
 
 Equations (rows are tokens; K writes columns, the transpose of everything here):
     parameter-free   y_i = sum_j softmax_j(x_i . x_j) x_j                                    no parameters, no scale
@@ -8,6 +9,7 @@ Equations (rows are tokens; K writes columns, the transpose of everything here):
     asymmetric       A ~ exp((U_q x_i) . (U_k x_j) / sqrt(r)), values x                      2 r D
     standard         concat_h(softmax(Q_h K_h^T / sqrt(E)) V_h) W_O, E = D / H               4 D^2 (+ D)
     wide             the same with E = D                                                     4 H D^2 (+ D)
+    shared           standard with K_h = Q_h / |Q_h| row by row, and no 1 / sqrt(E)          3 D^2 (+ D)
     sliced           head h has only slice h of the input, E x E matrices of its own         3 D^2/H + D^2 (+ D)
     narrow           one E x E triple for all slices, no W_O (pbloem/former)                 3 (D/H)^2
     sum form         sum_h V_h X A_h, V_h of D x D; of rank r it is values and W_O           2 H E D + H D^2
@@ -78,6 +80,23 @@ class Standard(Heads, Value, frozen=True):
             self.value_width or share,
             bias=self.bias,
             merge_bias=self.merge_bias,
+        )
+
+
+class Shared(Heads, Value, frozen=True):
+    """Reformer's: query and key are one projection of the full vector, keys of length 1, and no other scale."""
+
+    heads: Size
+    key_width: Size | None = None
+    value_width: Size | None = None
+    bias: bool = False
+    merge_bias: bool = False
+
+    def build(self, width: int) -> HeadsModule:
+        share = None if self.key_width and self.value_width else head_width(width, self.heads)
+        sizes = (self.key_width or share, self.value_width or share)
+        return ProjectedHeads(
+            width, self.heads, *sizes, bias=self.bias, merge_bias=self.merge_bias, share_keys=True, unit_keys=True
         )
 
 
@@ -175,15 +194,16 @@ class ProjectedHeads(HeadsModule):
         bias: bool = False,
         merge_bias: bool = True,
         share_keys: bool = False,
+        unit_keys: bool = False,
         merge: bool = True,
     ):
         super().__init__()
         self.heads, self.key_width, self.value_width = heads, key_width or width, value_width or width
-        self.scale = self.key_width**-0.5 if key_width else 1.0
+        self.scale = self.key_width**-0.5 if key_width and not unit_keys else 1.0
         self.queries = heads * key_width if key_width else 0
         self.keys = 0 if share_keys else self.queries
         self.values = heads * value_width if value_width else 0
-        self.share_keys = share_keys
+        self.share_keys, self.unit_keys = share_keys, unit_keys
         total = self.queries + self.keys + self.values
         self.qkv = nn.Linear(width, total, bias=bias) if total else None
         self.out = nn.Linear(heads * self.value_width, width, bias=merge_bias) if merge else None
@@ -193,6 +213,10 @@ class ProjectedHeads(HeadsModule):
             assert self.qkv is not None
             q, k, v = self.qkv(x_BTD).split((self.queries, self.keys, self.values), dim=-1)
             return self._heads(q), self._heads(k), self._heads(v)
+        if self.share_keys and self.values:
+            assert self.qkv is not None
+            q, v = self.qkv(x_BTD).split((self.queries, self.values), dim=-1)
+            return self._heads(q), self._unit(self._heads(q)), self._heads(v)
         return super().project(x_BTD)
 
     def query(self, x_BTD: Tensor) -> Tensor:
@@ -205,11 +229,15 @@ class ProjectedHeads(HeadsModule):
             return self._heads(k), self._heads(v)
         k = self._map(x_BSD, start - self.queries, start) if self.queries else x_BSD
         v_BHSD = x_BSD[:, None].expand(-1, self.heads, -1, -1)
-        return self._heads(k), self._heads(self._map(x_BSD, start, start + self.values)) if self.values else v_BHSD
+        v_BHSE = self._heads(self._map(x_BSD, start, start + self.values)) if self.values else v_BHSD
+        return self._unit(self._heads(k)), v_BHSE
 
     def merge(self, y_BHTE: Tensor) -> Tensor:
         y_BTD = y_BHTE.transpose(1, 2).flatten(2)
         return y_BTD if self.out is None else self.out(y_BTD)
+
+    def _unit(self, k_BHTE: Tensor) -> Tensor:
+        return F.normalize(k_BHTE, dim=-1) if self.unit_keys else k_BHTE
 
     def _map(self, x_BTD: Tensor, start: int, end: int) -> Tensor:
         assert self.qkv is not None

@@ -35,6 +35,7 @@ class Pattern:
 
     __slots__ = ()
     needs: ClassVar[str | None] = None  # the field of the scene it reads, when it depends on data
+    settled: ClassVar[bool] = True  # do later positions leave alone who sees whom among the earlier ones?
 
     def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
         raise NotImplementedError
@@ -58,6 +59,10 @@ class Pattern:
     def children(self) -> tuple[Pattern, ...]:
         return ()
 
+    def bound(self) -> Pattern:
+        """The least pattern that sees all that this one may see, whatever the data."""
+        return Full() if self.needs else self
+
     def walk(self) -> Iterator[Pattern]:
         yield self
         for child in self.children():
@@ -71,17 +76,21 @@ class Pattern:
         return seen[0].expand(heads, queries, keys)
 
     def looks_ahead(self, length: int | None = None, heads: int = 1) -> bool:
-        """Does any query see a key after it, among the first `length` positions? Data-dependent parts count as seen.
+        """Does a query see a key after it, among the first `length` positions, or see others because of what comes later?
 
-        Without a length, enough positions are tried for every number in the pattern to have had its effect twice.
+        Data-dependent parts count as all that they may see. Without a length, enough positions are tried for every
+        number in the pattern to have had its effect twice.
         """
-        numbers = self.numbers()
-        shares = [len(part.patterns) for part in self.walk() if isinstance(part, ByHead)]
+        if not all(part.settled for part in self.walk()):
+            return True
+        most = self.bound()
+        numbers = most.numbers()
+        shares = [len(part.patterns) for part in most.walk() if isinstance(part, ByHead)]
         if length is None:
             length = 64 + 2 * sum(numbers) + math.lcm(*(number for number in numbers if number))
             if length > MOST:  # too many to try: only what `causal` itself holds back is sure
-                return not _held_back(self)
-        return _looks_ahead(bound(self), length, max(heads, math.lcm(*shares)))
+                return not _held_back(most)
+        return _looks_ahead(most, length, max(heads, math.lcm(*shares)))
 
     def numbers(self) -> list[int]:
         """The whole numbers written in the pattern: window sizes, strides, block sizes, the last node of a graph."""
@@ -223,6 +232,9 @@ class Graph(Pattern, Value, frozen=True):
     edges: tuple[tuple[Count, Count], ...] | None = None
     needs: ClassVar[str | None] = "edges_BNN"
 
+    def bound(self) -> Pattern:
+        return Full() if self.edges is None else self
+
     def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
         if self.edges is None:
             if scene is None or scene.edges_BNN is None:
@@ -252,6 +264,66 @@ class SameDocument(Pattern, Value, frozen=True):
         return table_BP[b, q.clamp(min=0)] == table_BP[b, k.clamp(min=0)]
 
 
+class Hashed(Pattern, Value, frozen=True):
+    """Keys like the query's own: in each round, the last `window` keys before it that fell into its bucket (Reformer).
+
+    Looks back only, and what comes later changes nothing. A query hashes as the key of its own position, and sees itself
+    only where no round shows it another. See attention/hashing.py.
+    """
+
+    rounds: Size
+    buckets: Size
+    window: Size
+    needs: ClassVar[str | None] = "place_BHRP"
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        _even(self.buckets, "hashed")
+
+    def bound(self) -> Pattern:
+        return Causal()
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        at = _places(scene, b, h)
+        seen = (q == k) & (at(-1, q) == 1)  # alone
+        for number in range(self.rounds):
+            back = at(number, q) - at(number, k)
+            seen = seen | ((back > 0) & (back <= self.window))
+        return seen
+
+
+class Chunked(Pattern, Value, frozen=True):
+    """Reformer's attention as published: positions sorted by bucket are cut into chunks; a query sees its own and the last.
+
+    Where the cuts fall depends on all positions: later ones change who sees whom among the earlier, although `both_sides`
+    False shows none of them. So a language model is refused it unless it `leaks` knowingly; `hashed` does not.
+    """
+
+    rounds: Size
+    buckets: Size
+    chunk: Size
+    both_sides: bool = False
+    leaks: bool = False
+    needs: ClassVar[str | None] = "place_BHRP"
+    settled: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        _even(self.buckets, "chunked")
+
+    def bound(self) -> Pattern:
+        return Full() if self.both_sides else Causal()
+
+    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+        at = _places(scene, b, h)
+        seen = q != q
+        for number in range(self.rounds):
+            own, last = at(number, q), at(self.rounds + number, q)
+            seen = seen | (at(number, k) == own) | (at(number, k) == last) | (at(number - 1, k, self.rounds) == last)
+        seen = seen & (q != k) if self.both_sides else seen & (k < q)
+        return seen | ((q == k) & (at(-1, q) == 1))
+
+
 class Visible(Pattern, Value, frozen=True):
     """Not padding and not an empty memory slot. Always implied where a scene has any; here to be named and shown."""
 
@@ -277,6 +349,9 @@ class ByHead(Pattern, Value, frozen=True):
     def children(self) -> tuple[Pattern, ...]:
         return self.patterns
 
+    def bound(self) -> Pattern:
+        return ByHead(tuple(part.bound() for part in self.patterns))
+
     def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
         turn = h % len(self.patterns)
         seen = (turn == 0) & self.patterns[0].sees(b, h, q, k, scene)
@@ -300,6 +375,9 @@ class And(Pattern, Value, frozen=True):
     def children(self) -> tuple[Pattern, ...]:
         return self.parts
 
+    def bound(self) -> Pattern:
+        return And(tuple(part.bound() for part in self.parts))
+
     def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
         seen = self.parts[0].sees(b, h, q, k, scene)
         for part in self.parts[1:]:
@@ -322,6 +400,9 @@ class Or(Pattern, Value, frozen=True):
     def children(self) -> tuple[Pattern, ...]:
         return self.parts
 
+    def bound(self) -> Pattern:
+        return Or(tuple(part.bound() for part in self.parts))
+
     def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
         seen = self.parts[0].sees(b, h, q, k, scene)
         for part in self.parts[1:]:
@@ -339,6 +420,9 @@ class Not(Pattern, Value, frozen=True):
 
     def children(self) -> tuple[Pattern, ...]:
         return (self.part,)
+
+    def bound(self) -> Pattern:
+        return self if self.part.bound() == self.part else Full()
 
     def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
         return ~self.part.sees(b, h, q, k, scene)
@@ -365,16 +449,7 @@ def cell(p: Index, columns: int, height: int, width: int) -> tuple[Index, Index]
 
 
 def bound(pattern: Pattern) -> Pattern:
-    """The least pattern that sees all that this one may see, whatever the data: data-dependent parts become Full."""
-    if pattern.needs and not (isinstance(pattern, Graph) and pattern.edges is not None):
-        return Full()
-    if isinstance(pattern, Not):
-        return Full() if bound(pattern.part) != pattern.part else pattern
-    if isinstance(pattern, And | Or):
-        return type(pattern)(tuple(bound(part) for part in pattern.parts))
-    if isinstance(pattern, ByHead):
-        return ByHead(tuple(bound(part) for part in pattern.patterns))
-    return pattern
+    return pattern.bound()
 
 
 def far(pattern: Pattern) -> int | None:
@@ -465,6 +540,23 @@ def _make(name: str, arguments: list[Any], text: str) -> Pattern:
         return kinds[name](*arguments)
     except TypeError as error:
         raise ValueError(f"{name} in the pattern {text!r}: {error}") from None
+
+
+def _even(buckets: int, name: str) -> None:
+    if buckets % 2:
+        raise ValueError(f"{name}.buckets is {buckets}: they are directions and their opposites; make it even")
+
+
+def _places(scene: Scene | None, b: Index, h: Index) -> Any:
+    """A function (row, position) -> the number in that row of the scene's table of hashed places."""
+    if scene is None or scene.place_BHRP is None:
+        raise ValueError(
+            "the keys decide who sees whom in hashed and chunked: attend within a model, which hashes them"
+        )
+    table_BHRP = scene.place_BHRP
+    b, h, last = b % table_BHRP.shape[0], h % table_BHRP.shape[1], table_BHRP.shape[3]
+    # Padding stands at -1, which the table has at its end.
+    return lambda row, position, rows=table_BHRP.shape[2]: table_BHRP[b, h, row % rows, position % last]
 
 
 def _some(parts: tuple[Pattern, ...]) -> None:

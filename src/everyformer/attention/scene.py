@@ -39,6 +39,7 @@ class Scene:
     key_BK: Tensor | None = None
     document_BP: Tensor | None = None  # the document of each position, for SameDocument
     edges_BNN: Tensor | None = None  # who is joined to whom, for Graph without edges of its own
+    place_BHRP: Tensor | None = None  # where each position stands by its hash, in rows, for Hashed and Chunked
     kernel: str = "auto"
     probe: Probe | None = None
     hidden: bool = False  # the past keeps what enters a layer, not its keys

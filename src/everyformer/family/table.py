@@ -20,6 +20,8 @@ from everyformer.family.graph import SIZES as GRAPH_SIZES
 from everyformer.family.graph import graph
 from everyformer.family.image_transformer import SIZES as IMAGE_SIZES
 from everyformer.family.image_transformer import image_transformer
+from everyformer.family.reformer import SIZES as REFORMER_SIZES
+from everyformer.family.reformer import reformer
 from everyformer.family.sparse_transformer import SIZES as SPARSE_SIZES
 from everyformer.family.sparse_transformer import sparse_transformer
 from everyformer.family.transformer import SIZES as TRANSFORMER_SIZES
@@ -75,6 +77,7 @@ MEMBERS = {
         Member("adaptive-span", "Sukhbaatar et al. 2019", adaptive_span, SPAN_SIZES, "enwik8"),
         Member("image-transformer", "Parmar et al. 2018", image_transformer, IMAGE_SIZES, "cifar10"),
         Member("sparse-transformer", "Child et al. 2019", sparse_transformer, SPARSE_SIZES, "enwik8"),
+        Member("reformer", "Kitaev et al. 2020", reformer, REFORMER_SIZES, "enwik8"),
         Member("graph-classifier", "Velickovic et al. 2017", graph, GRAPH_SIZES, "cora"),
         Member("vit", "Dosovitskiy et al. 2020", vit, VIT_SIZES, "b16"),
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from everyformer.attention.attend import attend
+from everyformer.attention.hashing import Hash, hashing, with_places
 from everyformer.attention.heads import Heads
 from everyformer.attention.pattern import Full, Pattern, far
 from everyformer.attention.rule import Rule, RuleModule, narrowed
@@ -90,6 +91,7 @@ class AttentionLayer(nn.Module):
         sizes = (self.heads.heads, self.heads.key_width, self.heads.value_width)
         self.rules = nn.ModuleList(rule.build(*sizes) for rule in value.rules)
         self.pattern, self.dropout, self.values = value.pattern, value.dropout, value.rules
+        self.hash = next((Hash(part, *sizes[:2]) for part in hashing(value.pattern)), None)
 
     def share(self, known: dict[Any, nn.Module]) -> None:
         """Take the modules of shared rules from what earlier attentions had, and leave the others for later ones."""
@@ -99,15 +101,28 @@ class AttentionLayer(nn.Module):
                 self.rules[number] = known.setdefault(key, self.rules[number])
 
     def far(self) -> int | None:
-        """How far away the farthest key can be that is seen with the weights as they are; None: there is no end."""
-        return None if torch.compiler.is_compiling() else far(narrowed(self.pattern, self.rules))  # type: ignore[arg-type]
+        """How far away the farthest key can be that is seen with the weights as they are; None: there is no end.
 
-    def forward(self, x_BTD: Tensor, scene: Scene, keys: Keys | None) -> tuple[Tensor, Keys]:
-        """Self-attention over what is in `keys` and x itself."""
+        Nor is there where keys are hashed: one that is too far away to be seen still says that a query is not alone.
+        """
+        if self.hash is not None or torch.compiler.is_compiling():
+            return None
+        return far(narrowed(self.pattern, self.rules))  # type: ignore[arg-type]
+
+    def forward(
+        self, x_BTD: Tensor, scene: Scene, keys: Keys | None, places: list[Tensor] | None = None
+    ) -> tuple[Tensor, Keys]:
+        """Self-attention over what is in `keys` and x itself. Keys that are hashed have their places put into `places`,
+        or are hashed as they were when they are there already."""
         q_BHQE, k_BHTE, v_BHTE = self.heads.project(x_BTD)
         keys = Keys(k_BHTE, v_BHTE) if keys is None else keys.append(k_BHTE, v_BHTE)
         if any(rule.reads_inputs for rule in self.rules):
             scene = replace(scene, x_BQD=x_BTD)
+        if self.hash is not None:
+            places = [] if places is None else places
+            if not places:
+                places.append(self.hash(keys.k_BHKE, scene))
+            scene = with_places(scene, places[0])
         return self._attend(q_BHQE, keys, scene), keys
 
     def across(self, x_BTD: Tensor, source: Source, keys: Keys | None) -> tuple[Tensor, Keys]:
@@ -161,7 +176,9 @@ class LayerModule(nn.Module):
                 before = Keys(*attention.heads.memory(step.view(seen_BMD, None)))
             elif scene.hidden:
                 entry = Hidden(step.stream(state).detach())
-            state, keys = step(state, lambda x: attention(x, here, before), visible_BT)
+            # A reversible stack computes this twice, from a stream that comes back to rounding: who saw whom must stay.
+            places: list[Tensor] = []
+            state, keys = step(state, lambda x: attention(x, here, before, places), visible_BT)
             found.append(entry or keys)
         if (cross := self.cross) is not None:
             if source is None:

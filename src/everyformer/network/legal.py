@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from everyformer.attention.heads import Narrow, ParameterFree, Sliced, Standard, Sum, head_width
+from everyformer.attention.hashing import hashing
+from everyformer.attention.heads import Narrow, ParameterFree, Shared, Sliced, Standard, Sum, head_width
 from everyformer.attention.pattern import And, ByHead, Full, Visible
 from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import ImageBias, Rotary, Rule, Shaw
@@ -34,8 +35,13 @@ def objections(value: Model) -> Iterator[str]:
     for head in value.heads:
         if isinstance(head, Language | Logistics):
             for pattern in {layer.attention.pattern for layer in layers if layer.attention}:
-                if pattern.looks_ahead(heads=_heads(layers)):
-                    kind = type(head).__name__.lower()
+                kind = type(head).__name__.lower()
+                if any(not getattr(part, "leaks", False) for part in pattern.walk() if not part.settled):
+                    yield (
+                        f"in the pattern {pattern} positions to come decide who sees whom, so a {kind} head would learn from "
+                        "the future; use hashed, or say leaks=True to have it as published"
+                    )
+                if pattern.bound().looks_ahead(heads=_heads(layers)):
                     yield f"the pattern {pattern} sees the future, and a {kind} head would learn to copy it; add causal &"
             if value.class_token:
                 yield "a class token stands before the text and has no next token to learn; use it with Classify"
@@ -111,7 +117,7 @@ def _layer_objections(width: int, layer: Layer) -> Iterator[str]:
 def _attention_objections(width: int, attention: Attention) -> Iterator[str]:
     heads = attention.heads
     derived = isinstance(heads, Sliced | Narrow | Sum) or (
-        isinstance(heads, Standard) and not (heads.key_width and heads.value_width)
+        isinstance(heads, Standard | Shared) and not (heads.key_width and heads.value_width)
     )
     if derived:
         try:
@@ -122,6 +128,8 @@ def _attention_objections(width: int, attention: Attention) -> Iterator[str]:
     for pattern in attention.pattern.walk():
         if isinstance(pattern, ByHead) and heads.heads % len(pattern.patterns):
             yield f"by_head deals {len(pattern.patterns)} patterns out to {heads.heads} heads; give a number that divides them"
+    if len(hashing(attention.pattern)) > 1:
+        yield f"the pattern {attention.pattern} hashes the keys in two ways; give the heads of a layer one hashed or chunked"
     key_width = _key_width(width, attention)
     for rule in attention.rules:
         if isinstance(rule, Rotary) and key_width % 2:
@@ -140,7 +148,7 @@ def _attention_objections(width: int, attention: Attention) -> Iterator[str]:
 def _key_width(width: int, attention: Attention) -> int:
     heads = attention.heads
     given = getattr(heads, "key_width", None) or getattr(heads, "rank", None)
-    if isinstance(heads, Standard | Sliced | Narrow | Sum):
+    if isinstance(heads, Standard | Shared | Sliced | Narrow | Sum):
         return getattr(heads, "key_width", None) or head_width(width, heads.heads)
     return given or width
 

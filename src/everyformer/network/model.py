@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from everyformer.attention.hashing import hashing
 from everyformer.attention.scene import Probe, Scene
 from everyformer.network.depth import AttentionLayer, Depth, LayerModule, Source
 from everyformer.network.embed import WHOLE, Embed, EmbedModule, Mixed, Patches, check_limit, describe
@@ -246,6 +247,11 @@ class Network(nn.Module):
             return
         whole = replace(scene, queries=scene.keys, masks={})
         for attention in self.ahead:
+            if hashing(attention.pattern):
+                raise ValueError(
+                    f"in the pattern {attention.pattern} positions to come decide whom the past sees, but it has answered already; "
+                    "read the sequence at once, or use hashed"
+                )
             seen = whole.mask(attention.pattern, batch, attention.heads.heads)[..., :before, before:]
             if bool(seen.any()):
                 raise ValueError(

@@ -16,6 +16,7 @@ from everyformer.attention.heads import (
     Heads,
     Narrow,
     ParameterFree,
+    Shared,
     Sliced,
     Standard,
     Sum,
@@ -68,6 +69,8 @@ PATTERNS: tuple[Pattern, ...] = tuple(
         "causal & visible & ~window(1) | causal & window(1)",
         "by_head(causal, causal & window(2))",
         "by_head(causal & window(3), causal & stride(2))",
+        "hashed(2, 4, 2)",
+        "causal & window(2) | hashed(1, 2, 3)",
         "full",
         "window(3)",
         "block(4)",
@@ -76,6 +79,8 @@ PATTERNS: tuple[Pattern, ...] = tuple(
         "graph(((0, 1), (1, 2), (2, 2), (3, 0), (5, 4), (8, 8)))",
         "~causal",
         "by_head(full, ~window(2))",
+        "chunked(2, 4, 3)",
+        "chunked(1, 4, 2, True)",
     )
 )
 RULES: tuple[tuple[Rule, ...], ...] = (
@@ -113,6 +118,7 @@ HEADS: tuple[Heads, ...] = (
     ParameterFree(),
     Symmetric(6),
     Asymmetric(6),
+    Shared(2),
 )
 POSITIONS: tuple[Position | None, ...] = (
     None,
