@@ -70,7 +70,6 @@ PATTERNS: tuple[Pattern, ...] = tuple(
         "by_head(causal, causal & window(2))",
         "by_head(causal & window(3), causal & stride(2))",
         "hashed(2, 4, 2)",
-        "causal & window(2) | hashed(1, 2, 3)",
         "full",
         "window(3)",
         "block(4)",
@@ -80,7 +79,6 @@ PATTERNS: tuple[Pattern, ...] = tuple(
         "~causal",
         "by_head(full, ~window(2))",
         "chunked(2, 4, 3)",
-        "chunked(1, 4, 2, True)",
     )
 )
 RULES: tuple[tuple[Rule, ...], ...] = (
