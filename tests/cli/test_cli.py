@@ -34,6 +34,7 @@ BACK = {
     "adaptive-span",
     "image-transformer",
     "sparse-transformer",
+    "reformer",
 }  # the members that look back only
 
 

@@ -194,6 +194,7 @@ TASKS: dict[str, Callable[[torch.Generator], Batch]] = {
     "adaptive-span": counting,
     "image-transformer": counting,
     "sparse-transformer": counting,
+    "reformer": counting,
     "graph-classifier": neighbours,
     "vit": looking,
 }

@@ -23,6 +23,7 @@ from torch import Generator, Tensor
 
 from everyformer.infer.sample import check, sample
 from everyformer.network.head import Language
+from everyformer.network.legal import looks_back_only
 from everyformer.network.model import Network, PairNetwork
 from everyformer.network.past import Past
 
@@ -89,6 +90,7 @@ def stream(
     def choose(logits_BV: Tensor) -> Tensor:
         return sample(logits_BV, temperature, random, top_k=top_k, top_p=top_p, min_p=min_p)
 
+    cached = cached and looks_back_only(network.value)  # one that looks ahead has no past to go on from
     text = _Text(network, rows, number, context, cached, options)
     return _steps(text, choose, tokens, frozenset(stop))
 

@@ -1,0 +1,123 @@
+"""Reformer: the sizes that are published, what is kept of its depth, and the leak of the published sets that ours do not have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from everyformer import Causal, Chunked, Hashed, Model, Past, Scene, Window, build, generate, member
+from everyformer.attention.hashing import Hash, with_places
+from everyformer.family.table import parameters
+from everyformer.network.legal import looks_back_only
+from tests.network import ready, tokens
+
+SMALL = {"width": 16, "heads": 2, "rounds": 2, "buckets": 4, "window": 3, "context": 64, "dropout": 0.0}
+
+
+@pytest.mark.spec(115)
+def test_parameters_are_those_of_the_published_code():
+    """ReformerModelWithLMHead of transformers 4.35.2 with the released enwik8 sizes has 149,182,722. Ours has half the
+    output weights and half the last norm, and two whole position tables for two that stand side by side."""
+    head, norm, places = 258 * 1024, 2 * 1024, (128 + 512) * 1024 - (128 * 256 + 512 * 768)
+    assert parameters(member("reformer", "enwik8", vocabulary=258)) == 149_182_722 - head - norm + places
+
+
+def test_sizes_that_are_published():
+    """Layers, width, heads, their width, net, length, rounds, buckets, window: trax's configurations; the paper's width,
+    net and heads."""
+    stated = {
+        "enwik8": (12, 1024, 8, 128, 4096, 65_536, 4, 512, 256),
+        "imagenet64": (6, 1024, 8, 64, 4096, 64 * 64 * 3, 2, 192, 128),
+    }
+    for size, numbers in stated.items():
+        value = member("reformer", size)
+        assert isinstance(value, Model)
+        layer = value.body.each[2 % len(value.body.each)]
+        form, pattern = layer.attention.heads, layer.attention.pattern
+        found = (value.body.layers, value.width, form.heads, form.key_width or value.width // form.heads)
+        assert (*found, layer.feedforward.hidden, math.prod(value.position.sizes)) == numbers[:6]
+        assert pattern == Hashed(*numbers[6:])
+    local = [layer.attention.pattern for layer in member("reformer").body.each]
+    assert local == [Causal() & Window(128), Causal() & Window(128), Hashed(4, 512, 256), Causal() & Window(128)]
+
+
+def moved(network: torch.nn.Module, token_BT: Tensor) -> Tensor:
+    """How far another last token moves each earlier output."""
+    other = token_BT.clone()
+    other[:, -1] = (other[:, -1] + 1) % 17
+    return (network(token_BT).hidden - network(other).hidden).detach().abs().amax((0, 2))[:-1]
+
+
+@pytest.mark.spec(120)
+@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+def test_the_published_sets_leak_the_future_and_ours_do_not(kernel):
+    """Nobody sees a later key in either, but in the published form the last token moves where the others are cut."""
+    token_BT = tokens(batch=4, length=40)
+    for form, leaks in (("hashed", False), ("chunked", True)):
+        network = ready(build("reformer", "tiny", form=form, layers=1, **SMALL))
+        assert looks_back_only(network.value) is not leaks
+        far = moved(lambda x, network=network: network(x, kernel=kernel), token_BT)
+        assert bool((far > 1e-3).any()) is leaks and bool((far == 0).all()) is not leaks
+
+
+def test_what_leaks_is_refused_a_past_and_still_writes():
+    network = ready(build("reformer", "tiny", form="chunked", **SMALL))
+    past = network(tokens(), past=Past()).past
+    with pytest.raises(ValueError, match=r"positions to come decide whom the past sees, .* or use hashed"):
+        network(tokens(), past=past)
+    written = generate(network, [[1, 2, 3]], 4, temperature=0)
+    for end in range(3, 7):  # each token is the likeliest after all before it, read at once
+        assert written[0][end] == int(network(torch.tensor([written[0][:end]])).logits[0, -1].argmax())
+
+
+@pytest.mark.spec(118, 119)
+@pytest.mark.parametrize("kernel", ["sdpa", "hashed"])
+def test_going_back_through_the_stack_hashes_nothing_anew(kernel, monkeypatch):
+    """The backward pass computes each attention again, from streams that come back to rounding: whom a query saw stays.
+
+    Gradients are those of a plain computation, with the feed-forward net in chunks and dropout.
+    """
+    calls, hashes = [], Hash.forward
+
+    def counted(self: Hash, *given: Any) -> Tensor:
+        calls.append(self)
+        return hashes(self, *given)
+
+    monkeypatch.setattr(Hash, "forward", counted)
+    network = ready(build("reformer", "tiny", layers=3, chunk=4, **SMALL | {"dropout": 0.2})).train()
+    found = []
+    for options in ({"past": Past()}, {}):  # a call that keeps its past keeps everything else too
+        torch.manual_seed(0)
+        hidden = network(tokens(length=11), kernel=kernel, **options).hidden
+        slopes = torch.autograd.grad(hidden.square().sum(), list(network.parameters()), allow_unused=True)
+        found.append([slope for slope in slopes if slope is not None])
+    assert len(calls) == 2 * 3
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.spec(115)
+def test_more_rounds_find_more_of_what_full_attention_sees():
+    """The weight that full attention with shared queries and keys gives to the keys that so many rounds find."""
+    network = ready(build("reformer", "tiny", layers=1, **SMALL | {"window": 64}))
+    heads = network.body.layers[0].attention.heads
+    q, k, _ = (x.detach() for x in heads.project(torch.randn(8, 64, 16, dtype=torch.float64)))
+    weight = (q @ k.mT).masked_fill(torch.ones(64, 64).triu().bool(), -torch.inf).softmax(-1)[:, :, 1:]
+    found = []
+    for rounds in (1, 2, 4, 8, 16):
+        torch.manual_seed(0)
+        pattern, scene = Hashed(rounds, 8, 64), Scene(64, 64, q.device)
+        scene = with_places(scene, Hash(pattern, 2, 8).double()(k, scene))
+        found.append(float((weight * scene.mask(pattern, 8, 2)[:, :, 1:]).sum(-1).mean()))
+    assert found == sorted(found) and found[0] < 0.5 and found[-1] > 0.9
+
+
+def test_the_published_form_is_a_setting_that_says_so():
+    pattern = member("reformer", "tiny", form="chunked").body.each[0].attention.pattern
+    assert pattern == Chunked(2, 8, 16, leaks=True)
+    with pytest.raises(ValueError, match=r"reformer\.form is 'chunk': did you mean chunked"):
+        member("reformer", form="chunk")
