@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everyformer import Causal, Chunked, Hashed, Model, Past, Scene, Window, build, generate, member
+from everyformer import Causal, Chunked, Hashed, Model, Past, Scene, Window, build, contracts, generate, member
 from everyformer.attention.hashing import Hash, with_places
 from everyformer.family.table import parameters
 from everyformer.network.legal import looks_back_only
@@ -117,6 +117,11 @@ def test_more_rounds_find_more_of_what_full_attention_sees():
 
 
 def test_the_published_form_is_a_setting_that_says_so():
+    """And keeps every contract but those of models that look back only, which it is not among."""
+    report = contracts(
+        member("reformer", "tiny", form="chunked"), ["future", "cache", "padding", "neighbours", "kernels"]
+    )
+    assert report.ok and {finding.contract for finding in report.findings} == {"padding", "neighbours", "kernels"}
     pattern = member("reformer", "tiny", form="chunked").body.each[0].attention.pattern
     assert pattern == Chunked(2, 8, 16, leaks=True)
     with pytest.raises(ValueError, match=r"reformer\.form is 'chunk': did you mean chunked"):

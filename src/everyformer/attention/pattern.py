@@ -285,7 +285,7 @@ class Hashed(Pattern, Value, frozen=True):
 
     def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
         at = _places(scene, b, h)
-        seen = (q == k) & (at(-1, q) == 1)  # alone
+        seen = (q == k) & (at(self.rounds, q) == 1)  # alone
         for number in range(self.rounds):
             back = at(number, q) - at(number, k)
             seen = seen | ((back > 0) & (back <= self.window))
@@ -319,9 +319,10 @@ class Chunked(Pattern, Value, frozen=True):
         seen = q != q
         for number in range(self.rounds):
             own, last = at(number, q), at(self.rounds + number, q)
-            seen = seen | (at(number, k) == own) | (at(number, k) == last) | (at(number - 1, k, self.rounds) == last)
+            for row in {number, (number - 1) % self.rounds}:
+                seen = seen | (at(row, k) == own) | (at(row, k) == last)
         seen = seen & (q != k) if self.both_sides else seen & (k < q)
-        return seen | ((q == k) & (at(-1, q) == 1))
+        return seen | ((q == k) & (at(2 * self.rounds, q) == 1))
 
 
 class Visible(Pattern, Value, frozen=True):
@@ -555,8 +556,7 @@ def _places(scene: Scene | None, b: Index, h: Index) -> Any:
         )
     table_BHRP = scene.place_BHRP
     b, h, last = b % table_BHRP.shape[0], h % table_BHRP.shape[1], table_BHRP.shape[3]
-    # Padding stands at -1, which the table has at its end.
-    return lambda row, position, rows=table_BHRP.shape[2]: table_BHRP[b, h, row % rows, position % last]
+    return lambda row, position: table_BHRP[b, h, row, position % last]  # padding stands at -1, the table's end
 
 
 def _some(parts: tuple[Pattern, ...]) -> None:

@@ -78,7 +78,6 @@ PATTERNS: tuple[Pattern, ...] = tuple(
         "graph(((0, 1), (1, 2), (2, 2), (3, 0), (5, 4), (8, 8)))",
         "~causal",
         "by_head(full, ~window(2))",
-        "chunked(2, 4, 3)",
     )
 )
 RULES: tuple[tuple[Rule, ...], ...] = (
