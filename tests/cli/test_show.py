@@ -105,7 +105,12 @@ def test_by_head_has_one_grid_a_head(options, heads, show):
 
 @pytest.mark.parametrize(
     ("text", "note"),
-    [("causal & same_document", "three documents"), ("graph", "binary tree"), ("visible", "last quarter as padding")],
+    [
+        ("causal & same_document", "three documents"),
+        ("graph", "binary tree"),
+        ("visible", "last quarter as padding"),
+        ("hashed(2, 4, 3)", "hashed is shown with random keys"),
+    ],
 )
 def test_made_up_data_is_said_to_be(text, note, show):
     assert re.search(rf"^note: .*{note}", show(text), re.M)

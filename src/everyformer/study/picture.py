@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention.hashing import Hash, hashing, with_places
 from everyformer.attention.pattern import Graph, Pattern, SameDocument, Visible, for_head
 from everyformer.attention.scene import Scene
-from everyformer.value import nearest
+from everyformer.value import nearest, snake
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,6 +52,12 @@ def example_scene(pattern: Pattern, length: int) -> tuple[Scene, list[str]]:
         key_BK = torch.where(at_P < length - length // 4, at_P, -1)[None]
         said.append("visible is shown with the last quarter as padding")
     scene = Scene(length, length, at_P.device, key_BK=key_BK, document_BP=document_BP, edges_BNN=edges_BNN)
+    for part in hashing(pattern):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            place_BHRP = Hash(part, 1, 8)(torch.randn(1, 1, length, 8), scene)
+        scene = with_places(scene, place_BHRP)
+        said.append(f"{snake(type(part).__name__)} is shown with random keys")
     return scene, said
 
 
