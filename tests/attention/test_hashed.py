@@ -143,6 +143,20 @@ def test_the_kernel_tells_an_earlier_query_nothing_of_a_later_one_even_by_roundi
             assert torch.equal(before, after)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_low_precision_the_kernel_errs_at_most_twice_as_much_as_the_plain_one(dtype):
+    pattern, tensors = Hashed(3, 8, 20), [x.to(dtype) for x in draw(200)]
+    scene, direction = scene_of(pattern, tensors[1]), torch.randn(BATCH, HEADS, 200, WIDTH).to(dtype)
+    found = []
+    for name, kind in (("reference", torch.float64), ("reference", dtype), ("hashed", dtype)):
+        leaves = [x.to(kind).requires_grad_() for x in tensors]
+        answer = attend(*leaves, pattern, scene=scene, scale=1.0, kernel=name)
+        found.append([answer.detach(), *torch.autograd.grad(answer, leaves, direction.to(kind))])
+    for exact, plain, fast in zip(*found, strict=True):
+        errors = [float((x.double() - exact).square().mean().sqrt()) for x in (plain, fast)]
+        assert errors[1] <= 2 * errors[0]
+
+
 def test_the_kernel_drops_weights():
     """Of the same weights, a quarter are 0 and the others larger: the mean over many draws is the answer without."""
     pattern, (q, k, v) = Hashed(2, 2, 4), draw(40)
