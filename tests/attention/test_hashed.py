@@ -45,7 +45,8 @@ def draw(keys: int = LENGTH, queries: int | None = None) -> tuple[Tensor, Tensor
 def scene_of(pattern: Hashed | Chunked, k: Tensor, **given: Any) -> Scene:
     torch.manual_seed(3)
     scene = Scene(**({"queries": k.shape[2], "keys": k.shape[2], "device": CPU} | given))
-    return with_places(scene, Hash(pattern, HEADS, WIDTH)(k, scene))
+    hashes = Hash(pattern, HEADS, WIDTH)
+    return with_places(scene, hashes(hashes.buckets(k), scene))
 
 
 @pytest.mark.spec(111)
@@ -53,7 +54,7 @@ def test_the_hash_is_the_nearest_of_the_directions_and_their_opposites():
     k, rotation_RHEN = torch.randn(BATCH, HEADS, LENGTH, WIDTH), torch.randn(3, HEADS, WIDTH, 4)
     found = buckets(k, rotation_RHEN)
     for b, h, r in torch.cartesian_prod(torch.arange(BATCH), torch.arange(HEADS), torch.arange(3)):
-        assert found[b, h, r].tolist() == [lsh.bucket(k_E, rotation_RHEN[r, h]) for k_E in k[b, h]]
+        assert found[b, h, :, r].tolist() == [lsh.bucket(k_E, rotation_RHEN[r, h]) for k_E in k[b, h]]
     assert set(range(8)) == set(found.flatten().tolist())
 
 

@@ -13,7 +13,7 @@ from everyformer import Causal, Chunked, Hashed, Model, Past, Scene, Window, bui
 from everyformer.attention.hashing import Hash, with_places
 from everyformer.family.table import parameters
 from everyformer.network.legal import looks_back_only
-from tests.network import ready, tokens
+from tests.network import close, ready, tokens
 
 SMALL = {"width": 16, "heads": 2, "rounds": 2, "buckets": 4, "window": 3, "context": 64, "dropout": 0.0}
 
@@ -100,6 +100,26 @@ def test_going_back_through_the_stack_hashes_nothing_anew(kernel, monkeypatch):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
 
 
+def test_a_cached_key_is_hashed_once(monkeypatch):
+    """Its bucket comes with it, wherever the past is cut, trimmed and reordered."""
+    sizes: list[int] = []
+    plain = Hash.buckets
+
+    def counted(self: Hash, k_BHKE: Tensor) -> Tensor:
+        sizes.append(k_BHKE.shape[2])
+        return plain(self, k_BHKE)
+
+    network, token_BT = ready(build("reformer", "tiny", layers=1, **SMALL)), tokens(length=9)
+    whole = network(token_BT).hidden
+    monkeypatch.setattr(Hash, "buckets", counted)
+    past = network(token_BT[:, :6], past=Past()).past.roll_back(2).reorder(torch.tensor([1, 0]))
+    for time in range(4, 9):
+        output = network(token_BT[[1, 0], time : time + 1], past=past)
+        past = output.past
+        close(output.hidden[[1, 0], 0], whole[:, time])
+    assert sizes == [6, 1, 1, 1, 1, 1]
+
+
 @pytest.mark.spec(115)
 def test_more_rounds_find_more_of_what_full_attention_sees():
     """The weight that full attention with shared queries and keys gives to the keys that so many rounds find."""
@@ -111,7 +131,8 @@ def test_more_rounds_find_more_of_what_full_attention_sees():
     for rounds in (1, 2, 4, 8, 16):
         torch.manual_seed(0)
         pattern, scene = Hashed(rounds, 8, 64), Scene(64, 64, q.device)
-        scene = with_places(scene, Hash(pattern, 2, 8).double()(k, scene))
+        hashes = Hash(pattern, 2, 8).double()
+        scene = with_places(scene, hashes(hashes.buckets(k), scene))
         found.append(float((weight * scene.mask(pattern, 8, 2)[:, :, 1:]).sum(-1).mean()))
     assert found == sorted(found) and found[0] < 0.5 and found[-1] > 0.9
 

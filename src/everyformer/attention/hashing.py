@@ -41,10 +41,13 @@ class Hash(nn.Module):
         shape = (pattern.rounds, heads, key_width, pattern.buckets // 2)
         self.register_buffer("rotation_RHEN", torch.randn(shape))
 
-    @torch.no_grad()
-    def forward(self, k_BHKE: Tensor, scene: Scene) -> Tensor:
+    def buckets(self, k_BHKE: Tensor) -> Tensor:
+        """B, H, K, R."""
+        return buckets(k_BHKE.detach(), self.rotation_RHEN)
+
+    def forward(self, bucket_BHKR: Tensor, scene: Scene) -> Tensor:
         """The table B, H, rows, positions; its last row says who is alone, its last column is for padding."""
-        bucket_BHRK = buckets(k_BHKE, self.rotation_RHEN)
+        bucket_BHRK = bucket_BHKR.mT
         if scene.key_BK is not None:  # padding has a bucket of its own, behind the others
             bucket_BHRK = bucket_BHRK.masked_fill(scene.key_BK[:, None, None] < 0, self.pattern.buckets)
         if isinstance(self.pattern, Chunked):
@@ -62,7 +65,7 @@ def with_places(scene: Scene, place_BHRP: Tensor) -> Scene:
 
 
 def buckets(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
-    """argmax([k R; -k R]) for each round, B, H, R, K. In float32 at least: a bucket must not depend on the precision."""
+    """argmax([k R; -k R]) for each round, B, H, K, R. In float32 at least: a bucket must not depend on the precision."""
     exact = torch.promote_types(k_BHKE.dtype, torch.float32)
     found = []
     with torch.autocast(k_BHKE.device.type, enabled=False):
@@ -70,7 +73,7 @@ def buckets(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
             turned_BHKN = k_BHKE.to(exact) @ rotation_HEN
             (most, at), (least, opposite) = turned_BHKN.max(-1), turned_BHKN.min(-1)
             found.append(torch.where(most >= -least, at, opposite + turned_BHKN.shape[-1]))
-    return torch.stack(found, dim=2)
+    return torch.stack(found, dim=3)
 
 
 def _sorted(bucket_BHRK: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -112,16 +112,19 @@ class AttentionLayer(nn.Module):
     def forward(
         self, x_BTD: Tensor, scene: Scene, keys: Keys | None, places: list[Tensor] | None = None
     ) -> tuple[Tensor, Keys]:
-        """Self-attention over what is in `keys` and x itself. Keys that are hashed have their places put into `places`,
-        or are hashed as they were when they are there already."""
+        """Self-attention over what is in `keys` and x itself.
+
+        Where keys are hashed, their places are put into `places`; places that are there already are taken as they are.
+        """
         q_BHQE, k_BHTE, v_BHTE = self.heads.project(x_BTD)
-        keys = Keys(k_BHTE, v_BHTE) if keys is None else keys.append(k_BHTE, v_BHTE)
+        new = self._hashed(Keys(k_BHTE, v_BHTE))
+        keys = new if keys is None else self._hashed(keys).append(new)
         if any(rule.reads_inputs for rule in self.rules):
             scene = replace(scene, x_BQD=x_BTD)
         if self.hash is not None:
             places = [] if places is None else places
             if not places:
-                places.append(self.hash(keys.k_BHKE, scene))
+                places.append(self.hash(keys.bucket_BHKR, scene))
             scene = with_places(scene, places[0])
         return self._attend(q_BHQE, keys, scene), keys
 
@@ -129,6 +132,12 @@ class AttentionLayer(nn.Module):
         """Cross-attention; the keys of the source are computed once and then come with the past."""
         keys = keys or Keys(*self.heads.memory(source.x_BSD), fixed=True)
         return self._attend(self.heads.query(x_BTD), keys, source.scene), keys
+
+    def _hashed(self, keys: Keys) -> Keys:
+        """With their buckets, if this attention hashes and they have none yet."""
+        if self.hash is None or keys.bucket_BHKR is not None:
+            return keys
+        return replace(keys, bucket_BHKR=self.hash.buckets(keys.k_BHKE))
 
     def _attend(self, q_BHQE: Tensor, keys: Keys, scene: Scene) -> Tensor:
         dropout = self.dropout if self.training else 0.0

@@ -20,27 +20,34 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys and values of one attention. `fixed` ones belong to another sequence (cross-attention) and do not grow."""
+    """The keys and values of one attention. `fixed` ones belong to another sequence (cross-attention) and do not grow.
+
+    Where keys are hashed, the bucket of each comes with them, so that it is found only once.
+    """
 
     k_BHKE: Tensor
     v_BHKE: Tensor
     fixed: bool = False
+    bucket_BHKR: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.k_BHKE, self.v_BHKE
+        found = (self.k_BHKE, self.v_BHKE)
+        return found if self.bucket_BHKR is None else (*found, self.bucket_BHKR)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Keys:
-        return Keys(change(self.k_BHKE), change(self.v_BHKE), self.fixed)
+        k, v, *bucket = map(change, self.tensors)
+        return Keys(k, v, self.fixed, *bucket)
 
-    def append(self, k_BHTE: Tensor, v_BHTE: Tensor) -> Keys:
-        for old, new in ((self.k_BHKE, k_BHTE), (self.v_BHKE, v_BHTE)):
-            if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
-                raise ValueError(
-                    f"the past has keys or values of the shape {tuple(old.shape)}, the new ones {tuple(new.shape)} (batch, heads, "
-                    "positions, head width): it is of another model; begin with Past()"
-                )
-        return Keys(torch.cat((self.k_BHKE, k_BHTE), dim=2), torch.cat((self.v_BHKE, v_BHTE), dim=2))
+    def append(self, new: Keys) -> Keys:
+        shapes = [[(*x.shape[:2], x.shape[3]) for x in keys.tensors] for keys in (self, new)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"the past has keys or values of the shape {tuple(self.k_BHKE.shape)}, the new ones {tuple(new.k_BHKE.shape)} "
+                "(batch, heads, positions, head width), or hashed otherwise: it is of another model; begin with Past()"
+            )
+        k, v, *bucket = (torch.cat(pair, dim=2) for pair in zip(self.tensors, new.tensors, strict=True))
+        return Keys(k, v, False, *bucket)
 
 
 @dataclass(frozen=True)

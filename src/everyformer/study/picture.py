@@ -55,8 +55,9 @@ def example_scene(pattern: Pattern, length: int) -> tuple[Scene, list[str]]:
     for part in hashing(pattern):
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            place_BHRP = Hash(part, 1, 8)(torch.randn(1, 1, length, 8), scene)
-        scene = with_places(scene, place_BHRP)
+            hashes = Hash(part, 1, 8)
+            bucket_BHKR = hashes.buckets(torch.randn(1, 1, length, 8))
+        scene = with_places(scene, hashes(bucket_BHKR, scene))
         said.append(f"{snake(type(part).__name__)} is shown with random keys")
     return scene, said
 
