@@ -176,7 +176,9 @@ def scenes() -> dict[str, Scene]:
 
 
 @pytest.mark.spec(7, 71)
-@pytest.mark.parametrize("kernel", [name for name in KERNELS if name not in ("tiled", "hashed")])  # they serve none of these
+@pytest.mark.parametrize(
+    "kernel", [name for name in KERNELS if name not in ("tiled", "hashed")]
+)  # they serve none of these
 @pytest.mark.parametrize("padding", ["right", "left", "none"])
 @pytest.mark.parametrize("pattern", [Causal(), SameDocument() | parse("prefix(1)"), Graph()], ids=str)
 def test_padding_documents_and_edges_in_every_kernel(pattern: Pattern, padding: str, kernel: str) -> None:
