@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everyformer import Causal, Chunked, Hashed, Model, Past, Scene, Window, build, contracts, generate, member
+from everyformer import Causal, Chunked, Hashed, Local, Model, Past, Scene, build, contracts, generate, member
 from everyformer.attention.hashing import Hash, with_places
 from everyformer.family.table import parameters
 from everyformer.network.legal import looks_back_only
@@ -41,8 +41,13 @@ def test_sizes_that_are_published():
         found = (value.body.layers, value.width, form.heads, form.key_width or value.width // form.heads)
         assert (*found, layer.feedforward.hidden, math.prod(value.position.sizes)) == numbers[:6]
         assert pattern == Hashed(*numbers[6:])
-    local = [layer.attention.pattern for layer in member("reformer").body.each]
-    assert local == [Causal() & Window(128), Causal() & Window(128), Hashed(4, 512, 256), Causal() & Window(128)]
+    near = Causal() & Local(128, 128)
+    assert [layer.attention.pattern for layer in member("reformer").body.each] == [
+        near,
+        near,
+        Hashed(4, 512, 256),
+        near,
+    ]
 
 
 def moved(network: torch.nn.Module, token_BT: Tensor) -> Tensor:

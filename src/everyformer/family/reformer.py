@@ -3,11 +3,11 @@
 Equations: reversible layers y1 = x1 + attention(LN x2), y2 = x2 + net(LN y1); attention among keys that hash alike
 (attention/hashing.py), with one map for queries and keys, keys of length 1; positions by the row and column of an array.
 Symbols: `rounds` n_rounds (n_hashes), `buckets` n_buckets, `window` m (chunk_len), `chunk` positions of the feed-forward net at a
-time; `local` puts three layers that see the last `local` positions around each hashed one (local, local, hashed, local), as the
-published configurations do; 0: all layers hash.
+time; `local` puts three layers around each hashed one (local, local, hashed, local) that see their own chunk of `local` positions
+and the one before, as the published configurations do; 0: all layers hash.
 Departures: `hashed` for the published `chunked`, which leaks (form="chunked" gives it; see docs/design.md). The streams are
 averaged, not put side by side, for the output, so that it has half the weights; position vectors are added, not put side by
-side; local layers see a window, not their own chunk of `local` and the one before.
+side.
 Not checked against the paper's text: head widths and the mixture of layers. They are those of the authors' configurations
 (trax) and of their released enwik8 weights; the paper states 12 layers, width 1024, net 4096 and 8 heads.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from everyformer.attention.heads import Shared, Standard
-from everyformer.attention.pattern import Causal, Chunked, Hashed, Pattern, Window
+from everyformer.attention.pattern import Causal, Chunked, Hashed, Local, Pattern
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
@@ -65,7 +65,9 @@ def reformer(
         Hashed(rounds, buckets, window) if form == "hashed" else Chunked(rounds, buckets, window, leaks=True)
     )
     hashed = Attention(Shared(heads, head, head), kind, dropout=dropout)
-    near = Attention(Standard(heads, head, head, merge_bias=False), Causal() & Window(local or 1), dropout=dropout)
+    near = Attention(
+        Standard(heads, head, head, merge_bias=False), Causal() & Local(local or 1, local), dropout=dropout
+    )
     net = FeedForward(hidden or 4 * width, activation, chunk=chunk, dropout=dropout)
     attentions = (near, near, hashed, near) if local else (hashed,)
     return Model(
