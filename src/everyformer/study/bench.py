@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.attend import attend
-from everyformer.attention.pattern import Causal, Local, Pattern, Window, fixed, strided
+from everyformer.attention.hashing import Hash, hashing, with_places
+from everyformer.attention.pattern import Causal, Hashed, Local, Pattern, Window, fixed, strided
 from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import Rule
+from everyformer.attention.scene import Scene
 from everyformer.attention.span import Span
 from everyformer.study.tally import Tally
 from everyformer.value import nearest
@@ -35,6 +37,7 @@ KINDS: dict[str, Kind] = {
     "window": lambda length: (Causal() & Window(256), ()),
     "fixed": lambda length: (_either(fixed(128, 8)), ()),
     "strided": lambda length: (_either(strided(2 ** round(math.log2(length) / 2))), ()),
+    "hashed": lambda length: (Hashed(4, 2 ** round(math.log2(length) / 2), 64), ()),
     "relative": lambda length: (Causal(), (FourTerm(64),)),
     "span": lambda length: (Causal(), (Span(length, ramp=32, start=min(1.0, 224 / length)),)),
 }
@@ -96,11 +99,15 @@ def _pass(kind: tuple[Pattern, tuple[Rule, ...]], qkv: list[Tensor]) -> Callable
     pattern, rules = kind
     heads, width, q = qkv[0].shape[1], qkv[0].shape[3], qkv[0]
     modules = [rule.build(heads, width, width).to(q.device, q.dtype) for rule in rules]
+    hashes = [Hash(part, heads, width).to(q.device) for part in hashing(pattern)]
     weights = [*qkv, *(weight for module in modules for weight in module.parameters())]
     slope = torch.randn_like(q)
 
     def once() -> None:
-        torch.autograd.grad(attend(qkv[0], qkv[1], qkv[2], pattern, modules), weights, slope)
+        scene = Scene(q.shape[2], q.shape[2], q.device)
+        for hash_ in hashes:  # which is a part of the work
+            scene = with_places(scene, hash_(hash_.buckets(qkv[1]), scene))
+        torch.autograd.grad(attend(qkv[0], qkv[1], qkv[2], pattern, modules, scene=scene), weights, slope)
 
     return once
 
