@@ -257,7 +257,7 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (after("language", X), "position 11 is past the 8 positions that the model knows"),
     (after("language", X[:1, :1]), "the past has 2 sequences, the input 1; reorder it, or begin with Past()"),
     (after("wide", X), "the past has keys or values of the shape (2, 2, 6, 4), the new ones (2, 2, 6, 8)"),
-    (after("deep", X), "the past is of 2 attentions, the model has 4: it is of another model; begin with Past()"),
+    (after("deep", X), "the past has 2 entries, the model makes 4: it is of another model; begin with Past()"),
     (
         after("full", X, of="full"),
         "the pattern full lets the past see what comes now, but it has answered already; read the",

@@ -27,6 +27,7 @@ from everyformer import (
     LayerNorm,
     Learned,
     Logistics,
+    Lstm,
     Masked,
     Mixed,
     Model,
@@ -74,6 +75,10 @@ def pair(encoder: Model | None = None, decoder: Model | None = None, share: bool
 
 
 # The reason: a refused combination, and those that its remedy leads to.
+def recurrent(width: int, heads: Any = (), both_ways: bool = False) -> Model:
+    return Model(width=width, embed=Tokens(9), body=Lstm(1, both_ways=both_ways), heads=heads)
+
+
 ROWS: list[tuple[str, Any, list[Any]]] = [
     (
         "a width of 8 does not divide into 3 heads; take for example 2 heads",
@@ -223,6 +228,16 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         "the parts of a mixed sequence have positions of their own; give none to the model, or none to the parts",
         model("full", embed=parts(Learned(9)), position=Learned(9)),
         [model("full", embed=parts(Learned(9))), model("full", embed=parts(None), position=Learned(9))],
+    ),
+    (
+        "each of two directions has half the width, but that is 7; make it even, or leave both_ways out",
+        recurrent(7, both_ways=True),
+        [recurrent(8, both_ways=True), recurrent(7)],
+    ),
+    (
+        "a layer that reads both ways sees the future, and a language head would learn to copy it; leave both_ways out",
+        recurrent(8, LANGUAGE, both_ways=True),
+        [recurrent(8, LANGUAGE), recurrent(8, (Classify(3),), both_ways=True)],
     ),
     (
         "the encoder is 16 wide, the decoder 8; make them equal",

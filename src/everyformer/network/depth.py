@@ -6,6 +6,7 @@ with weights of their own, going round the given ones in turn (one: all alike; t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -22,7 +23,7 @@ from everyformer.attention.rule import Rule, RuleModule, narrowed
 from everyformer.attention.scene import Scene
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.past import Entry, Hidden, Keys
-from everyformer.network.wiring import Wiring
+from everyformer.network.wiring import Ends, Wiring
 from everyformer.value import Share, Size, Value
 
 
@@ -62,9 +63,13 @@ class Depth:
 
     __slots__ = ()
     wiring: Wiring
-    each: tuple[Layer, ...]
+    each: tuple[Layer, ...]  # the kinds of layers with attention; there may be none
 
     def build(self, width: int) -> nn.Module:
+        raise NotImplementedError
+
+    def looks_back_only(self) -> bool:
+        """Do positions meet, and none of them one that comes later?"""
         raise NotImplementedError
 
 
@@ -79,7 +84,13 @@ class Stack(Depth, Value, frozen=True):
             raise ValueError("stack.each is empty: give at least one Layer")
 
     def build(self, width: int) -> nn.Module:
-        return StackLayers(width, self)
+        layers = [self.each[number % len(self.each)] for number in range(self.layers)]
+        return StackLayers([LayerModule(width, layer, self.wiring) for layer in layers], self.wiring.ends(width))
+
+    def looks_back_only(self) -> bool:
+        heads = max((one.heads.heads for layer in self.each for one in layer.attentions()), default=1)
+        patterns = {layer.attention.pattern for layer in self.each if layer.attention}
+        return bool(patterns) and not any(pattern.looks_ahead(heads=heads) for pattern in patterns)
 
 
 class AttentionLayer(nn.Module):
@@ -155,14 +166,31 @@ class AttentionLayer(nn.Module):
         return self.heads.merge(answer_BHQE)
 
 
-class LayerModule(nn.Module):
-    """One layer: each sublayer with its step of the wiring."""
+class DepthLayer(nn.Module):
+    """One layer of a depth. Its sublayers change the state by their steps of the wiring."""
+
+    entries: int  # how many it leaves in a past
+
+    def far(self) -> tuple[int | None, ...]:
+        """How far back each of its parts can look with the weights as they are; None: there is no end."""
+        return ()
+
+    def forward(
+        self, state: Any, scene: Scene, past: list[Any] | None, source: Source | None
+    ) -> tuple[Any, list[Entry]]:
+        """`past` holds the entries of this layer, or nothing yet; None keeps none. The new ones are returned."""
+        raise NotImplementedError
+
+
+class LayerModule(DepthLayer):
+    """Attention, cross-attention, feed-forward net."""
 
     def __init__(self, width: int, value: Layer, wiring: Wiring):
         super().__init__()
         self.attention = value.attention.build(width) if value.attention else None
         self.cross = value.cross.build(width) if value.cross else None
         self.feedforward = value.feedforward.build(width) if value.feedforward else None
+        self.entries = len(value.attentions())
         self.steps = nn.ModuleDict(
             {
                 name: wiring.step(width)
@@ -171,9 +199,13 @@ class LayerModule(nn.Module):
             }
         )
 
-    def forward(self, state: Any, scene: Scene, past: list[Any], source: Source | None) -> tuple[Any, list[Entry]]:
-        """`past` holds the entries of this layer's attentions, or nothing yet; the new ones are returned."""
-        visible_BT, left, here = scene.visible_BQ(), list(past), scene
+    def far(self) -> tuple[int | None, ...]:
+        return () if self.attention is None else (self.attention.far(),)
+
+    def forward(
+        self, state: Any, scene: Scene, past: list[Any] | None, source: Source | None
+    ) -> tuple[Any, list[Entry]]:
+        visible_BT, left, here = scene.visible_BQ(), list(past or ()), scene
         found: list[Entry] = []
         if (attention := self.attention) is not None:
             step: Any = self.steps["attention"]
@@ -201,26 +233,25 @@ class LayerModule(nn.Module):
 
 
 class StackLayers(nn.Module):
-    def __init__(self, width: int, value: Stack):
+    def __init__(self, layers: Sequence[DepthLayer], ends: Ends):
         super().__init__()
-        layers = [value.each[number % len(value.each)] for number in range(value.layers)]
-        self.layers = nn.ModuleList(LayerModule(width, layer, value.wiring) for layer in layers)
+        self.layers = nn.ModuleList(layers)
         shared: dict[Any, nn.Module] = {}
         for module in self.layers.modules():
             if isinstance(module, AttentionLayer):
                 module.share(shared)
         self.shared = nn.ModuleList(shared.values())
-        self.ends = value.wiring.ends(width)
-        self.attentions = [len(layer.attentions()) for layer in layers]
+        self.ends = ends
+        self.entries = [layer.entries for layer in layers]
         self.sections = 0  # set by a run: recompute activations in the backward pass, so many sections at a time
 
     def forward(
         self, x_BTD: Tensor, scene: Scene, past: tuple[Entry, ...] | None, source: Source | None
     ) -> tuple[Tensor, tuple[Entry, ...] | None, dict[str, Tensor]]:
-        """`past` None keeps nothing; otherwise the entries of every attention come back, in the order of execution."""
-        if past and len(past) != sum(self.attentions):
+        """`past` None keeps nothing; otherwise the entries of every layer come back, in the order of execution."""
+        if past and len(past) != sum(self.entries):
             raise ValueError(
-                f"the past is of {len(past)} attentions, the model has {sum(self.attentions)}: it is of another model; begin with Past()"
+                f"the past has {len(past)} entries, the model makes {sum(self.entries)}: it is of another model; begin with Past()"
             )
         recompute = self.sections > 0 and not self.ends.recomputes and self.training and torch.is_grad_enabled()
         sections = self.sections if recompute else 1
@@ -240,9 +271,8 @@ class StackLayers(nn.Module):
         """Some of the layers, and what they leave for later."""
         found: list[Entry] = []
         for number in range(*section):
-            start = sum(self.attentions[:number])
-            state, kept = self.layers[number](
-                state, scene, list((past or ())[start : start + self.attentions[number]]), source
-            )
+            start = sum(self.entries[:number])
+            mine = None if past is None else list(past[start : start + self.entries[number]])
+            state, kept = self.layers[number](state, scene, mine, source)
             found += kept if past is not None else []
         return state, found

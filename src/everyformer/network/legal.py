@@ -15,6 +15,7 @@ from everyformer.network.depth import Attention, Layer
 from everyformer.network.embed import Mixed, Tokens
 from everyformer.network.head import Classify, Language, Logistics, Masked
 from everyformer.network.norm import BatchNorm
+from everyformer.network.recurrent import AblatedLstm, Lstm
 from everyformer.network.wiring import Reversible
 
 if TYPE_CHECKING:
@@ -32,10 +33,13 @@ def objections(value: Model) -> Iterator[str]:
     layers, wiring = value.body.each, value.body.wiring
     for layer in layers:
         yield from _layer_objections(value.width, layer)
+    both_ways = isinstance(value.body, Lstm | AblatedLstm) and value.body.both_ways
+    if both_ways and value.width % 2:
+        yield f"each of two directions has half the width, but that is {value.width}; make it even, or leave both_ways out"
     for head in value.heads:
         if isinstance(head, Language | Logistics):
+            kind = type(head).__name__.lower()
             for pattern in {layer.attention.pattern for layer in layers if layer.attention}:
-                kind = type(head).__name__.lower()
                 if any(not getattr(part, "leaks", False) for part in pattern.walk() if not part.settled):
                     yield (
                         f"in the pattern {pattern} positions to come decide who sees whom, so a {kind} head would learn from "
@@ -43,6 +47,8 @@ def objections(value: Model) -> Iterator[str]:
                     )
                 if pattern.bound().looks_ahead(heads=_heads(layers)):
                     yield f"the pattern {pattern} sees the future, and a {kind} head would learn to copy it; add causal &"
+            if both_ways:
+                yield f"a layer that reads both ways sees the future, and a {kind} head would learn to copy it; leave both_ways out"
             if value.class_token:
                 yield "a class token stands before the text and has no next token to learn; use it with Classify"
         if isinstance(head, Language):
@@ -58,19 +64,19 @@ def objections(value: Model) -> Iterator[str]:
                 "concatenated positions make the embedding narrower than the model, so its weights cannot be the head's; "
                 "untie it, or add the positions"
             )
-        if isinstance(head, Classify) and head.reading == "first" and _causal(layers):
+        if isinstance(head, Classify) and head.reading == "first" and looks_back_only(value):
             yield "the first token of a causal model has seen nothing but itself; read the last one or the mean"
     writes = any(isinstance(head, Language | Logistics) for head in value.heads)
-    if wiring.norm.mixes_positions and (writes or _causal(layers)):
+    if wiring.norm is not None and wiring.norm.mixes_positions and (writes or looks_back_only(value)):
         yield (
             f"{type(wiring.norm).__name__} mixes positions, so the past would change with the future in a causal model; "
             "use LayerNorm or RMSNorm"
         )
     if isinstance(wiring, Reversible) and isinstance(wiring.norm, BatchNorm):
         yield "a reversible stack computes every sublayer twice, and BatchNorm would count each batch twice; use LayerNorm"
-    if value.norm is not None and value.norm.mixes_positions and (writes or _causal(layers)):
+    if value.norm is not None and value.norm.mixes_positions and (writes or looks_back_only(value)):
         yield f"{type(value.norm).__name__} of the embedding mixes positions in a causal model; use LayerNorm or RMSNorm"
-    if value.memory and not _causal(layers):
+    if value.memory and not looks_back_only(value):
         yield "a memory is of what came before, but the model looks ahead and reads its sequence at once; add causal &, or leave memory out"
     bounded: list[object] = [rule for rule in _rules(layers) if isinstance(rule, ImageBias)]
     bounded += [value.position] if value.position is not None and value.position.limit() is not None else []
@@ -84,14 +90,8 @@ def objections(value: Model) -> Iterator[str]:
 
 
 def looks_back_only(value: Model) -> bool:
-    """Does no attention of the model look ahead?"""
-    return _causal(value.body.each)
-
-
-def _causal(layers: tuple[Layer, ...]) -> bool:
-    """Does no attention look ahead?"""
-    patterns = {layer.attention.pattern for layer in layers if layer.attention}
-    return bool(patterns) and not any(pattern.looks_ahead(heads=_heads(layers)) for pattern in patterns)
+    """Do positions meet in the model, and none of them one that comes later?"""
+    return value.body.looks_back_only()
 
 
 def _rules(layers: tuple[Layer, ...]) -> set[Rule]:

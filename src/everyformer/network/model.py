@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from everyformer.attention.hashing import hashing
 from everyformer.attention.scene import Probe, Scene
-from everyformer.network.depth import AttentionLayer, Depth, LayerModule, Source
+from everyformer.network.depth import Depth, DepthLayer, Source
 from everyformer.network.embed import WHOLE, Embed, EmbedModule, Mixed, Patches, check_limit, describe
 from everyformer.network.head import Head
 from everyformer.network.initial import AsTorch, Initial
@@ -105,8 +105,7 @@ class Network(nn.Module):
         self.norm = value.norm.build(value.width) if value.norm else None
         self.dropout = nn.Dropout(value.dropout)
         self.body = value.body.build(value.width)
-        layers = [module for module in self.body.modules() if isinstance(module, LayerModule)]
-        self.attentions = tuple(layer.attention for layer in layers if isinstance(layer.attention, AttentionLayer))
+        self.layers = tuple(module for module in self.body.modules() if isinstance(module, DepthLayer))
         attentions = [layer.attention for layer in value.body.each if layer.attention]
         self.ahead = [one for one in attentions if one.pattern.looks_ahead(heads=one.heads.heads)]
         needs = {part.needs for layer in value.body.each for one in layer.attentions() for part in one.pattern.walk()}
@@ -176,7 +175,8 @@ class Network(nn.Module):
         if past is not None:
             keep = self.value.memory if memory is None else memory
             if keep and (end := self.far()) is not None:
-                keep = min(keep, max(1, end + self.training * GROWTH))
+                spare = GROWTH if self.training and self.value.body.each else 0
+                keep = min(keep, max(1, end + spare))
             past = Past(keys, layers, position_BK, document_BK, before.hidden, before.holes or visible is not None)
             past = past.trim(keep) if keep else past
         visible_BT = scene.visible_BQ()
@@ -190,7 +190,7 @@ class Network(nn.Module):
 
     def far(self) -> int | None:
         """How far back any layer can look with the weights as they are: a past needs no more. None: there is no end."""
-        ends = [attention.far() for attention in self.attentions]
+        ends = [end for layer in self.layers for end in layer.far()]
         known = [end for end in ends if end is not None]
         return max(known) if ends and len(known) == len(ends) else None
 

@@ -6,6 +6,8 @@ with it, it sees those as if all had been one sequence. Holes (padding) keep the
 `Past(hidden=True)` holds what entered each layer instead, with the gradient stopped: the segment memory of Transformer-XL
 (Dai et al. 2019), h~_{tau+1}^{n-1} = [SG(h_tau^{n-1}); h_{tau+1}^{n-1}], from which keys and values are computed in each call.
 While the weights stand still that is the same as the keys at more cost; in training it is how they learn from the past.
+Recurrent layers leave what they knew after each position, in both kinds of past: the last of it is all they need, the
+others are there to roll back to. While a network is training only the last of each call is left.
 Departures: W's text takes the memory from the same layer; the paper's formula, and this, from the one below.
 """
 
@@ -73,7 +75,22 @@ class Hidden:
         return Hidden(torch.cat((self.x_BMD, x_BTD.detach()), dim=1))
 
 
-Entry = Keys | Hidden
+@dataclass(frozen=True)
+class State:
+    """What a recurrent layer knew after each of the last positions. The last of them holds all that came before."""
+
+    x_BMD: Tensor
+    fixed = False
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.x_BMD,)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> State:
+        return State(change(self.x_BMD))
+
+
+Entry = Keys | Hidden | State
 
 
 @dataclass(frozen=True)
@@ -108,12 +125,17 @@ class Past:
         """The past without its last `count` positions."""
         if not 0 <= count <= self.length:
             raise ValueError(f"cannot roll back {count} positions: the past has {self.length}; give 0 to {self.length}")
-        keep = self.length - count
+        keep, kept = self.length - count, [one.x_BMD.shape[1] for one in self.layers if isinstance(one, State)]
+        if count and kept and min(kept) < self.length and count >= min(kept):
+            raise ValueError(
+                f"cannot roll back {count} positions: what a recurrent layer knew before the last {min(kept)} is gone, because "
+                "in training only the end of each call is kept; call eval() first"
+            )
         if keep == 0 and self.position_BK is not None and int(self.position_BK.clamp(min=0).min(1).values.max()) > 0:
             raise ValueError(
                 "cannot roll back all of a past that was trimmed: what came before is gone; keep at least 1"
             )
-        return replace(self._each(lambda x: x[:, :, :keep] if x.dim() == 4 else x[:, :keep]), length=keep)
+        return replace(self._each(lambda x: x.narrow(axis := _time(x), 0, x.shape[axis] - count)), length=keep)
 
     def trim(self, length: int) -> Past:
         """The past without all but its last `length` positions. Exact where the pattern sees no further back.
@@ -134,19 +156,31 @@ class Past:
         if self.position_BK is None:
             device = self.layers[0].tensors[0].device if self.layers else None
             full = replace(self, position_BK=torch.arange(self.length, device=device)[None])
-        return replace(full._each(lambda x: x[:, :, drop:] if x.dim() == 4 else x[:, drop:]), length=self.length - drop)
+        left = self.length - drop
+        return replace(
+            full._each(lambda x: x.narrow(axis := _time(x), max(0, x.shape[axis] - left), min(left, x.shape[axis]))),
+            length=left,
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """A segment memory without holes as tensors with a row for each sequence, to be saved; `from_tensors` reads them."""
         assert self.hidden and not self.holes and self.batch is not None
-        found = {f"layer.{number}": entry.tensors[0] for number, entry in enumerate(self.layers)}
+        kinds = ["state" if isinstance(entry, State) else "layer" for entry in self.layers]
+        found = {
+            f"{kind}.{number}": entry.tensors[0]
+            for number, (kind, entry) in enumerate(zip(kinds, self.layers, strict=True))
+        }
         return found if self.position_BK is None else found | {"position": self.position_BK.expand(self.batch, -1)}
 
     @staticmethod
     def from_tensors(found: Mapping[str, Tensor]) -> Past:
-        layers = tuple(Hidden(found[f"layer.{number}"]) for number in range(sum(name != "position" for name in found)))
+        layers: list[Entry] = []
+        while (number := len(layers)) < sum(name != "position" for name in found):
+            state = found.get(f"state.{number}")
+            layers.append(Hidden(found[f"layer.{number}"]) if state is None else State(state))
         position_BK = found["position"][:1] if "position" in found else None  # one row for all, as it was made
-        return Past(layers[0].x_BMD.shape[1], layers, position_BK, hidden=True)
+        length = layers[0].tensors[0].shape[1] if position_BK is None else position_BK.shape[1]
+        return Past(length, tuple(layers), position_BK, hidden=True)
 
     def _each(self, change: Callable[[Tensor], Tensor], batch: bool = False) -> Past:
         """The same past with every tensor changed; keys of another sequence only when the batch changes."""
@@ -157,3 +191,8 @@ class Past:
 
         layers = tuple(one if one.fixed and not batch else one.each(change) for one in self.layers)
         return replace(self, layers=layers, position_BK=table(self.position_BK), document_BK=table(self.document_BK))
+
+
+def _time(x: Tensor) -> int:
+    """The axis of positions: keys have heads before it."""
+    return 2 if x.dim() == 4 else 1

@@ -5,6 +5,7 @@
 Equations:
     post-norm   x <- LN(x + f(x))                              T eq. 4-6, B
     pre-norm    x <- x + f(LN x), and a last LN after the stack    K; the last norm is what K leaves out
+    chain       x <- f(x)                                      a recurrent net in layers: no residual, no norm
     reversible  y1 = x1 + F(LN x2), y2 = x2 + G(LN y1)         Gomez et al. 2017; Kitaev et al. 2020: F attention, G net
 A step passes on whatever else the sublayer returns (its past).
 
@@ -34,7 +35,7 @@ class Wiring:
     """A value that builds one `Step` for every sublayer and one pair of `Ends` for the stack."""
 
     __slots__ = ()
-    norm: Norm
+    norm: Norm | None
 
     def step(self, width: int) -> Step:
         raise NotImplementedError
@@ -94,6 +95,29 @@ class PreNorm(Wiring, Value, frozen=True):
 
     def ends(self, width: int) -> Ends:
         return NormedEnds(self.norm.build(width)) if self.last else Ends()
+
+
+class Chain(Wiring, Value, frozen=True):
+    """One after the other, with nothing beside. Dropout of what each answers (Zaremba et al. 2014)."""
+
+    dropout: Share = 0.0
+    norm: ClassVar[Norm | None] = None  # type: ignore[misc]
+
+    def step(self, width: int) -> Step:
+        return ChainStep(self.dropout)
+
+    def ends(self, width: int) -> Ends:
+        return Ends()
+
+
+class ChainStep(Step):
+    def __init__(self, dropout: float):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, state: Tensor, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Tensor, Carried]:
+        y_BTD, carried = f(state)
+        return self.dropout(y_BTD), carried
 
 
 class PostNormStep(Step):

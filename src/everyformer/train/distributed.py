@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
-from everyformer.network.depth import LayerModule, StackLayers
+from everyformer.network.depth import DepthLayer, StackLayers
 from everyformer.task.work import Batch
 
 PATIENCE = timedelta(hours=12)  # the others wait while the first learns a tokenizer, encodes a corpus or evaluates
@@ -145,7 +145,7 @@ def spread(network: nn.Module, here: World, shard: bool) -> nn.Module:
     stacks = [module for module in network.modules() if isinstance(module, StackLayers)]
     shared = {weight for stack in stacks for weight in stack.shared.parameters()}  # by layers, so of the network itself
     for module in network.modules():
-        if isinstance(module, LayerModule):
+        if isinstance(module, DepthLayer):
             fully_shard(module, mesh=mesh, ignored_params=shared)
     fully_shard(network, mesh=mesh)
     return network

@@ -1,0 +1,284 @@
+"""Recurrent depths: the equations, the weights of what came before, and a state that padding and cuts do not change."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from everyformer import AblatedLstm, Language, Lstm, Model, Past, PerToken, PreNorm, Probe, Tokens, generate, member
+from everyformer.attention.attend import CannotServe
+from everyformer.family.table import parameters
+from everyformer.infer.beam import beam_search
+from everyformer.network.recurrent import Cell, scan
+from tests.network import VOCABULARY, close, placed, randn, ready, tokens
+from tests.spec import recurrent as spec
+
+BODIES: dict[str, Any] = {
+    "13-18": Lstm(1, squash="sigmoid", bias=False),
+    "standard": Lstm(1),
+    "1997": Lstm(1, forget=False),
+    "1997 without biases": Lstm(1, forget=False, bias=False),
+    "20-21": AblatedLstm(1, squash="sigmoid", bias=False),
+    "ablated": AblatedLstm(1),
+}
+KERNELS = ["reference", "auto"]
+
+
+def model(body: Any, **more: Any) -> Model:
+    return Model(width=6, embed=Tokens(VOCABULARY), body=body, heads=(Language(),), **more)
+
+
+def maps(cell: Cell) -> tuple[spec.Maps, spec.Maps, spec.Maps]:
+    """The weights of a cell by the names of the equations: W_x, W_h and the biases."""
+
+    def by_name(x: Tensor | None) -> spec.Maps:
+        return {} if x is None else dict(zip(cell.gates, x.detach().chunk(len(cell.gates)), strict=True))
+
+    return by_name(cell.of_x.weight), by_name(cell.of_h and cell.of_h.weight), by_name(cell.of_x.bias)
+
+
+def literal(body: Any, cell: Cell, x_TD: Tensor) -> Any:
+    w_x, w_h, b = maps(cell)
+    squash = math.tanh if body.squash == "tanh" else spec.sigma
+    rows = list(x_TD.detach())
+    return spec.lstm(rows, w_x, w_h, b, squash) if w_h else spec.ablated(rows, w_x, b, squash)
+
+
+@pytest.mark.spec(42, 43, 45)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", BODIES)
+def test_a_layer_is_its_equations(name, kernel):
+    network, x = ready(model(BODIES[name])), tokens(2, 7)
+    hidden = network(x, kernel=kernel).hidden
+    for row, x_TD in zip(hidden, placed(network, x), strict=True):
+        h = literal(BODIES[name], network.body.layers[0].cells[0], x_TD)[0]
+        close(row, torch.stack(h))
+
+
+@pytest.mark.spec(42)
+def test_the_standard_form_is_torchs():
+    network, x = ready(model(Lstm(1))), tokens(2, 7)
+    cell, peer = network.body.layers[0].cells[0], torch.nn.LSTM(6, 6, batch_first=True).double()
+    weights = {"weight_ih_l0": cell.of_x.weight, "weight_hh_l0": cell.of_h.weight, "bias_ih_l0": cell.of_x.bias}
+    peer.load_state_dict({**weights, "bias_hh_l0": torch.zeros(24)})
+    for kernel in KERNELS:
+        close(network(x, kernel=kernel).hidden, peer(placed(network, x))[0])
+
+
+@pytest.mark.spec(44, 46)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", BODIES)
+def test_a_probe_shows_the_weights_of_equation_19(name, kernel):
+    """They are those of the definition, 0 for what is to come, and their sum over the candidates is the state."""
+    network, x, probe = ready(model(BODIES[name])), tokens(2, 6), Probe()
+    past = network(x, kernel=kernel, probe=probe, past=Past()).past
+    (w_BDQK,) = probe.weights
+    for row, x_TD in enumerate(placed(network, x)):
+        _, c, new, i, f = literal(BODIES[name], network.body.layers[0].cells[0], x_TD)
+        close(w_BDQK[row].permute(1, 2, 0), torch.stack([torch.stack(w) for w in spec.weights(i, f)]))
+        close(torch.einsum("dqk,kd->qd", w_BDQK[row], torch.stack(new)), torch.stack(c))
+        close(past.layers[0].x_BMD[row, :, -6:], torch.stack(c))
+    assert torch.equal(w_BDQK, w_BDQK.tril())
+
+
+@pytest.mark.spec(46)
+def test_what_is_older_may_weigh_more():
+    """T: f <= 1, so w_{t,r} <= w_{t,s} for r < s. Not so, for i differs; of the product of the f alone it is true."""
+    i, f = ([torch.tensor([one], dtype=torch.float64) for one in row] for row in ((0.9, 0.1, 0.5), (0.5, 0.9, 0.9)))
+    w = [float(one) for one in spec.weights(i, f)[2]]
+    assert w == pytest.approx([0.729, 0.09, 0.5]) and w[0] > w[1]
+    decay = spec.weights([torch.ones(1)] * 3, f)[2]
+    assert decay[0] <= decay[1] <= decay[2]
+    # A cell of the library that has these gates: one number, driven by its input through i's and f's own maps.
+    cell = Cell(2, 1, "ifc", "sigmoid", False, False).double()
+    with torch.no_grad():
+        cell.of_x.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
+        x_1TD = torch.logit(torch.tensor([[[0.9, 0.5], [0.1, 0.9], [0.5, 0.9]]], dtype=torch.float64))
+        found = cell._weights(x_1TD, None, torch.zeros(1, 1), torch.zeros(1, 3, 1))[0, 0, 2]
+    assert found.tolist() == pytest.approx([0.729, 0.09, 0.5])
+
+
+@pytest.mark.spec(45)
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 513])
+def test_a_scan_is_the_recurrence_with_its_gradients(length):
+    """Also where f is 0 or 1."""
+    f, x = torch.sigmoid(6 * randn(2, length, 3)), randn(2, length, 3, seed=1)
+    f[:, ::3, 0], f[:, :, 1] = 0.0, 1.0
+    c, states = torch.zeros(2, 3, dtype=torch.float64), []
+    f.requires_grad_(), x.requires_grad_()
+    for time in range(length):
+        c = x[:, time] + f[:, time] * c
+        states.append(c)
+    wanted, found, direction = torch.stack(states, 1), scan(f, x), randn(2, length, 3, seed=2)
+    close(found, wanted)
+    for one, two in zip(*(torch.autograd.grad((y * direction).sum(), (f, x)) for y in (found, wanted)), strict=True):
+        close(one, two)
+    if length == 3:
+        assert torch.autograd.gradgradcheck(scan, (f, x))
+
+
+@pytest.mark.spec(45)
+@pytest.mark.parametrize("body", [AblatedLstm(3), AblatedLstm(1, both_ways=True)])
+def test_the_ablated_lstm_is_computed_in_logarithmic_depth(body):
+    """Operations, forward and backward: as many more for each doubling of the length."""
+    network, counts = ready(Model(width=6, embed=Tokens(VOCABULARY), body=body, heads=(PerToken(2),))), []
+    for length in (64, 128, 256, 512):
+        with Count() as count:
+            network(tokens(1, length)).hidden.sum().backward()
+        counts.append(count.operations)
+    more = [b - a for a, b in pairwise(counts)]
+    assert more[0] == more[1] == more[2] < 400
+
+
+class Count(TorchDispatchMode):
+    operations = 0
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        self.operations += 1
+        return f(*args, **(kwargs or {}))
+
+
+@pytest.mark.spec(47)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    "body", [Lstm(1, both_ways=True), AblatedLstm(1, both_ways=True)], ids=lambda b: type(b).__name__
+)
+def test_both_ways_are_one_each_way_side_by_side(body, kernel):
+    network = ready(Model(width=6, embed=Tokens(VOCABULARY), body=body, heads=(PerToken(2),)))
+    x, probe = tokens(2, 7), Probe()
+    hidden = network(x, kernel=kernel, probe=probe).hidden
+    there, back = network.body.layers[0].cells
+    for row, x_TD in enumerate(placed(network, x)):
+        one, two = literal(body, there, x_TD), literal(body, back, x_TD.flip(0))
+        close(hidden[row], torch.cat((torch.stack(one[0]), torch.stack(two[0]).flip(0)), dim=1))
+        w = torch.stack([torch.stack(w) for w in spec.weights(two[3], two[4])]).flip(0, 1)
+        close(probe.weights[0][row, 3:].permute(1, 2, 0), w)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_state_goes_on_through_holes_and_cuts(name):
+    """Sequences of different lengths with padding anywhere, piece by piece, equal each of them alone."""
+    network = ready(model(BODIES[name]))
+    x, seen = tokens(3, 8), torch.rand(3, 8, generator=torch.Generator().manual_seed(3)) < 0.6
+    seen[:, 0] = seen[:, 4] = True
+    for kernel in KERNELS:
+        first = network(x[:, :4], visible=seen[:, :4], past=Past(), kernel=kernel)
+        second = network(x[:, 4:], visible=seen[:, 4:], past=first.past.trim(1), kernel=kernel)
+        hidden = torch.cat((first.hidden, second.hidden), dim=1)
+        for row in range(3):
+            close(hidden[row][seen[row]], network(x[row][seen[row]][None]).hidden[0])
+
+
+def test_a_state_needs_one_position_of_the_past():
+    """Trimmed to one position it goes on exactly; writing keeps no more than it may need, and is the same without a cache."""
+    network, x = ready(model(Lstm(2))), tokens(2, 9)
+    past = network(x[:, :6], past=Past()).past
+    close(network(x[:, 6:], past=past.trim(1)).hidden, network(x).hidden[:, 6:])
+    assert network.far() == 1
+    one, two = (generate(network, [[1, 2], [3, 4, 5]], 8, seed=0, cached=cached) for cached in (True, False))
+    assert one == two
+    one, two = (
+        beam_search(network, [[1, 2], [3]], end=0, longest=6, beam=3, cached=cached) for cached in (True, False)
+    )
+    assert one == two
+
+
+def test_in_training_a_state_cannot_be_rolled_into_and_says_so():
+    network, x = ready(model(Lstm(2))), tokens(2, 9)
+    past = network(x, past=Past()).past
+    close(network(x[:, 5:], past=past.roll_back(4)).hidden, network(x).hidden[:, 5:])
+    past = network.train()(x, past=Past(hidden=True)).past
+    with pytest.raises(ValueError, match=r"cannot roll back 4 positions: .* in training only the end of each call"):
+        past.roll_back(4)
+    assert not past.layers[0].x_BMD.requires_grad
+
+
+def test_a_carried_state_is_saved_and_read():
+    """With a memory one state is carried from segment to segment, whatever the memory's length, and learns nothing."""
+    network, x = ready(model(Lstm(2), memory=4)).train(), tokens(2, 8)
+    past = network(x[:, :4], past=Past(hidden=True)).past
+    assert [entry.x_BMD.shape for entry in past.layers] == [(2, 1, 12)] * 2
+    again = Past.from_tensors(past.tensors())
+    close(network(x[:, 4:], past=again).hidden, network.eval()(x).hidden[:, 4:])
+    longer = network(x[:, 4:], past=again).past
+    assert longer.length == 1 and int(longer.position_BK.max()) == 7
+
+
+def test_low_precision_stays_near():
+    """States are kept in float32; under autocast all ways are near the exact answer."""
+    for body in (Lstm(2), Lstm(2, squash="sigmoid"), AblatedLstm(2)):
+        network, x = ready(model(body)), tokens(2, 40)
+        exact = network(x).hidden
+        with torch.autocast("cpu", torch.bfloat16):
+            for kernel in KERNELS:
+                assert (network.float()(x, kernel=kernel).hidden - exact).abs().max() < 0.05
+                past = network(x[:, :20], kernel=kernel, past=Past()).past
+                assert (network(x[:, 20:], kernel=kernel, past=past).hidden - exact[:, 20:]).abs().max() < 0.05
+
+
+def test_gradients_are_the_same_in_float32_in_training_and_out_of_it():
+    network, x, found = model(Lstm(2)).build(), tokens(2, 20), []
+    for mode, kernel in ((True, "auto"), (False, "auto"), (False, "reference")):
+        network.train(mode).zero_grad()
+        network(x, kernel=kernel).logits.square().sum().backward()
+        found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
+    assert torch.equal(found[0], found[1]) and (found[0] - found[2]).abs().max() < 1e-5 * found[2].abs().max()
+
+
+def test_a_new_net_remembers_and_every_map_learns():
+    network = model(Lstm(2, PreNorm())).build()
+    assert all(bool((layer.cells[0].of_x.bias[6:12] == 1).all()) for layer in network.body.layers)
+    output = network(tokens(2, 6))
+    F.cross_entropy(output.logits[:, -1], torch.tensor([1, 2])).backward()
+    assert all(bool(p.grad.abs().max() > 0) for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: model(Lstm(1, both_ways=True)).build(),
+            "a layer that reads both ways sees the future, and a language",
+        ),
+        (lambda: Model(width=5, embed=Tokens(3), body=Lstm(1, both_ways=True)).build(), "half the width"),
+        (lambda: Lstm(1, squash="relu"), "lstm.squash is 'relu': the names are sigmoid, tanh"),
+        (lambda: both(past=Past()), "needs its sequence at once"),
+        (lambda: model(Lstm(1)).build()(tokens(), past=past_of(AblatedLstm(1))), "it is of another model"),
+        (lambda: model(Lstm(1)).build()(tokens(), past=past_of(Lstm(2))), "the past has 2 entries, the model makes 1"),
+        (lambda: model(Lstm(1)).build()(tokens(), past=past_of(Lstm(1)), probe=Probe()), "probe a call without past"),
+    ],
+)
+def test_wrong_uses_are_refused_with_the_reason(call, message):
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert message in str(caught.value)
+
+
+def both(**options: Any) -> Any:
+    return Model(width=6, embed=Tokens(VOCABULARY), body=Lstm(1, both_ways=True)).build()(tokens(), **options)
+
+
+def past_of(body: Any) -> Past | None:
+    past: Past | None = model(body).build()(tokens(), past=Past()).past
+    return past
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "blocked"])
+def test_a_kernel_of_attention_is_refused(kernel):
+    with pytest.raises(CannotServe, match=f"kernel={kernel} computes attention, and a recurrent layer has none"):
+        model(Lstm(1)).build()(tokens(), kernel=kernel)
+
+
+def test_parameters_by_hand():
+    """Two maps of each gate and a bias; embedding and output. `byte` is as large as byte-language's paper size."""
+    assert parameters(member("lstm")) == 3 * (8 * 624**2 + 4 * 624) + 256 * 624 + 625 * 256
+    assert parameters(member("ablated-lstm")) == 4 * (3 * 876**2 + 3 * 876) + 256 * 876 + 877 * 256
+    for name in ("lstm", "ablated-lstm"):
+        assert abs(parameters(member(name)) / parameters(member("byte-language")) - 1) < 0.001

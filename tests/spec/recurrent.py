@@ -1,0 +1,70 @@
+"""The LSTM, literally: T eq. 13-21 (Hochreiter & Schmidhuber 1997; Gers et al. 1999; Levy et al. 2018), one number at a time.
+
+Departures from T: its eq. 17 is garbled and is the output gate, o_t = sigma(W_oh h_{t-1} + W_ox x_t). T has sigma where the
+standard LSTM has tanh, in 13 and 18: `squash` is either. T has no biases; `b` may be given. A gate without a map is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Rows = list[Tensor]
+Maps = dict[str, Tensor]  # "c", "i", "f", "o": d x n
+Squash = Callable[[float], float]
+
+
+def sigma(z: float) -> float:
+    return 1 / (1 + math.exp(-z))
+
+
+def apply(f: Squash, z: Tensor) -> Tensor:
+    return torch.tensor([f(float(number)) for number in z], dtype=torch.float64)
+
+
+def gate(name: str, f: Squash, x: Tensor, h: Tensor | None, w_x: Maps, w_h: Maps, b: Maps) -> Tensor:
+    """f(W_h h + W_x x + b), or 1 where there is no such gate."""
+    if name not in w_x:
+        return torch.ones(len(w_x["c"]), dtype=torch.float64)
+    z = w_x[name] @ x
+    z = z if h is None else z + w_h[name] @ h
+    return apply(f, z + b[name] if name in b else z)
+
+
+def lstm(x: Rows, w_x: Maps, w_h: Maps, b: Maps, squash: Squash) -> tuple[Rows, Rows, Rows, Rows, Rows]:
+    """h, c, c~, i and f of every time: T eq. 13-18. Without "f" it is the LSTM of 1997, without "o" there is no output gate."""
+    h = c = torch.zeros(len(w_x["c"]), dtype=torch.float64)
+    found: tuple[Rows, Rows, Rows, Rows, Rows] = ([], [], [], [], [])
+    for x_t in x:
+        c_new = gate("c", squash, x_t, h if w_h else None, w_x, w_h, b)  # 13
+        i = gate("i", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 14
+        f = gate("f", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 15
+        o = gate("o", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 17
+        c = i * c_new + f * c  # 16
+        h = o * apply(squash, c)  # 18
+        for row, part in zip(found, (h, c, c_new, i, f), strict=True):
+            row.append(part)
+    return found
+
+
+def ablated(x: Rows, w_x: Maps, b: Maps, squash: Squash) -> tuple[Rows, Rows, Rows, Rows, Rows]:
+    """T eq. 20-21: no recurrence in the candidate and the gates, and no output gate."""
+    assert "o" not in w_x
+    return lstm(x, w_x, {}, b, squash)
+
+
+def weights(i: Rows, f: Rows) -> list[Rows]:
+    """w_{t,s} = i_s prod_{k=s+1..t} f_k, the quantities before T eq. 19, for s up to t and 0 beyond."""
+    found = []
+    for t in range(len(i)):
+        row = []
+        for s in range(len(i)):
+            w = i[s].clone() if s <= t else torch.zeros_like(i[s])
+            for k in range(s + 1, t + 1):
+                w = w * f[k]
+            row.append(w)
+        found.append(row)
+    return found
