@@ -81,7 +81,7 @@ def watch() -> Watch:
                     isinstance(layer.attention.pattern, everyformer.Hashed) for layer in network.value.body.each
                 )
                 fast = () if source_width else ("hashed", "blocked") if hashes else ("blocked",)
-                for kernel in ("reference", "sdpa", *fast):
+                for kernel in ("reference", "sdpa", *fast) if network.value.body.each else ("reference", "auto"):
                     data.run(network, kernel=kernel).hidden.sum().backward()
                 if data.is_sequence:
                     data.pad(1, 1).run(network)

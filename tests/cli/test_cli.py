@@ -35,6 +35,8 @@ BACK = {
     "image-transformer",
     "sparse-transformer",
     "reformer",
+    "lstm",
+    "ablated-lstm",
 }  # the members that look back only
 
 
@@ -175,7 +177,7 @@ def test_the_family_as_json_has_exact_counts(run):
     assert rows["gpt2"]["sizes"]["small"]["parameters"] == 124_439_808
     assert rows["vit"]["sizes"]["b16"]["parameters"] == 86_567_656
     assert rows["transformer"]["pattern"] == ["full", "causal"]
-    assert {name for name, row in rows.items() if row["past"] in ("keys", "memory")} == BACK
+    assert {name for name, row in rows.items() if row["past"] in ("keys", "memory", "state")} == BACK
 
 
 @pytest.mark.parametrize(

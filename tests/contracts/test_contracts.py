@@ -24,7 +24,7 @@ from everyformer.network.past import Past
 from everyformer.network.position import Learned
 from everyformer.network.wiring import PreNorm, PreNormStep
 from everyformer.study.contracts import CONTRACTS, Report, contracts
-from everyformer.study.sweep import PATTERNS, RULES, WIDTH, cells, sweep
+from everyformer.study.sweep import BODIES, PATTERNS, RULES, WIDTH, cells, sweep
 
 
 def held(report: Report, record_property) -> None:
@@ -35,7 +35,12 @@ def held(report: Report, record_property) -> None:
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_every_legal_combination_keeps_the_contracts(pattern, record_property):
-    held(sweep(patterns=[pattern]), record_property)
+    held(sweep(patterns=[pattern], bodies=()), record_property)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=str)
+def test_every_body_without_attention_keeps_the_contracts(body, record_property):
+    held(sweep(patterns=(), bodies=[body]), record_property)
 
 
 @pytest.mark.parametrize("name", everyformer.members())

@@ -195,6 +195,8 @@ TASKS: dict[str, Callable[[torch.Generator], Batch]] = {
     "image-transformer": counting,
     "sparse-transformer": counting,
     "reformer": counting,
+    "lstm": counting,
+    "ablated-lstm": counting,
     "graph-classifier": neighbours,
     "vit": looking,
 }

@@ -96,11 +96,15 @@ def _row(member: Member) -> dict[str, Any]:
         ],
         "wiring": [_name(side.body.wiring) for side in sides],
         "depth": [_name(side.body) + " + cross" * any(one.cross for one in side.body.each) for side in sides],
-        "past": NOTHING if not looks_back_only(sides[-1]) else "memory" if sides[-1].memory else "keys",
+        "past": _past(sides[-1]) if looks_back_only(sides[-1]) else NOTHING,
         "sizes": {
             size: {**given, "parameters": parameters(member.value(size))} for size, given in member.sizes.items()
         },
     }
+
+
+def _past(value: Model) -> str:
+    return "memory" if value.memory else "keys" if value.body.each else "state"
 
 
 def _name(value: object) -> str:

@@ -20,6 +20,7 @@ from everyformer.family.graph import SIZES as GRAPH_SIZES
 from everyformer.family.graph import graph
 from everyformer.family.image_transformer import SIZES as IMAGE_SIZES
 from everyformer.family.image_transformer import image_transformer
+from everyformer.family.lstm import ABLATED_SIZES, LSTM_SIZES, ablated_lstm, lstm
 from everyformer.family.reformer import SIZES as REFORMER_SIZES
 from everyformer.family.reformer import reformer
 from everyformer.family.sparse_transformer import SIZES as SPARSE_SIZES
@@ -78,6 +79,8 @@ MEMBERS = {
         Member("image-transformer", "Parmar et al. 2018", image_transformer, IMAGE_SIZES, "cifar10"),
         Member("sparse-transformer", "Child et al. 2019", sparse_transformer, SPARSE_SIZES, "enwik8"),
         Member("reformer", "Kitaev et al. 2020", reformer, REFORMER_SIZES, "enwik8"),
+        Member("lstm", "Hochreiter & Schmidhuber 1997", lstm, LSTM_SIZES, "byte"),
+        Member("ablated-lstm", "Levy et al. 2018", ablated_lstm, ABLATED_SIZES, "byte"),
         Member("graph-classifier", "Velickovic et al. 2017", graph, GRAPH_SIZES, "cora"),
         Member("vit", "Dosovitskiy et al. 2020", vit, VIT_SIZES, "b16"),
     )

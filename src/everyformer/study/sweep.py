@@ -1,8 +1,8 @@
 """The sweep: every legal combination of the parts, as tiny models, for the contracts.
 
-Pattern x rules x wiring is built in full; heads, positions, feed-forward nets and outputs are dealt out by a fixed
-shuffle, so that each meets many of the others. `everything=True` takes the whole product instead. Which combinations
-are legal is not decided here: they are offered to `objections`, and the refused ones are counted.
+Pattern x rules x wiring is built in full, and each body without attention; heads, positions, feed-forward nets and outputs
+are dealt out by a fixed shuffle, so that each meets many of the others. `everything=True` takes the whole product instead.
+Which combinations are legal is not decided here: they are offered to `objections`, and the refused ones are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from everyformer.attention.pattern import Pattern, parse
 from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, Shaw, T5Bias
 from everyformer.attention.span import DynamicSpan, Span
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Attention, Depth, Layer, Stack
 from everyformer.network.embed import Embed, Features, Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.head import Classify, Head, Language, Logistics, PerToken
@@ -46,6 +46,7 @@ from everyformer.network.position import (
     Sinusoidal,
     TimePosition,
 )
+from everyformer.network.recurrent import AblatedLstm, Lstm
 from everyformer.network.wiring import PostNorm, PreNorm, Reversible, Wiring
 from everyformer.study.contracts import Report, contracts
 
@@ -149,13 +150,24 @@ OUTPUTS: tuple[tuple[Embed, tuple[Head, ...]], ...] = (
     (Features(5), (PerToken(2),)),
     (Features(2), (Logistics(2, levels=4, components=2),)),
 )
+BODIES: tuple[Depth, ...] = (  # those without attention
+    Lstm(2),
+    Lstm(2, squash="sigmoid", bias=False),
+    Lstm(2, PreNorm(), forget=False),
+    Lstm(1, PostNorm(), both_ways=True),
+    AblatedLstm(2),
+    AblatedLstm(2, Reversible(), squash="sigmoid", bias=False),
+    AblatedLstm(2, both_ways=True),
+)
 
 
 SWEPT = ("future", "cache", "segments", "rewind", "padding", "neighbours", "kernels", "gradient", "chunks", "store")
 
 
-def cells(patterns: Iterable[Pattern] = PATTERNS, everything: bool = False) -> Iterator[Model | None]:
-    """Every combination with these patterns in a fixed order: the model, or None where it is refused."""
+def cells(
+    patterns: Iterable[Pattern] = PATTERNS, bodies: Iterable[Depth] = BODIES, everything: bool = False
+) -> Iterator[Model | None]:
+    """Every combination with these patterns and bodies in a fixed order: the model, or None where it is refused."""
     for pattern, rules in product(patterns, RULES):
         random = Random(f"{pattern} {rules}")  # the same hand whatever else is swept
         forms = HEADS if everything else (random.choice(HEADS),)
@@ -168,24 +180,30 @@ def cells(patterns: Iterable[Pattern] = PATTERNS, everything: bool = False) -> I
                 body = Stack(2, (layer,), wiring)
                 model = Model(width=WIDTH, embed=embed, position=position, body=body, heads=outputs)
                 yield None if any(True for _ in objections(model)) else model
+    for other in bodies:
+        rest = list(product(POSITIONS, OUTPUTS))
+        for position, (embed, outputs) in rest if everything else Random(str(other)).sample(rest, 2):
+            model = Model(width=WIDTH, embed=embed, position=position, body=other, heads=outputs)
+            yield None if any(True for _ in objections(model)) else model
 
 
 def sweep(
     only: Sequence[str] | None = None,
     *,
     patterns: Iterable[Pattern] = PATTERNS,
+    bodies: Iterable[Depth] = BODIES,
     everything: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """The contracts on every legal cell. `progress` is told how many of how many are done."""
-    offered = list(cells(patterns, everything))
+    offered = list(cells(patterns, bodies, everything))
     report, seen = Report(refused=sum(model is None for model in offered)), set()
     for done, model in enumerate(offered, 1):
         if model is not None:
-            attention = model.body.each[0].attention
             # What a kernel computes depends on the attention alone: each is checked once.
-            chosen = [name for name in only or SWEPT if name != "kernels" or attention not in seen]
-            seen.add(attention)
+            kind = model.body.each[0].attention if model.body.each else model.body
+            chosen = [name for name in only or SWEPT if name != "kernels" or kind not in seen]
+            seen.add(kind)
             report.findings += contracts(model, chosen).findings
         if progress:
             progress(done, len(offered))

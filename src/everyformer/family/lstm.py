@@ -1,0 +1,62 @@
+"""Papers: Hochreiter & Schmidhuber 1997 and Gers et al. 1999, the LSTM; Levy et al. 2018, what it does without its recurrence.
+
+Equations: source T, 13-18 and 20-21 (see `everyformer.network.recurrent`), layer upon layer, an embedding before and a softmax
+after. Symbols: `squash` is what T writes as sigma in 13 and 18; `squash=sigmoid bias=false` is T to the letter, `forget=false`
+the LSTM of 1997. Dropout is between the layers, never on what goes from time to time (Zaremba et al. 2014).
+Departures: tanh and biases unless told otherwise, as everybody trains them. `byte` has as many parameters as
+`byte-language paper`; no paper has it. With a `memory` training and evaluation read on from the state that the text before left,
+in segments of that many tokens (truncated backpropagation); without it every window begins with nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everyformer.network.depth import Depth
+from everyformer.network.embed import Tokens
+from everyformer.network.head import Language
+from everyformer.network.model import Model
+from everyformer.network.recurrent import AblatedLstm, Lstm, Squash
+from everyformer.network.wiring import Chain
+from everyformer.value import Count, Share, Size
+
+LSTM_SIZES: dict[str, dict[str, Any]] = {"tiny": {"width": 64, "layers": 2}, "byte": {"width": 624, "layers": 3}}
+ABLATED_SIZES: dict[str, dict[str, Any]] = {"tiny": {"width": 64, "layers": 2}, "byte": {"width": 876, "layers": 4}}
+
+
+def _model(body: Depth, width: Size, vocabulary: Size, memory: Count, dropout: Share) -> Model:
+    return Model(
+        width=width,
+        embed=Tokens(vocabulary),
+        dropout=dropout,
+        body=body,
+        heads=(Language(tied=False, bias=True),),
+        memory=memory,
+    )
+
+
+def lstm(
+    width: Size = 624,
+    layers: Size = 3,
+    squash: Squash = "tanh",
+    forget: bool = True,
+    bias: bool = True,
+    memory: Count = 0,
+    vocabulary: Size = 256,
+    dropout: Share = 0.0,
+) -> Model:
+    body = Lstm(layers, Chain(dropout), squash, forget, bias)
+    return _model(body, width, vocabulary, memory, dropout)
+
+
+def ablated_lstm(
+    width: Size = 876,
+    layers: Size = 4,
+    squash: Squash = "tanh",
+    bias: bool = True,
+    memory: Count = 0,
+    vocabulary: Size = 256,
+    dropout: Share = 0.0,
+) -> Model:
+    body = AblatedLstm(layers, Chain(dropout), squash, bias)
+    return _model(body, width, vocabulary, memory, dropout)
