@@ -18,11 +18,16 @@ from everyformer.task.work import Work
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+GROUPS = 4  # of the numbers of a recurrent state
 MOST = 64  # tokens whose names can be read beside a picture
 
 
 def reading(network: Network | PairNetwork, work: Work, text: str) -> Figure:
-    """A picture of what a network looks at while it reads a text, with the tokens of its work."""
+    """A picture of what a network looks at while it reads a text, with the tokens of its work.
+
+    Of a recurrent one it is the weight w of what came before in its state (`everyformer.network.recurrent`), where each number
+    of the state is a head; they are put in order of how far back they look, and drawn as the means of groups.
+    """
     tokenizer: Tokenizer | None = getattr(work, "tokenizer", None)
     if tokenizer is None or not isinstance(network, Network):
         raise ValueError(
@@ -32,7 +37,10 @@ def reading(network: Network | PairNetwork, work: Work, text: str) -> Figure:
     ids = tokenizer.encode(text.encode())
     names = [tokenizer.decode([int(one)]).replace("\n", "\\n") for one in ids]
     found = weights(network, torch.from_numpy(ids.astype(np.int64)))
-    return draw(found, names, "who looks at whom: queries go down, keys across")
+    if network.value.body.each:
+        return draw(found, names, "who looks at whom: queries go down, keys across")
+    title = "what is left of whom in the state: positions go down, what came before across; from short to long memory"
+    return draw([grouped(weight_DQK) for weight_DQK in found], names, title, "group")
 
 
 def spans_of(network: Network | PairNetwork, work: Work) -> Spans:
@@ -66,7 +74,15 @@ def weights(network: Network, token_T: Tensor) -> list[Tensor]:
     return [weight_BHQK[0].float().cpu() for weight_BHQK in probe.weights]
 
 
-def draw(weight_LHQK: Sequence[Tensor], names: Sequence[str], title: str) -> Figure:
+def grouped(weight_HQK: Tensor, groups: int = GROUPS) -> Tensor:
+    """The means of groups of heads of about one size, in order of how far back they look on average."""
+    queries, keys = weight_HQK.shape[1:]
+    apart_QK = (torch.arange(queries)[:, None] - torch.arange(keys)).abs()
+    order_H = ((weight_HQK * apart_QK).sum((1, 2)) / weight_HQK.sum((1, 2))).argsort()
+    return torch.stack([part_HQK.mean(0) for part_HQK in weight_HQK[order_H].tensor_split(min(groups, len(order_H)))])
+
+
+def draw(weight_LHQK: Sequence[Tensor], names: Sequence[str], title: str, part: str = "head") -> Figure:
     """One square for each layer (down) and head (across); queries go down, keys across, darker is more."""
     from matplotlib.figure import Figure
 
@@ -84,6 +100,6 @@ def draw(weight_LHQK: Sequence[Tensor], names: Sequence[str], title: str) -> Fig
             plot.set_xticks(range(len(names)), names if layer == layers - 1 else [], fontfamily="monospace")
             plot.set_yticks(range(len(names)), names if head == 0 else [], fontfamily="monospace")
             if layer == 0:
-                plot.set_title(f"head {head}", fontsize=8)
+                plot.set_title(f"{part} {head}", fontsize=8)
         plots[layer][0].set_ylabel(f"layer {layer}", fontsize=8)
     return figure

@@ -37,6 +37,13 @@ _LIKE = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
 }
+# Nor recurrent layers: the products of each, backward by the input and by the maps.
+_RECURRENT = {
+    _aten.mkldnn_rnn_layer: 1,
+    _aten.mkldnn_rnn_layer_backward: 2,
+    _aten._cudnn_rnn: 1,
+    _aten._cudnn_rnn_backward: 2,
+}
 
 
 class Tally(TorchDispatchMode):
@@ -98,6 +105,13 @@ class Tally(TorchDispatchMode):
         count: Callable[..., int] | None = flop_registry.get(_LIKE.get(packet, packet))
         if count is not None:
             self.flops += count(*args, **kwargs, out_val=found)
+        if packet in _RECURRENT:
+            maps = args[1] if isinstance(args[1], list | tuple) else args[1:3]
+            each = sum(x.numel() for x in maps if x.dim() == 2)
+            self.flops += _RECURRENT[packet] * 2 * args[0].shape[0] * args[0].shape[1] * each
+            if self.fake is not None and packet is _aten.mkldnn_rnn_layer and args[15]:
+                # What oneDNN keeps for the backward pass: 15 numbers for each one of the answer, as seen; fakes have none.
+                found = (*found[:3], found[0].new_empty(60 * found[0].numel(), dtype=torch.uint8))
         self.add(found)
         if count is not None and self.widens and isinstance(found, Tensor) and found.dtype == torch.bfloat16:
             self.events.append((self._begin(4 * found.numel() + 128), FREED))  # as oneDNN asks for it
