@@ -181,9 +181,10 @@ class Cell(nn.Module):
 
     def _steps(self, x_BTD: Tensor, visible_BT: Tensor | None, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, Tensor]:
         """The equations, one position after the other."""
-        of_x_BTF, hs, cs = self.of_x(x_BTD), [], []
-        for time in range(x_BTD.shape[1]):
-            sum_BF = of_x_BTF[:, time]
+        hs, cs = [], []
+        for time, sum_BF in enumerate(
+            self.of_x(x_BTD).unbind(1)
+        ):  # not by index: each would leave a gradient of the whole
             i_BD, f_BD, new_BD, o_BD = self._parts(sum_BF if self.of_h is None else sum_BF + self.of_h(h_BD))
             next_BD = i_BD * new_BD + f_BD * c_BD
             answer_BD = (o_BD * self.squash(next_BD)).to(sum_BF.dtype)

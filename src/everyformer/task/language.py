@@ -45,7 +45,9 @@ class Language(Task, Value, frozen=True):
     column: str | None = None  # of records; None: text
     valid: Share = 0.1  # the share of the text kept for validation, where it has no split of its own
     stride: Size | None = None  # of the window in evaluation; None: half of it (with a memory: a whole segment)
-    segment: Size | None = None  # tokens that a model with a memory reads at a time; None: as many as it remembers
+    segment: Size | None = (
+        None  # tokens read at a time where positions have no end; None: as many as are remembered, or 256
+    )
     memory: Size | None = None  # how many positions such a model remembers in evaluation; None: as in training
 
     def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
@@ -102,7 +104,7 @@ class LanguageWork(Work):
         self.head = which(value, LanguageHead, "language")
         self.carries = value.memory > 0
         limit = (self.task.segment or value.memory) if self.carries else value.position and value.position.limit()
-        self.context = self.context or limit or CONTEXT
+        self.context = self.context or limit or self.task.segment or CONTEXT
         check_vocabulary(value, self.tokenizer.vocabulary, self.text.name)
 
     def batch(self, step: int, size: int, seed: int) -> Batch:

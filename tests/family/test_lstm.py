@@ -1,0 +1,74 @@
+"""The members lstm and ablated-lstm: trained and gone on with, their state carried through a text, planned and drawn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from everyformer import build
+from everyformer.infer.evaluate import nats, nats_reading_on
+from everyformer.study.look import GROUPS, grouped, reading, weights
+from everyformer.study.plan import plan
+from everyformer.task.language import Language
+from everyformer.train import checkpoint
+from everyformer.train.loop import resume, train
+from everyformer.train.recipe import Recipe, override
+from tests.train.small import BASE, same, text
+
+MEMBERS = ("lstm", "ablated-lstm")
+SMALL = [one for one in BASE if "context" not in one and "heads" not in one] + ["run.steps=6", "run.save=2"]
+
+
+@pytest.mark.parametrize("name, memory", [("lstm", 8), ("ablated-lstm", 8), ("ablated-lstm", 0)])
+def test_a_resumed_run_is_the_run_that_did_not_stop(name, memory, tmp_path):
+    """Weights, optimizer and what is carried from segment to segment: one state of each layer."""
+    start = Recipe(member=name, size="tiny", task=Language(segment=5), data=str(text(tmp_path)))
+    recipe = override(start, [*SMALL, "run.evaluate=0", f"model.memory={memory}", "model.dropout=0.1"])
+    train(recipe, tmp_path / "whole")
+    train(override(recipe, ["run.steps=4"]), tmp_path / "cut")
+    resume(tmp_path / "cut", steps=6)
+    one, two = (checkpoint.place(tmp_path / folder, 6) for folder in ("whole", "cut"))
+    assert same(one, two, ("model", "optimizer", "average", *(["carried"] if memory else [])))
+    if memory:
+        carried = load_file(one / "carried.safetensors")
+        assert carried["state.1"].shape == (4, 1, 32 if name == "lstm" else 16) and int(carried["position"].max()) == 29
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_reading_on_is_one_window_over_the_whole_text(name):
+    """A state forgets nothing by itself: segments of any length, with one position of memory, are the text at once."""
+    network = build(name, "tiny", width=16).double().eval()
+    token_N = torch.randint(0, 256, (50,), generator=torch.Generator().manual_seed(0)).numpy()
+    total, count = nats_reading_on(network, token_N, 7, 1)
+    assert (total, count) == (pytest.approx(nats(network, token_N, 49, 49)[0], rel=1e-12), 49)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_plan_counts_every_product(name, tmp_path):
+    """Forward once, backward twice, two operations for each weight of a map and token."""
+    recipe = override(
+        Recipe(member=name, size="tiny", task=Language(segment=16), data=str(text(tmp_path))), ["run.batch=3"]
+    )
+    network = build(name, "tiny")
+    maps = sum(p.numel() for p in network.parameters() if p.dim() == 2) - network.embed.table.weight.numel()
+    assert plan(recipe).flops == 6 * maps * 3 * 16
+
+
+def test_groups_of_a_state_are_in_order_of_how_far_back_they_look():
+    apart_QK = torch.arange(5)[:, None] - torch.arange(5)
+    weight_HQK = torch.stack([0.25 * (apart_QK == far) for far in (3, 0, 2, 1, 3, 0, 1, 2)])
+    assert torch.equal(grouped(weight_HQK), weight_HQK[[1, 3, 2, 0]])
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_what_is_left_in_the_state_is_drawn(name, tmp_path):
+    """As attention is: a row for each layer, the numbers of its state in groups."""
+    network, work = build(name, "tiny"), Language().open(str(text(tmp_path)), 16)
+    found = weights(network, torch.arange(9))
+    assert [one.shape for one in found] == [(64, 9, 9)] * 2 and all(0 <= one.min() <= one.max() <= 1 for one in found)
+    plots = reading(network, work, "to be or not").axes
+    assert [plot.get_title() for plot in plots] == [f"group {number}" for number in range(GROUPS)] + [""] * GROUPS
+    drawn = weights(network, torch.from_numpy(work.tokenizer.encode(b"to be or not").astype("int64")))
+    for plot, weight_QK in zip(plots, torch.cat([grouped(one) for one in drawn]), strict=True):
+        assert plot.images[0].get_array().data.tolist() == weight_QK.tolist()
