@@ -6,6 +6,7 @@
 A step is: forward, cross-entropy, backward, of `--size` (tiny, or byte: 9.7 million parameters each, as byte-language paper). All
 run in one process, one step each in turn; medians. On a CPU the time is the processor's, steadier than the clock on a machine that
 is shared; on a GPU the clock's, with the device waited for. One JSON line for each model and length.
+`recurrence` is c_t = x_t + f_t c_{t-1} of one layer of the ablated LSTM alone, its gates given: in a loop and by the scan.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 import everyformer
+from everyformer.network.recurrent import scan
 
 WAYS = [("lstm", "reference"), ("lstm", "auto"), ("ablated-lstm", "reference"), ("ablated-lstm", "auto")]
 
@@ -30,6 +33,14 @@ def clock(device: str) -> Callable[[], float]:
         return time.perf_counter()
 
     return waited if device == "cuda" else time.process_time
+
+
+def loop(f_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+    c_BD, found = torch.zeros_like(x_BTD[:, 0]), []
+    for f_BD, x_BD in zip(f_BTD.unbind(1), x_BTD.unbind(1), strict=True):
+        c_BD = torch.addcmul(x_BD, f_BD, c_BD)
+        found.append(c_BD)
+    return torch.stack(found, dim=1)
 
 
 def main() -> None:
@@ -49,7 +60,13 @@ def main() -> None:
         runs["byte-language", "auto"] = everyformer.build("byte-language", beside, context=length).to(given.device)
         token_BT = torch.randint(0, 256, (given.batch, length + 1), device=given.device)
         times: dict[tuple[str, str], list[float]] = {way: [] for way in runs}
+        shape = (given.batch, length, runs["ablated-lstm", "auto"].value.width)
+        f_BTD, x_BTD = (torch.rand(shape, device=given.device, requires_grad=True) for _ in range(2))
         for _ in range(given.rounds + 1):  # the first round warms up
+            for kernel, compute in (("loop", loop), ("scan", scan)):
+                begun = now()
+                compute(f_BTD, x_BTD).sum().backward()
+                times.setdefault(("recurrence", kernel), []).append(now() - begun)
             for way, network in runs.items():
                 begun = now()
                 with torch.autocast(given.device, torch.bfloat16, enabled=given.precision == "bf16"):
