@@ -80,7 +80,7 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
     )
     from everyformer.network.recurrent import AblatedLstm, Lstm
     from everyformer.network.store import load, save
-    from everyformer.network.wiring import Chain, PostNorm, PreNorm, Reversible, Wiring
+    from everyformer.network.wiring import Chain, Gated, PostNorm, PreNorm, Reversible, Wiring
     from everyformer.study.contracts import contracts
     from everyformer.value import Value, from_json, to_json
 
@@ -98,7 +98,7 @@ _HOMES = {
     "everyformer.network.norm": "Norm LayerNorm RMSNorm BatchNorm InstanceNorm SequenceNorm",
     "everyformer.network.feedforward": "FeedForward",
     "everyformer.network.recurrent": "Lstm AblatedLstm",
-    "everyformer.network.wiring": "Wiring PostNorm PreNorm Reversible Chain",
+    "everyformer.network.wiring": "Wiring PostNorm PreNorm Gated Reversible Chain",
     "everyformer.network.depth": "Depth Attention Layer Stack",
     "everyformer.network.past": "Past",
     "everyformer.network.head": "Head Language Masked Classify PerToken Logistics",

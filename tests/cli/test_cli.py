@@ -31,6 +31,7 @@ BACK = {
     "byte-language",
     "gpt2",
     "transformer-xl",
+    "gtrxl",
     "adaptive-span",
     "image-transformer",
     "sparse-transformer",

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everyformer import Alibi, FourTerm, Language, Past, PostNorm, PreNorm, Rotary, Sinusoidal
+from everyformer import Alibi, FourTerm, Gated, Language, Past, PostNorm, PreNorm, Rotary, Sinusoidal, build
 from everyformer.network.past import Hidden, Keys
 from tests.network import close, model, ready, tokens
 
@@ -183,3 +183,70 @@ def test_recomputed_sections_keep_the_same_memory_and_gradients() -> None:
         found.append((output.hidden, *gradients, *(one.x_BMD for one in output.past.layers)))
     for one, two in zip(*found, strict=True):
         close(one, two)
+
+
+EPISODES = pytest.mark.parametrize("hidden", [True, False])
+
+
+@pytest.mark.spec(86)
+@pytest.mark.parametrize("how", HOW, ids=lambda how: str(how.get("rules", "sinusoidal")))
+@EPISODES
+def test_after_a_reset_a_row_begins_anew_and_the_others_go_on(hidden: bool, how: dict[str, Any]) -> None:
+    """In a memory that is full, with rows reset at different times: each episode is as it would be alone."""
+    network, x_BT = ready(model("causal & window(4)", wiring=Gated(), memory=4, **how)), tokens(3, 14)
+    ends = {3: [0], 6: [0, 2], 9: [1]}  # before which segment which rows begin anew
+    past, found = Past(hidden=hidden), []
+    for start in range(0, 14, 3):
+        past = past.reset(torch.tensor([row in ends.get(start, []) for row in range(3)]))
+        output = network(x_BT[:, start : start + 3], past=past)
+        past = output.past
+        found.append(output.hidden)
+    for row in range(3):
+        bounds = [0, *(start for start, rows in ends.items() if row in rows), 14]
+        alone = [network(x_BT[row : row + 1, a:b]).hidden for a, b in pairwise(bounds)]
+        close(torch.cat(found, dim=1)[row : row + 1], torch.cat(alone, dim=1))
+
+
+@pytest.mark.spec(86)
+@EPISODES
+def test_nothing_crosses_a_reset(hidden: bool) -> None:
+    """What was before changes nothing, by exactly 0, even where it was no number; all rows reset are a fresh start to the bit."""
+    network, x_BT = ready(model(wiring=Gated(), memory=6, rules=(FourTerm(4),))), tokens(2, 9)
+    pasts = [network(part[:, :5], past=Past(hidden=hidden)).past for part in (x_BT, tokens(2, 9, seed=1))]
+    pasts.append(replace(pasts[0], layers=tuple(one.each(lambda x: x * torch.nan) for one in pasts[0].layers)))
+    one, two, three = (network(x_BT[:, 5:], past=past.reset(torch.tensor([True, False]))).hidden for past in pasts)
+    assert torch.equal(one[0], two[0]) and torch.equal(one[0], three[0])
+    assert (one[1] - two[1]).abs().max() > 1e-3
+    close(one[1:], network(x_BT[1:, 5:], past=pasts[0].reorder(torch.tensor([1]))).hidden)
+    again = network(x_BT[:, 5:], past=pasts[2].reset(torch.tensor([True, True])))
+    assert torch.equal(again.hidden, network(x_BT[:, 5:], past=Past(hidden=hidden)).hidden)
+    assert pasts[0].reset(torch.tensor([False, False])) is pasts[0]
+
+
+@pytest.mark.spec(86)
+@EPISODES
+def test_episodes_end_within_a_segment_and_between_them(hidden: bool) -> None:
+    """A boundary inside a call is told by documents, one between calls by a reset too: each episode is as it would be alone."""
+    network = ready(build("gtrxl", "tiny", width=8, heads=2, vocabulary=17, memory=20, episodes=True))
+    x_BT, episode_BT = tokens(2, 12), torch.tensor([[0] * 3 + [1] * 3 + [2] * 6, [0] * 6 + [1] * 2 + [2] * 4])
+    past, found = Past(hidden=hidden), []
+    for start in (0, 4, 6, 9):
+        end = {0: 4, 4: 6, 6: 9, 9: 12}[start]
+        if start == 6:
+            past = past.reset(torch.tensor([True, False]))
+        output = network(x_BT[:, start:end], past=past, documents=episode_BT[:, start:end])
+        past = output.past
+        found.append(output.hidden)
+    for row in range(2):
+        parts = x_BT[row].split(episode_BT[row].unique_consecutive(return_counts=True)[1].tolist())
+        alone = [network(part[None], documents=torch.zeros_like(part)[None]).hidden[0] for part in parts]
+        close(torch.cat(found, dim=1)[row], torch.cat(alone))
+
+
+@pytest.mark.parametrize(
+    "given", [torch.tensor([1, 0]), torch.tensor([True]), torch.tensor(True), [True, False]], ids=str
+)
+def test_a_wrong_reset_is_named(given: Any) -> None:
+    past = ready(model())(tokens(2, 3), past=Past()).past
+    with pytest.raises(ValueError, match="reset takes booleans, one for each of the 2 sequences"):
+        past.reset(given)

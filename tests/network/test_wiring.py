@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +16,7 @@ from everyformer import (
     EncoderDecoder,
     Features,
     FeedForward,
+    Gated,
     JointMlp,
     Language,
     LayerNorm,
@@ -32,6 +37,7 @@ EPS = 1e-3
 HEADS = Standard(2, key_width=3, value_width=5, merge_bias=False)
 NET = FeedForward(12, bias=False)  # T's equations have no biases
 BLOCKS = {"post": PostNorm(LayerNorm(EPS)), "pre": PreNorm(LayerNorm(EPS)), "open": PreNorm(LayerNorm(EPS), last=False)}
+GATES = ("none", "input", "output", "highway", "sigmoid_tanh", "gru")
 
 
 def heads_of(module: nn.Module) -> list[spec.Head]:
@@ -56,6 +62,14 @@ def sublayers(layer: nn.Module, sees: spec.Sees, memory: list[Tensor]) -> list[s
     return [(parts[name], step.norm.weight, step.norm.bias) for name, step in steps]
 
 
+def gates_of(layer: nn.Module, kind: str) -> list[Any]:
+    found = []
+    for step in layer.steps.values():
+        weights = {name: module.weight for name, module in step.gate.maps.items()}
+        found.append(partial(spec.gate, kind, w=weights, b=step.gate.bias))
+    return found
+
+
 def literal(
     network: nn.Module, x_BTD: Tensor, wiring: str, sees: spec.Sees, memory_BSD: Tensor | None = None
 ) -> Tensor:
@@ -63,6 +77,9 @@ def literal(
     for b, x_TD in enumerate(x_BTD):
         x, memory = list(x_TD), [] if memory_BSD is None else list(memory_BSD[b])
         for layer in network.body.layers:
+            if wiring in GATES:
+                x = spec.gated(x, sublayers(layer, sees, memory), gates_of(layer, wiring), EPS)
+                continue
             block = spec.post_norm if wiring == "post" else spec.pre_norm
             x = block(x, sublayers(layer, sees, memory), EPS)
         if wiring == "pre":
@@ -95,12 +112,41 @@ def test_the_decoder_block_attends_to_itself_then_to_the_memory(wiring):
     close(pair(source, target).hidden, wanted)
 
 
+@pytest.mark.spec(126, 127)
+@pytest.mark.parametrize("gate", GATES)
+def test_the_gated_stack_is_its_equations(gate):
+    """Parisotto et al. 2019: the norm on what enters a sublayer, ReLU on its answer, then the gate."""
+    network = ready(model("causal", form=HEADS, net=NET, wiring=Gated(gate, LayerNorm(EPS)), width=8))
+    x = tokens(length=5)
+    close(network(x).hidden, literal(network, network.embed.table.weight[x], gate, lambda i, j: j <= i))
+
+
+@pytest.mark.spec(127)
+@pytest.mark.parametrize("gate", GATES[2:])
+def test_gates_begin_near_the_identity_and_b_says_how_near(gate):
+    """Of the candidate, the share s(-b) comes through where the maps are 0; with a large b nothing does, to the bit."""
+    x_BTD, y_BTD = randn(2, 3, 8), randn(2, 3, 8, seed=1)
+    share = 1 / (1 + math.exp(2.0 if gate == "gru" else 1.0))
+    built = Gated(gate).step(8).gate.double()
+    for name, one in built.maps.items():
+        if name not in ("u", "w_h", "u_h"):
+            one.weight.data.zero_()
+    half = (
+        y_BTD if gate in ("output", "highway") else (built.maps["u"](y_BTD)).tanh() if gate == "sigmoid_tanh" else None
+    )
+    if half is None:  # the reset gate stands half open
+        half = (built.maps["w_h"](y_BTD) + built.maps["u_h"](0.5 * x_BTD)).tanh()
+    begins = x_BTD if gate in ("output", "sigmoid_tanh") else (1 - share) * x_BTD
+    close(built(x_BTD, y_BTD), begins + share * half, 1e-6)
+    assert torch.equal(Gated(gate, bias=800.0).step(8).gate.double()(x_BTD, y_BTD), x_BTD)
+
+
 PLACES = [None, Sinusoidal(), Learned(9), JointMlp(9, 4), SeparateMlp(9, 4), Concatenated(OneHot(4), 4)]
 
 
 @pytest.mark.spec(22, 69)
 @pytest.mark.parametrize("position", PLACES)
-@pytest.mark.parametrize("wiring", [PostNorm(), PreNorm(), PreNorm(RMSNorm()), PostNorm(RMSNorm())])
+@pytest.mark.parametrize("wiring", [PostNorm(), PreNorm(), PreNorm(RMSNorm()), PostNorm(RMSNorm()), Gated()])
 def test_only_attention_lets_tokens_meet(wiring, position):
     """Without attention a changed token moves itself and nobody else, by exactly 0; with it, everybody."""
     for pattern in (None, "full"):

@@ -159,6 +159,42 @@ def reversed_back(y1: Rows, y2: Rows, sublayers: Sequence[Sublayer], eps: float)
     return x1, x2
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + (-x).exp())
+
+
+def tanh(x: Tensor) -> Tensor:
+    return (x.exp() - (-x).exp()) / (x.exp() + (-x).exp())
+
+
+def gate(kind: str, x: Tensor, y: Tensor, w: dict[str, Tensor], b: Tensor | None) -> Tensor:
+    """Parisotto et al. 2019, section 3.2: g(x, y) of the stream x and a sublayer's answer y, vectors both."""
+    if kind == "none":
+        return x + y
+    if kind == "input":
+        return sigmoid(w["w"] @ x) * x + y
+    assert b is not None
+    if kind == "output":
+        return x + sigmoid(w["w"] @ x - b) * y
+    if kind == "highway":
+        return sigmoid(w["w"] @ x + b) * x + (1 - sigmoid(w["w"] @ x + b)) * y
+    if kind == "sigmoid_tanh":
+        return x + sigmoid(w["w"] @ y - b) * tanh(w["u"] @ y)
+    r = sigmoid(w["w_r"] @ y + w["u_r"] @ x)
+    z = sigmoid(w["w_z"] @ y + w["u_z"] @ x - b)
+    h = tanh(w["w_h"] @ y + w["u_h"] @ (r * x))
+    return (1 - z) * x + z * h
+
+
+def gated(
+    x: Rows, sublayers: Sequence[Sublayer], gates: Sequence[Callable[[Tensor, Tensor], Tensor]], eps: float
+) -> Rows:
+    """The same, section 3 and appendix C: x <- g(x, ReLU(f(LayerNorm x))) for each sublayer in turn."""
+    for sublayer, g in zip(sublayers, gates, strict=True):
+        x = [g(x_i, relu(y_i)) for x_i, y_i in zip(x, branch(x, sublayer, eps), strict=True)]
+    return x
+
+
 def branch(x: Rows, sublayer: Sublayer, eps: float) -> Rows:
     f, gamma, beta = sublayer
     return f([layer_norm(x_i, gamma, beta, eps) for x_i in x])

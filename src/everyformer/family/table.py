@@ -18,6 +18,8 @@ from everyformer.family.gpt2 import SIZES as GPT2_SIZES
 from everyformer.family.gpt2 import gpt2
 from everyformer.family.graph import SIZES as GRAPH_SIZES
 from everyformer.family.graph import graph
+from everyformer.family.gtrxl import SIZES as GTRXL_SIZES
+from everyformer.family.gtrxl import gtrxl
 from everyformer.family.image_transformer import SIZES as IMAGE_SIZES
 from everyformer.family.image_transformer import image_transformer
 from everyformer.family.lstm import ABLATED_SIZES, LSTM_SIZES, ablated_lstm, lstm
@@ -75,6 +77,7 @@ MEMBERS = {
         Member("bert", "Devlin et al. 2018", bert, BERT_SIZES, "base"),
         Member("gpt2", "Radford et al. 2019", gpt2, GPT2_SIZES, "small"),
         Member("transformer-xl", "Dai et al. 2019", transformer_xl, XL_SIZES, "enwik8-12"),
+        Member("gtrxl", "Parisotto et al. 2019", gtrxl, GTRXL_SIZES, "paper"),
         Member("adaptive-span", "Sukhbaatar et al. 2019", adaptive_span, SPAN_SIZES, "enwik8"),
         Member("image-transformer", "Parmar et al. 2018", image_transformer, IMAGE_SIZES, "cifar10"),
         Member("sparse-transformer", "Child et al. 2019", sparse_transformer, SPARSE_SIZES, "enwik8"),

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from everyformer.network.embed import describe
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -120,6 +122,32 @@ class Past:
                 f"cannot reorder by {index_B.tolist()}: the past has {self.batch} sequences; give 0 to {self.batch - 1}"
             )
         return self._each(lambda x: x.index_select(0, index_B), batch=True)
+
+    def reset(self, row_B: Tensor) -> Past:
+        """The past in which the marked sequences of the batch begin anew; the others go on.
+
+        What was theirs is 0 and stands at position -1, an empty slot that nobody sees. Within one call, `documents` and the
+        pattern same_document keep what follows a boundary from seeing what was before it.
+        """
+        fits = isinstance(row_B, Tensor) and row_B.dtype == torch.bool and row_B.dim() == 1
+        if not fits or self.batch not in (None, len(row_B)):
+            raise ValueError(
+                f"reset takes booleans, one for each of the {self.batch or 0} sequences of the past, not {describe(row_B)}"
+            )
+        if any(one.fixed for one in self.layers):
+            raise ValueError("this past has the keys of a source, which a reset cannot change; begin with Past()")
+        if bool(row_B.all()):
+            return Past(hidden=self.hidden)
+        if not self.layers or not bool(row_B.any()):
+            return self
+        position_BK = self.position_BK
+        if position_BK is None:
+            position_BK = torch.arange(self.length, device=row_B.device)[None]
+        position_BK = torch.where(row_B[:, None], -1, position_BK)
+        layers = tuple(
+            one.each(lambda x: x.masked_fill(row_B.view(-1, *[1] * (x.dim() - 1)), 0)) for one in self.layers
+        )
+        return replace(self, layers=layers, position_BK=position_BK, holes=True)
 
     def roll_back(self, count: int) -> Past:
         """The past without its last `count` positions."""

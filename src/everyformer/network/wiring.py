@@ -7,21 +7,34 @@ Equations:
     pre-norm    x <- x + f(LN x), and a last LN after the stack    K; the last norm is what K leaves out
     chain       x <- f(x)                                      a recurrent net in layers: no residual, no norm
     reversible  y1 = x1 + F(LN x2), y2 = x2 + G(LN y1)         Gomez et al. 2017; Kitaev et al. 2020: F attention, G net
+    gated       x <- g(x, ReLU(f(LN x)))                       Parisotto et al. 2019 (GTrXL), with one of their five gates
 A step passes on whatever else the sublayer returns (its past).
 
 A reversible stack is two streams, both x at first: s_0 = s_1 = x, and sublayer n makes s_(n+2) = s_n + f_n(LN s_(n+1)).
 So s_n = s_(n+2) - f_n(LN s_(n+1)): the backward pass computes every sublayer again from the last two streams, which are all
 that is kept of the stack, whatever its depth. Departures: the output is the mean of the last two, which the papers leave
 open; layers of one or three sublayers swap the streams' roles from layer to layer.
+
+The gates of GTrXL, s the sigmoid, every W and U a map without bias, b (b_g) learned, * by element:
+    input         s(W x) * x + y
+    output        x + s(W x - b) * y
+    highway       s(W x + b) * x + (1 - s(W x + b)) * y
+    sigmoid_tanh  x + s(W y - b) * tanh(U y)
+    gru           r = s(W_r y + U_r x), z = s(W_z y + U_z x - b), h = tanh(W_h y + U_h (r * x)); (1 - z) * x + z * h
+    none          x + y, which is TrXL-I: only the norm is moved
+With b > 0 all but the first and the last begin near the identity. The norm is on what enters a sublayer alone (identity map
+reordering), so nothing but gates is on the way from the input to the output; two linear maps would then follow each other,
+hence the ReLU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from everyformer.network.norm import LayerNorm, Norm
@@ -130,18 +143,22 @@ class PostNormStep(Step):
         return self.norm(state + self.dropout(y_BTD), visible_BT), carried
 
 
-class PreNormStep(Step):
+class NormedStep(Step):
+    """A step whose sublayer reads the normed stream."""
+
     def __init__(self, norm: nn.Module, dropout: float):
         super().__init__()
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
-    def forward(self, state: Tensor, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Tensor, Carried]:
-        y_BTD, carried = f(self.view(state, visible_BT))
-        return state + self.dropout(y_BTD), carried
-
     def view(self, x_BTD: Tensor, visible_BT: Tensor | None) -> Tensor:
         normed_BTD: Tensor = self.norm(x_BTD, visible_BT)
         return normed_BTD
+
+
+class PreNormStep(NormedStep):
+    def forward(self, state: Tensor, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Tensor, Carried]:
+        y_BTD, carried = f(self.view(state, visible_BT))
+        return state + self.dropout(y_BTD), carried
 
 
 class NormedEnds(Ends):
@@ -153,6 +170,64 @@ class NormedEnds(Ends):
         x_BTD = self.norm(state, visible_BT)
         assert isinstance(x_BTD, Tensor)
         return x_BTD
+
+
+GateName = Literal["input", "output", "highway", "sigmoid_tanh", "gru", "none"]
+MAPS = {"none": "", "sigmoid_tanh": "w u", "gru": "w_r u_r w_z u_z w_h u_h"}  # of each gate; the others have one
+
+
+class Gated(Wiring, Value, frozen=True):
+    """A gate where others add: GTrXL. `bias` is where b_g begins: the larger, the less of a sublayer comes through."""
+
+    gate: GateName = "gru"
+    norm: Norm = LayerNorm()
+    dropout: Share = 0.0
+    bias: float | None = None  # None: 2 for gru, 1 for the others, as in the paper
+    last: bool = False  # a norm after the stack
+
+    def step(self, width: int) -> Step:
+        bias = self.bias if self.bias is not None else 2.0 if self.gate == "gru" else 1.0
+        return GatedStep(self.norm.build(width), self.dropout, Gate(width, self.gate, bias))
+
+    def ends(self, width: int) -> Ends:
+        return NormedEnds(self.norm.build(width)) if self.last else Ends()
+
+
+class Gate(nn.Module):
+    """What becomes of the stream x and a sublayer's answer y."""
+
+    def __init__(self, width: int, kind: GateName, bias: float):
+        super().__init__()
+        self.kind = kind
+        self.maps = nn.ModuleDict({name: nn.Linear(width, width, bias=False) for name in MAPS.get(kind, "w").split()})
+        self.bias = None if kind in ("input", "none") else nn.Parameter(torch.full((width,), bias))
+
+    def forward(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+        maps, bias = self.maps, self.bias
+        if self.kind == "none":
+            return x_BTD + y_BTD
+        if self.kind == "input":
+            return maps["w"](x_BTD).sigmoid() * x_BTD + y_BTD
+        assert bias is not None
+        if self.kind == "output":
+            return x_BTD + (maps["w"](x_BTD) - bias).sigmoid() * y_BTD
+        if self.kind == "highway":
+            return torch.lerp(y_BTD, x_BTD, (maps["w"](x_BTD) + bias).sigmoid())
+        if self.kind == "sigmoid_tanh":
+            return x_BTD + (maps["w"](y_BTD) - bias).sigmoid() * maps["u"](y_BTD).tanh()
+        reset_BTD = (maps["w_r"](y_BTD) + maps["u_r"](x_BTD)).sigmoid()
+        share_BTD = (maps["w_z"](y_BTD) + maps["u_z"](x_BTD) - bias).sigmoid()
+        return torch.lerp(x_BTD, (maps["w_h"](y_BTD) + maps["u_h"](reset_BTD * x_BTD)).tanh(), share_BTD)
+
+
+class GatedStep(NormedStep):
+    def __init__(self, norm: nn.Module, dropout: float, gate: Gate):
+        super().__init__(norm, dropout)
+        self.gate = gate
+
+    def forward(self, state: Tensor, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Tensor, Carried]:
+        y_BTD, carried = f(self.view(state, visible_BT))
+        return self.gate(state, self.dropout(F.relu(y_BTD))), carried
 
 
 class Reversible(Wiring, Value, frozen=True):
@@ -214,17 +289,9 @@ class Pair(NamedTuple):
     trail: Trail | None
 
 
-class ReversibleStep(Step):
-    def __init__(self, norm: nn.Module, dropout: float):
-        super().__init__()
-        self.norm, self.dropout = norm, nn.Dropout(dropout)
-
+class ReversibleStep(NormedStep):
     def stream(self, state: Pair) -> Tensor:
         return state.x2_BTD
-
-    def view(self, x_BTD: Tensor, visible_BT: Tensor | None) -> Tensor:
-        normed_BTD: Tensor = self.norm(x_BTD, visible_BT)
-        return normed_BTD
 
     def forward(self, state: Pair, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Pair, Carried]:
         def branch(x_BTD: Tensor) -> tuple[Tensor, Carried]:

@@ -1,7 +1,7 @@
 """The sweep: every legal combination of the parts, as tiny models, for the contracts.
 
-Pattern x rules x wiring is built in full, and each body without attention; heads, positions, feed-forward nets and outputs
-are dealt out by a fixed shuffle, so that each meets many of the others. `everything=True` takes the whole product instead.
+Pattern x rules x wiring is built in full, and each body without attention; gates, heads, positions, feed-forward nets
+and outputs are dealt out by a fixed shuffle, so that each meets many of the others. `everything=True` takes the whole product instead.
 Which combinations are legal is not decided here: they are offered to `objections`, and the refused ones are counted.
 """
 
@@ -47,7 +47,7 @@ from everyformer.network.position import (
     TimePosition,
 )
 from everyformer.network.recurrent import AblatedLstm, Lstm
-from everyformer.network.wiring import PostNorm, PreNorm, Reversible, Wiring
+from everyformer.network.wiring import Gated, PostNorm, PreNorm, Reversible, Wiring
 from everyformer.study.contracts import Report, contracts
 
 WIDTH, VOCABULARY = 24, 17
@@ -98,13 +98,13 @@ WIRINGS: tuple[Wiring, ...] = (
     PostNorm(),
     PreNorm(),
     PreNorm(RMSNorm()),
-    PostNorm(RMSNorm()),
     PreNorm(LayerNorm(bias=False), last=False),
     PostNorm(BatchNorm()),
     PreNorm(InstanceNorm()),
     PostNorm(SequenceNorm()),
     Reversible(),
 )
+GATES = tuple(Gated(gate, RMSNorm()) for gate in ("input", "output", "highway", "sigmoid_tanh", "gru"))
 HEADS: tuple[Heads, ...] = (
     Standard(2),
     Standard(2, key_width=6, value_width=4, bias=True),
@@ -171,7 +171,8 @@ def cells(
     for pattern, rules in product(patterns, RULES):
         random = Random(f"{pattern} {rules}")  # the same hand whatever else is swept
         forms = HEADS if everything else (random.choice(HEADS),)
-        for heads, wiring in product(forms, WIRINGS):
+        gates = GATES if everything else (random.choice(GATES),)
+        for heads, wiring in product(forms, (*WIRINGS, *gates)):
             others: Iterable[Others] = product(POSITIONS, NETS, OUTPUTS)
             if not everything:
                 others = [(random.choice(POSITIONS), random.choice(NETS), random.choice(OUTPUTS))]
