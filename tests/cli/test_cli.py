@@ -32,6 +32,7 @@ BACK = {
     "gpt2",
     "transformer-xl",
     "gtrxl",
+    "deep-character",
     "adaptive-span",
     "image-transformer",
     "sparse-transformer",

@@ -45,6 +45,9 @@ class Scene:
     hidden: bool = False  # the past keeps what enters a layer, not its keys
     x_BQD: Tensor | None = None  # what the queries are made of, for rules that read it
     far: int | None = None  # no query sees a key further away than this, as far as that is known
+    layers: list[Tensor] | None = field(
+        default=None, compare=False, repr=False
+    )  # where asked for, what leaves each layer
     costs: list[Tensor] = field(default_factory=list, compare=False, repr=False)  # what rules add to the loss
     masks: dict[tuple[int, int, int], tuple[Pattern, Tensor]] = field(default_factory=dict, compare=False, repr=False)
     shorter: dict[int, Scene] = field(

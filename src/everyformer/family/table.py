@@ -14,6 +14,8 @@ from everyformer.family.adaptive_span import adaptive_span
 from everyformer.family.bert import SIZES as BERT_SIZES
 from everyformer.family.bert import bert
 from everyformer.family.byte import CLASSIFIER_SIZES, LANGUAGE_SIZES, byte_classifier, byte_language
+from everyformer.family.deep_character import SIZES as DEEP_SIZES
+from everyformer.family.deep_character import deep_character
 from everyformer.family.gpt2 import SIZES as GPT2_SIZES
 from everyformer.family.gpt2 import gpt2
 from everyformer.family.graph import SIZES as GRAPH_SIZES
@@ -76,6 +78,7 @@ MEMBERS = {
         Member("byte-classifier", "Bloem 2019", byte_classifier, CLASSIFIER_SIZES, "paper"),
         Member("bert", "Devlin et al. 2018", bert, BERT_SIZES, "base"),
         Member("gpt2", "Radford et al. 2019", gpt2, GPT2_SIZES, "small"),
+        Member("deep-character", "Al-Rfou et al. 2018", deep_character, DEEP_SIZES, "64"),
         Member("transformer-xl", "Dai et al. 2019", transformer_xl, XL_SIZES, "enwik8-12"),
         Member("gtrxl", "Parisotto et al. 2019", gtrxl, GTRXL_SIZES, "paper"),
         Member("adaptive-span", "Sukhbaatar et al. 2019", adaptive_span, SPAN_SIZES, "enwik8"),

@@ -23,6 +23,7 @@ from everyformer.attention.rule import Rule, RuleModule, narrowed
 from everyformer.attention.scene import Scene
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.past import Entry, Hidden, Keys
+from everyformer.network.position import Position
 from everyformer.network.wiring import Ends, Wiring
 from everyformer.value import Share, Size, Value
 
@@ -48,11 +49,15 @@ class Attention(Value, frozen=True):
 
 
 class Layer(Value, frozen=True):
-    """The sublayers of one layer, in order: attention, cross-attention, feed-forward; each may be absent."""
+    """The sublayers of one layer, in order: attention, cross-attention, feed-forward; each may be absent.
+
+    A `position` is added to what enters the layer, from a table of its own (Al-Rfou et al. 2018).
+    """
 
     attention: Attention | None
     feedforward: FeedForward | None = None
     cross: Attention | None = None
+    position: Position | None = None
 
     def attentions(self) -> tuple[Attention, ...]:
         return tuple(one for one in (self.attention, self.cross) if one is not None)
@@ -189,6 +194,7 @@ class LayerModule(DepthLayer):
         super().__init__()
         self.attention = value.attention.build(width) if value.attention else None
         self.cross = value.cross.build(width) if value.cross else None
+        self.position = value.position.build(width) if value.position else None
         self.feedforward = value.feedforward.build(width) if value.feedforward else None
         self.entries = len(value.attentions())
         self.steps = nn.ModuleDict(
@@ -206,6 +212,8 @@ class LayerModule(DepthLayer):
         self, state: Any, scene: Scene, past: list[Any] | None, source: Source | None
     ) -> tuple[Any, list[Entry]]:
         visible_BT, left, here = scene.visible_BQ(), list(past or ()), scene
+        if self.position is not None:
+            state = self.position(state, scene.query_positions().clamp(min=0))
         found: list[Entry] = []
         if (attention := self.attention) is not None:
             step: Any = self.steps["attention"]
@@ -229,6 +237,8 @@ class LayerModule(DepthLayer):
             found.append(keys)
         if (feedforward := self.feedforward) is not None:
             state, _ = self.steps["feedforward"](state, lambda x: (feedforward(x), None), visible_BT)
+        if scene.layers is not None:
+            scene.layers.append(state)
         return state, found
 
 

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from everyformer.network.embed import Embed, EmbedModule, Mixed, Tokens
 from everyformer.network.norm import LayerNorm
-from everyformer.value import Share, Size, Value
+from everyformer.value import Count, Share, Size, Value
 
 Reading = Literal["mean", "max", "last", "first"]
 
@@ -47,6 +47,17 @@ class Language(Head, Value, frozen=True):
     tied: bool = True
     bias: bool = False
     vocabulary: Size | None = None  # that of the embedding, unless the model's inputs are not tokens
+    ahead: Count = 0  # tokens after the next that are told in training too, each by a map of its own
+    every_layer: bool = False  # do the layers below the last tell them too in training, by maps of their own?
+
+    def further(self, width: int, embed: Embed, layers: int) -> nn.ModuleList | None:
+        """The maps of each layer that serve in training alone (Al-Rfou et al. 2018); the last layer's first is the head's."""
+        size = self.vocabulary or vocabulary(embed)
+        counts = [self.every_layer * (1 + self.ahead)] * (layers - 1) + [self.ahead]
+        maps = nn.ModuleList(
+            nn.ModuleList(nn.Linear(width, size, bias=self.bias) for _ in range(count)) for count in counts
+        )
+        return maps if any(counts) else None
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         size = self.vocabulary or vocabulary(embed)

@@ -11,7 +11,7 @@ from everyformer.attention.pattern import And, ByHead, Full, Visible
 from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import ImageBias, Rotary, Rule, Shaw
 from everyformer.attention.span import DynamicSpan
-from everyformer.network.depth import Attention, Layer
+from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Mixed, Tokens
 from everyformer.network.head import Classify, Language, Logistics, Masked
 from everyformer.network.norm import BatchNorm
@@ -56,6 +56,8 @@ def objections(value: Model) -> Iterator[str]:
                 yield "a tied language head has the embedding's vocabulary; leave its own out or give tied=False"
             if not head.vocabulary and not isinstance(value.embed, Tokens):
                 yield "a language head needs a vocabulary and the inputs are no tokens; give Language(vocabulary=..., tied=False)"
+            if head.every_layer and (not isinstance(value.body, Stack) or isinstance(wiring, Reversible)):
+                yield "every_layer needs one state after each layer, which only a Stack keeps that is not reversible; leave it out"
         if isinstance(head, Masked) and not isinstance(value.embed, Tokens):
             yield "a masked head predicts tokens and the inputs are none; use PerToken"
         tied = isinstance(head, Masked) or (isinstance(head, Language) and head.tied and not head.vocabulary)
@@ -74,12 +76,19 @@ def objections(value: Model) -> Iterator[str]:
         )
     if isinstance(wiring, Reversible) and isinstance(wiring.norm, BatchNorm):
         yield "a reversible stack computes every sublayer twice, and BatchNorm would count each batch twice; use LayerNorm"
+    for place in {layer.position for layer in layers if layer.position}:
+        if isinstance(wiring, Reversible) or place.content_width(value.width) != value.width:
+            yield (
+                f"{type(place).__name__} cannot be added to what enters each layer, because it takes features of its own or the "
+                "stack is reversible and has two streams; give it to the model"
+            )
     if value.norm is not None and value.norm.mixes_positions and (writes or looks_back_only(value)):
         yield f"{type(value.norm).__name__} of the embedding mixes positions in a causal model; use LayerNorm or RMSNorm"
     if value.memory and not looks_back_only(value):
         yield "a memory is of what came before, but the model looks ahead and reads its sequence at once; add causal &, or leave memory out"
     bounded: list[object] = [rule for rule in _rules(layers) if isinstance(rule, ImageBias)]
-    bounded += [value.position] if value.position is not None and value.position.limit() is not None else []
+    places = (value.position, *(layer.position for layer in layers))
+    bounded += {place for place in places if place is not None and place.limit() is not None}
     for one in bounded if value.memory else []:
         yield (
             f"{type(one).__name__} ends at its last position, and with a memory a text has no end; "

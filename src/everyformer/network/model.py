@@ -17,7 +17,7 @@ from everyformer.attention.hashing import hashing
 from everyformer.attention.scene import Probe, Scene
 from everyformer.network.depth import Depth, DepthLayer, Source
 from everyformer.network.embed import WHOLE, Embed, EmbedModule, Mixed, Patches, check_limit, describe
-from everyformer.network.head import Head
+from everyformer.network.head import Head, Language
 from everyformer.network.initial import AsTorch, Initial
 from everyformer.network.legal import objections, pair_objections, refuse
 from everyformer.network.norm import Norm
@@ -40,6 +40,11 @@ class Model(Value, frozen=True, kw_only=True):
     dropout: Share = 0.0  # of the embedded tokens
     memory: Count = 0  # how many positions of the past are kept (Transformer-XL's memory length); 0: all
     initial: Initial = AsTorch()
+
+    def limit(self) -> int | None:
+        """How many positions its tables have, or None where there is no end."""
+        places = (self.position, *(layer.position for layer in self.body.each))
+        return min((end for place in places if place and (end := place.limit()) is not None), default=None)
 
     def build(self) -> Network:
         refuse(objections(self))
@@ -71,6 +76,9 @@ class Output:
     logits: Any = None  # the head's answer, or a tuple where there are several heads
     past: Past | None = None
     aux: dict[str, Tensor] = field(default_factory=dict)
+    further: tuple[
+        tuple[int, int, Tensor], ...
+    ] = ()  # layer (from 1), tokens after the next, logits: for training alone
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ class Network(nn.Module):
         self.class_token = nn.Parameter(torch.randn(1, 1, value.width) * 0.02) if value.class_token else None
         self.segments = nn.Embedding(value.segments, value.width) if value.segments else None
         self.position = position.build(value.width) if position else None
-        self.limit = position.limit() if position else None
+        self.limit = value.limit()
         self.norm = value.norm.build(value.width) if value.norm else None
         self.dropout = nn.Dropout(value.dropout)
         self.body = value.body.build(value.width)
@@ -112,6 +120,8 @@ class Network(nn.Module):
         crosses = any(layer.cross for layer in value.body.each)
         self.reads = {name for name, field in READS.items() if field in needs} | ({"source"} if crosses else set())
         self.heads = nn.ModuleList(head.build(value.width, value.embed) for head in value.heads)
+        telling = [head for head in value.heads if isinstance(head, Language)]
+        self.further = telling[0].further(value.width, value.embed, len(layers)) if telling else None
 
     def forward(
         self,
@@ -124,6 +134,7 @@ class Network(nn.Module):
         documents: Tensor | None = None,
         edges: Tensor | None = None,
         memory: int | None = None,
+        further: int | None = None,
         kernel: str = "auto",
         probe: Probe | None = None,
     ) -> Output:
@@ -136,6 +147,7 @@ class Network(nn.Module):
         documents  B, T whole numbers, for the pattern same_document
         edges      N, N or B, N, N booleans, for the pattern graph
         memory     how many positions of the past are kept, 0 for all; None: as the model says
+        further    the lowest layer, from 1, whose predictions for training alone are told too
         kernel     how attention is computed; see everyformer.attention.attend
         probe      collects the attention weights
         """
@@ -163,6 +175,7 @@ class Network(nn.Module):
             kernel=kernel,
             probe=probe,
             hidden=before.hidden,
+            layers=None if further is None else [],
         )
         if before.length:
             self._check_unseen(before.length, batch, scene)
@@ -186,7 +199,26 @@ class Network(nn.Module):
             logits=logits if len(logits) > 1 else logits[0] if logits else None,
             past=past,
             aux=aux,
+            further=() if further is None else self._further(scene, further, aux),
         )
+
+    def _further(self, scene: Scene, lowest: int, aux: dict[str, Tensor]) -> tuple[tuple[int, int, Tensor], ...]:
+        if self.further is None:
+            raise ValueError(
+                "the model has no predictions for training alone; build it with Language(ahead=1, every_layer=True)"
+            )
+        found: list[tuple[int, int, Tensor]] = []
+        ends: Any = self.body.ends
+        for number, (maps, state) in enumerate(zip(self.further, scene.layers or (), strict=True), 1):
+            assert isinstance(maps, nn.ModuleList)
+            if number < lowest:  # a gradient of 0, because several processes wait for one of every weight
+                idle = [0 * weight.sum() for weight in maps.parameters()]
+                aux["idle"] = sum(idle, aux.get("idle", state.new_zeros(())))
+            elif len(maps):
+                z_BTD = ends.close(state, scene.visible_BQ())
+                first = len(self.further) == number  # there the next token is the head's
+                found += [(number, tokens, one(z_BTD)) for tokens, one in enumerate(maps, int(first))]
+        return tuple(found)
 
     def far(self) -> int | None:
         """How far back any layer can look with the weights as they are: a past needs no more. None: there is no end."""
@@ -205,10 +237,10 @@ class Network(nn.Module):
             x_BTD = x_BTD + self.segments(segments)
         elif segments is not None:
             raise ValueError("segments are given, but the model has none; build it with segments=2")
+        position_BT = scene.query_positions()
+        if self.limit is not None:
+            self._check_limit(x_BTD.shape[1], position_BT, scene)
         if self.position is not None:
-            position_BT = scene.query_positions()
-            if self.limit is not None:
-                self._check_limit(x_BTD.shape[1], position_BT, scene)
             x_BTD = self.position(x_BTD, position_BT.clamp(min=0))
         x_BTD = x_BTD if self.norm is None else self.norm(x_BTD, scene.visible_BQ())
         return self.dropout(x_BTD)

@@ -87,7 +87,7 @@ class Example:
 def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source_width: int | None = None) -> Example:
     """Random inputs that a model accepts, at most `length` long."""
     random = torch.Generator().manual_seed(seed)
-    limit = value.position.limit() if value.position else None
+    limit = value.limit()
     length = min(length, limit or length)
     inputs = _inputs(value.embed, value.position, batch, length, random, value.class_token)
     patterns = [part for layer in value.body.each for one in layer.attentions() for part in one.pattern.walk()]

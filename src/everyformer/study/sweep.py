@@ -171,8 +171,8 @@ def cells(
     for pattern, rules in product(patterns, RULES):
         random = Random(f"{pattern} {rules}")  # the same hand whatever else is swept
         forms = HEADS if everything else (random.choice(HEADS),)
-        gates = GATES if everything else (random.choice(GATES),)
-        for heads, wiring in product(forms, (*WIRINGS, *gates)):
+        gates = GATES if everything else (Random(f"gate {pattern} {rules}").choice(GATES),)
+        for heads, wiring in product(forms, (*WIRINGS[:3], *gates, *WIRINGS[3:])):
             others: Iterable[Others] = product(POSITIONS, NETS, OUTPUTS)
             if not everything:
                 others = [(random.choice(POSITIONS), random.choice(NETS), random.choice(OUTPUTS))]

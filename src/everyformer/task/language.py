@@ -2,6 +2,10 @@
 
 Batches are windows that begin anywhere (source B). A model with a segment memory reads on instead (Dai et al. 2019): the
 text is a ring, each row of a batch begins at an equal distance from the last and goes on where it ended in the step before.
+
+Every position is a target. In training a model may be asked for more (Al-Rfou et al. 2018; the loss that is shown has it all):
+    ahead        the tokens after the next too, each weighing `further` (1/2) of the next
+    every_layer  by every layer l of n too, until l/n of the share `until` (1/2) of the training is done: l/(2n)
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,11 +31,12 @@ from everyformer.infer.beam import beam_search
 from everyformer.infer.evaluate import bits_per_byte, nats, nats_reading_on
 from everyformer.infer.generate import generate, stream
 from everyformer.infer.spans import spans
+from everyformer.network.depth import Stack
 from everyformer.network.head import Language as LanguageHead
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.network.past import Past
 from everyformer.task.work import Batch, Task, Work, check_split, check_vocabulary, draw, logits, sequence, which
-from everyformer.value import Share, Size, Value
+from everyformer.value import Count, Share, Size, Value
 
 CONTEXT = 256  # where neither the member nor the recipe says
 COUNTED = 1 << 22  # tokens whose bytes are counted at a time
@@ -49,6 +55,10 @@ class Language(Task, Value, frozen=True):
         None  # tokens read at a time where positions have no end; None: as many as are remembered, or 256
     )
     memory: Size | None = None  # how many positions such a model remembers in evaluation; None: as in training
+    ahead: Count | None = None  # tokens after the next to learn too; None: as the model says
+    every_layer: bool | None = None  # is every layer to learn them too? None: as the model says
+    further: Share = 0.5  # what a token after the next weighs
+    until: Share = 0.5  # the share of the training after which the last layer is alone
 
     def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
         return LanguageWork(self, open_text(data, (1 - self.valid, self.valid), self.column), context, folder)
@@ -59,6 +69,7 @@ class LanguageWork(Work):
     writes = True
     head = 0
     carries = False  # does the model remember, and the next batch go on from the last?
+    layers = 0  # of a model that tells more in training than the next token
 
     def __init__(self, task: Language, text: Text, context: int | None, folder: Path | None):
         self.task, self.text, self.context = task, text, context
@@ -99,12 +110,29 @@ class LanguageWork(Work):
             )
         return found - 1
 
+    def adapt(self, value: Model | EncoderDecoder) -> Model | EncoderDecoder:
+        asked = {"ahead": self.task.ahead, "every_layer": self.task.every_layer}
+        more = {name: given for name, given in asked.items() if given is not None}
+        if not more or not isinstance(value, Model):
+            return value
+        heads = (replace(head, **more) if isinstance(head, LanguageHead) else head for head in value.heads)
+        return replace(value, heads=tuple(heads))
+
     def fit(self, value: Model | EncoderDecoder) -> None:
         value = sequence(value, "language")
         self.head = which(value, LanguageHead, "language")
+        head = value.heads[self.head]
+        assert isinstance(head, LanguageHead)
+        if head.ahead or head.every_layer:
+            assert isinstance(value.body, Stack)
+            self.layers = value.body.layers
         self.carries = value.memory > 0
-        limit = (self.task.segment or value.memory) if self.carries else value.position and value.position.limit()
+        limit = (self.task.segment or value.memory) if self.carries else value.limit()
         self.context = self.context or limit or self.task.segment or CONTEXT
+        if head.ahead >= self.context:
+            raise ValueError(
+                f"a context of {self.context} has no target {head.ahead} tokens after the next; lower task.ahead"
+            )
         check_vocabulary(value, self.tokenizer.vocabulary, self.text.name)
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
@@ -129,10 +157,21 @@ class LanguageWork(Work):
     ) -> tuple[Tensor, Past | None]:
         token_BT = batch["token_BT"]
         past = past or (Past(hidden=True) if self.carries else None)
-        output = network(token_BT[:, :-1], past=past, kernel=kernel)
-        token_BTV = logits(output.logits, self.head)
-        loss = F.cross_entropy(token_BTV.flatten(0, 1).float(), token_BT[:, 1:].flatten(), reduction="sum")
+        more = {"further": self.lowest()} if self.layers else {}
+        output = network(token_BT[:, :-1], past=past, kernel=kernel, **more)
+        loss = _loss(logits(output.logits, self.head), token_BT[:, 1:])
+        for layer, after, token_BTV in output.further:
+            weight = (self.task.further if after else 1.0) * self.counts(layer)
+            loss = loss + weight * _loss(token_BTV[:, : token_BT.shape[1] - 1 - after], token_BT[:, 1 + after :])
         return loss + sum(output.aux.values()) * self.count(batch), output.past
+
+    def counts(self, layer: int) -> bool:
+        """Is a layer's loss part of the loss, at this point of the training?"""
+        return layer == self.layers or self.done < self.task.until * layer / self.layers
+
+    def lowest(self) -> int:
+        """The lowest layer to ask: all of them while any but the last counts, so that there are two forms of a step to compile."""
+        return 1 if self.layers > 1 and self.counts(self.layers - 1) else self.layers
 
     def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
         assert isinstance(network, Network) and self.context is not None
@@ -199,3 +238,7 @@ class LanguageWork(Work):
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder)
+
+
+def _loss(token_BTV: Tensor, target_BT: Tensor) -> Tensor:
+    return F.cross_entropy(token_BTV.flatten(0, 1).float(), target_BT.flatten(), reduction="sum")

@@ -70,6 +70,7 @@ class Work:
     writes: bool = False  # can a model of this task generate?
     paints: bool = False  # is it pictures that it generates?
     hint: str = "--prompt 'Once'"  # what to add to `generate` for something to look at
+    done: float = 0.0  # the share of the training that is behind: the loop says so before each step
     bytes_per_target: float | None = None  # of a text: how many bytes of it a target is, on average
 
     def changes(self) -> dict[str, Any]:

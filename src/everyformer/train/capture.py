@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from everyformer.network.head import Language
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.task.work import Batch
 from everyformer.train.recipe import Run
@@ -31,6 +32,8 @@ def objection(run: Run, value: Model | EncoderDecoder, processes: int) -> str | 
         return "of run.precision=fp16, whose scale is looked at in each"
     if isinstance(value, Model) and value.memory:
         return "that goes on from the memory of the last"
+    if isinstance(value, Model) and any(isinstance(head, Language) and head.every_layer for head in value.heads):
+        return "whose lower layers stop to count one after the other"
     return f"of {processes} processes, which wait for each other in it" if processes > 1 else None
 
 

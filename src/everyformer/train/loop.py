@@ -241,6 +241,7 @@ class Loop:
         size = batch_size(run, step)
         if step and size != batch_size(run, step - 1):  # other rows: nothing of the last ones goes on
             self.carried = [None] * run.accumulate
+        self.work.done = step / run.steps
         batch = self.work.batch(step, size, run.seed)
         count = self.work.count(batch)
         torch.manual_seed((run.seed * 1_000_003 + step) * 4099 + self.here.rank)
