@@ -220,6 +220,19 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         [model("full", wiring=Reversible(norm)) for norm in (LayerNorm(), InstanceNorm())],
     ),
     (
+        "every_layer needs one state after each layer, which only a Stack keeps that is not reversible; leave it out",
+        model(wiring=Reversible(), heads=(Language(every_layer=True),)),
+        [
+            model(wiring=Reversible(), heads=(Language(ahead=1),)),
+            model(wiring=PreNorm(), heads=(Language(every_layer=True),)),
+        ],
+    ),
+    (
+        "cannot be added to what enters each layer, because it takes features of its own or the stack is reversible",
+        single(Layer(CROSS, position=BESIDE)),
+        [single(Layer(CROSS, position=Sinusoidal())), single(Layer(CROSS, position=Learned(4)))],
+    ),
+    (
         "InstanceNorm of the embedding mixes positions in a causal model; use LayerNorm or RMSNorm",
         model(norm=InstanceNorm()),
         [model(norm=LayerNorm()), model(norm=RMSNorm())],

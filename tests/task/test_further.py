@@ -138,3 +138,16 @@ def test_a_run_knows_how_far_it_is_and_goes_on_to_the_same_weights(tmp_path):
     train(recipe, tmp_path / "other")
     places = [tmp_path / name / "checkpoints" / "00000012" for name in ("whole", "other")]
     assert same(*places)
+
+
+@pytest.mark.spec(76)
+def test_the_tokens_after_the_next_need_no_layers(tmp_path):
+    """A reversible stack has no state after each layer; its output tells them, with the gradients of the plain computation."""
+    value = model(wiring=Reversible(), embed=Tokens(256), heads=(Language(),))
+    one, value = work(tmp_path, value, ahead=2)
+    network, batch = ready(value), one.batch(0, 2, 0)
+    token_BT, maps = batch["token_BT"], [network.embed.table.weight, *(one.weight for one in network.further[0])]
+    wanted = sum(
+        spec.loss([network(token_BT[:, :-1]).hidden[row]], [maps], token_BT[row].tolist(), 0.9, 0.5) for row in range(2)
+    )
+    assert (one.loss(network, batch, "auto") / wanted).item() == pytest.approx(1, rel=1e-6)

@@ -53,7 +53,7 @@ class Language(Head, Value, frozen=True):
     def further(self, width: int, embed: Embed, layers: int) -> nn.ModuleList | None:
         """The maps of each layer that serve in training alone (Al-Rfou et al. 2018); the last layer's first is the head's."""
         size = self.vocabulary or vocabulary(embed)
-        counts = [self.every_layer * (1 + self.ahead)] * (layers - 1) + [self.ahead]
+        counts = [1 + self.ahead] * (layers - 1 if self.every_layer else 0) + [self.ahead]
         maps = nn.ModuleList(
             nn.ModuleList(nn.Linear(width, size, bias=self.bias) for _ in range(count)) for count in counts
         )

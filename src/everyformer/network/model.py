@@ -175,7 +175,7 @@ class Network(nn.Module):
             kernel=kernel,
             probe=probe,
             hidden=before.hidden,
-            layers=None if further is None else [],
+            layers=[] if further is not None and self.further is not None and len(self.further) > 1 else None,
         )
         if before.length:
             self._check_unseen(before.length, batch, scene)
@@ -199,25 +199,28 @@ class Network(nn.Module):
             logits=logits if len(logits) > 1 else logits[0] if logits else None,
             past=past,
             aux=aux,
-            further=() if further is None else self._further(scene, further, aux),
+            further=() if further is None else self._further(x_BTD, scene, further, aux),
         )
 
-    def _further(self, scene: Scene, lowest: int, aux: dict[str, Tensor]) -> tuple[tuple[int, int, Tensor], ...]:
+    def _further(
+        self, x_BTD: Tensor, scene: Scene, lowest: int, aux: dict[str, Tensor]
+    ) -> tuple[tuple[int, int, Tensor], ...]:
         if self.further is None:
             raise ValueError(
                 "the model has no predictions for training alone; build it with Language(ahead=1, every_layer=True)"
             )
         found: list[tuple[int, int, Tensor]] = []
-        ends: Any = self.body.ends
-        for number, (maps, state) in enumerate(zip(self.further, scene.layers or (), strict=True), 1):
+        ends: Any = getattr(self.body, "ends", None)  # of a stack
+        states = [*(scene.layers or (x_BTD,))[:-1], None]  # of the last layer there is the output
+        for number, (maps, state) in enumerate(zip(self.further, states, strict=True), 1):
             assert isinstance(maps, nn.ModuleList)
             if number < lowest:  # a gradient of 0, because several processes wait for one of every weight
                 idle = [0 * weight.sum() for weight in maps.parameters()]
-                aux["idle"] = sum(idle, aux.get("idle", state.new_zeros(())))
+                aux["idle"] = sum(idle, aux.get("idle", x_BTD.new_zeros(())))
             elif len(maps):
-                z_BTD = ends.close(state, scene.visible_BQ())
-                first = len(self.further) == number  # there the next token is the head's
-                found += [(number, tokens, one(z_BTD)) for tokens, one in enumerate(maps, int(first))]
+                z_BTD = x_BTD if state is None else ends.close(state, scene.visible_BQ())
+                first = int(state is None)  # there the next token is the head's
+                found += [(number, tokens, one(z_BTD)) for tokens, one in enumerate(maps, first)]
         return tuple(found)
 
     def far(self) -> int | None:

@@ -124,8 +124,7 @@ class LanguageWork(Work):
         head = value.heads[self.head]
         assert isinstance(head, LanguageHead)
         if head.ahead or head.every_layer:
-            assert isinstance(value.body, Stack)
-            self.layers = value.body.layers
+            self.layers = value.body.layers if head.every_layer and isinstance(value.body, Stack) else 1
         self.carries = value.memory > 0
         limit = (self.task.segment or value.memory) if self.carries else value.limit()
         self.context = self.context or limit or self.task.segment or CONTEXT
