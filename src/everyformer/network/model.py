@@ -121,7 +121,7 @@ class Network(nn.Module):
         self.reads = {name for name, field in READS.items() if field in needs} | ({"source"} if crosses else set())
         self.heads = nn.ModuleList(head.build(value.width, value.embed) for head in value.heads)
         telling = [head for head in value.heads if isinstance(head, Language)]
-        self.further = telling[0].further(value.width, value.embed, len(layers)) if telling else None
+        self.further = telling[0].further(value.width, value.embed, len(self.layers)) if telling else None
 
     def forward(
         self,
