@@ -50,11 +50,11 @@ def test_the_loss_is_the_papers(tmp_path, wiring, done):
 def hidden_of_layers(network: Any, x_BT: Any) -> list[Any]:
     """What the first l layers alone would give to a head."""
     found, layers = [], list(network.body.layers)
-    entries = network.body.attentions
+    entries = network.body.entries
     for count in range(1, LAYERS + 1):
-        network.body.layers, network.body.attentions = torch.nn.ModuleList(layers[:count]), entries[:count]
+        network.body.layers, network.body.entries = torch.nn.ModuleList(layers[:count]), entries[:count]
         found.append(network(x_BT).hidden)
-    network.body.layers, network.body.attentions = torch.nn.ModuleList(layers), entries
+    network.body.layers, network.body.entries = torch.nn.ModuleList(layers), entries
     return found
 
 
