@@ -8,7 +8,7 @@ demo: .venv/.installed
 
 # One torch thread for each of the two workers.
 test: .venv/.installed
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -q tests
 
 lint: .venv/.installed
 	$(PY) -m ruff format --check .
