@@ -8,6 +8,7 @@ from inspect import getsource
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from everyformer import (
     Asymmetric,
@@ -15,11 +16,13 @@ from everyformer import (
     BatchNorm,
     Classify,
     Concatenated,
+    Convolution,
     DynamicSpan,
     EncoderDecoder,
     Features,
     FeedForward,
     FourTerm,
+    Halt,
     ImageBias,
     InstanceNorm,
     Language,
@@ -47,6 +50,7 @@ from everyformer import (
     Standard,
     Sum,
     Symmetric,
+    TimePosition,
     Tokens,
     Wide,
 )
@@ -60,6 +64,10 @@ FEATURES = Features(5)
 
 def single(layer: Layer) -> Model:
     return Model(width=8, embed=Tokens(17), body=Stack(1, (layer,), PreNorm()))
+
+
+def repeated(wiring: Any, position: Any = None) -> Model:
+    return replace(single(Layer(CROSS)), body=Halt(2, (Layer(CROSS),), wiring, position))
 
 
 def parts(position: Any) -> Mixed:
@@ -141,6 +149,26 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         "parameter-free attention has nothing to regularise; leave its dropout out",
         single(Layer(Attention(ParameterFree(), dropout=0.1))),
         [single(Layer(Attention(ParameterFree())))],
+    ),
+    (
+        "a convolution to both sides sees the future, and a language head would learn to copy it; use a causal one",
+        model(net=Convolution(4, causal=False), heads=LANGUAGE),
+        [model(net=Convolution(4), heads=LANGUAGE)],
+    ),
+    (
+        "a convolution reads across the ends of documents, and same_document promises that nothing does; use FeedForward",
+        model("causal & same_document", net=Convolution(4)),
+        [model("causal & same_document", net=FeedForward(4))],
+    ),
+    (
+        "between the steps of a repeated depth there is one state, in a reversible stack two; use PostNorm or PreNorm",
+        repeated(Reversible()),
+        [repeated(PostNorm()), repeated(PreNorm())],
+    ),
+    (
+        "Learned cannot be added in every step; use TimePosition or Sinusoidal, or give it to the model",
+        repeated(PreNorm(), Learned(8)),
+        [repeated(PreNorm(), TimePosition()), repeated(PreNorm(), Sinusoidal())],
     ),
     (
         "a layer has no sublayers; give it attention or a feed-forward net",

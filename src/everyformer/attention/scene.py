@@ -25,6 +25,7 @@ class Probe:
     """
 
     weights: list[Tensor] = field(default_factory=list)  # BHQK of each attention, in the order of execution
+    halts: list[Tensor] = field(default_factory=list)  # BTN of each halting depth: what each step weighs in the output
     spans: list[Tensor] = field(default_factory=list)  # BHQ of each attention that has them: how far a query looks
 
 

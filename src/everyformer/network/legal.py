@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from everyformer.attention.hashing import hashing
 from everyformer.attention.heads import Narrow, ParameterFree, Shared, Sliced, Standard, Sum, head_width
-from everyformer.attention.pattern import And, ByHead, Full, Visible
+from everyformer.attention.pattern import And, ByHead, Full, SameDocument, Visible
 from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import ImageBias, Rotary, Rule, Shaw
 from everyformer.attention.span import DynamicSpan
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Mixed, Tokens
+from everyformer.network.feedforward import Convolution
+from everyformer.network.halting import Halt, Repeat
 from everyformer.network.head import Classify, Language, Logistics, Masked
 from everyformer.network.norm import BatchNorm
 from everyformer.network.recurrent import AblatedLstm, Lstm
@@ -49,6 +51,8 @@ def objections(value: Model) -> Iterator[str]:
                     yield f"the pattern {pattern} sees the future, and a {kind} head would learn to copy it; add causal &"
             if both_ways:
                 yield f"a layer that reads both ways sees the future, and a {kind} head would learn to copy it; leave both_ways out"
+            if any(layer.spreads() for layer in layers):
+                yield f"a convolution to both sides sees the future, and a {kind} head would learn to copy it; use a causal one"
             if value.class_token:
                 yield "a class token stands before the text and has no next token to learn; use it with Classify"
         if isinstance(head, Language):
@@ -74,6 +78,8 @@ def objections(value: Model) -> Iterator[str]:
             f"{type(wiring.norm).__name__} mixes positions, so the past would change with the future in a causal model; "
             "use LayerNorm or RMSNorm"
         )
+    if isinstance(value.body, Repeat | Halt):
+        yield from _repeat_objections(value.width, value.body)
     if isinstance(wiring, Reversible) and isinstance(wiring.norm, BatchNorm):
         yield "a reversible stack computes every sublayer twice, and BatchNorm would count each batch twice; use LayerNorm"
     for place in {layer.position for layer in layers if layer.position}:
@@ -103,6 +109,14 @@ def looks_back_only(value: Model) -> bool:
     return value.body.looks_back_only()
 
 
+def _repeat_objections(width: int, body: Repeat | Halt) -> Iterator[str]:
+    if isinstance(body.wiring, Reversible):
+        yield "between the steps of a repeated depth there is one state, in a reversible stack two; use PostNorm or PreNorm"
+    place = body.position
+    if place is not None and (place.limit() is not None or place.content_width(width) != width):
+        yield f"{type(place).__name__} cannot be added in every step; use TimePosition or Sinusoidal, or give it to the model"
+
+
 def _rules(layers: tuple[Layer, ...]) -> set[Rule]:
     return {rule for layer in layers for one in layer.attentions() for rule in one.rules}
 
@@ -116,6 +130,9 @@ def _layer_objections(width: int, layer: Layer) -> Iterator[str]:
         yield "a layer has no sublayers; give it attention or a feed-forward net"
     for attention in layer.attentions():
         yield from _attention_objections(width, attention)
+    parts = [part for one in layer.attentions() for part in one.pattern.walk()]
+    if isinstance(layer.feedforward, Convolution) and any(isinstance(part, SameDocument) for part in parts):
+        yield "a convolution reads across the ends of documents, and same_document promises that nothing does; use FeedForward"
     if layer.cross is not None:
         if layer.cross.rules:
             yield "rules speak of distances, and the two sequences of cross-attention share no positions; leave its rules out"

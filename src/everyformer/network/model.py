@@ -87,6 +87,7 @@ class Memory:
 
     x_BSD: Tensor
     visible_BS: Tensor | None = None
+    aux: dict[str, Tensor] = field(default_factory=dict)  # what encoding it costs
 
     def __post_init__(self) -> None:
         if self.x_BSD.dim() != 3:
@@ -116,6 +117,7 @@ class Network(nn.Module):
         self.layers = tuple(module for module in self.body.modules() if isinstance(module, DepthLayer))
         attentions = [layer.attention for layer in value.body.each if layer.attention]
         self.ahead = [one for one in attentions if one.pattern.looks_ahead(heads=one.heads.heads)]
+        self.spreads = any(layer.spreads() for layer in value.body.each)
         needs = {part.needs for layer in value.body.each for one in layer.attentions() for part in one.pattern.walk()}
         crosses = any(layer.cross for layer in value.body.each)
         self.reads = {name for name, field in READS.items() if field in needs} | ({"source"} if crosses else set())
@@ -278,6 +280,11 @@ class Network(nn.Module):
 
     def _check_unseen(self, before: int, batch: int, scene: Scene) -> None:
         """What the past has answered must not change: none of its positions may see one that comes now."""
+        if self.spreads:
+            raise ValueError(
+                "a convolution to both sides lets the past see what comes now, but it has answered already; read the "
+                "sequence at once, or use a causal one"
+            )
         if not self.ahead or torch.compiler.is_compiling():
             return
         whole = replace(scene, queries=scene.keys, masks={})
@@ -334,7 +341,8 @@ class PairNetwork(nn.Module):
     def encode(
         self, inputs: Any, *, visible: Tensor | None = None, kernel: str = "auto", probe: Probe | None = None
     ) -> Memory:
-        return Memory(self.encoder(inputs, visible=visible, kernel=kernel, probe=probe).hidden, visible)
+        output: Output = self.encoder(inputs, visible=visible, kernel=kernel, probe=probe)
+        return Memory(output.hidden, visible, output.aux)
 
     def decode(self, inputs: Any, memory: Memory, **options: Any) -> Output:
         """The decoder's output; the options are those of `Network`."""
@@ -352,7 +360,9 @@ class PairNetwork(nn.Module):
         probe: Probe | None = None,
     ) -> Output:
         memory = self.encode(source, visible=source_visible, kernel=kernel, probe=probe)
-        return self.decode(target, memory, visible=visible, kernel=kernel, probe=probe)
+        output = self.decode(target, memory, visible=visible, kernel=kernel, probe=probe)
+        costs = {name: cost + output.aux.get(name, 0) for name, cost in memory.aux.items()}
+        return replace(output, aux=output.aux | costs)
 
 
 def check_visible(visible: Tensor | None, batch: int, length: int) -> None:

@@ -56,7 +56,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Hidden:
-    """What entered one layer, before its norm. Nothing is learned through it."""
+    """What entered one sublayer, before its norm. A segment memory learns nothing through it."""
 
     x_BMD: Tensor
     fixed = False
@@ -74,7 +74,7 @@ class Hidden:
                 f"the past has layers' inputs of the shape {tuple(self.x_BMD.shape)}, the new ones {tuple(x_BTD.shape)} (batch, "
                 "positions, width): it is of another model; begin with Past()"
             )
-        return Hidden(torch.cat((self.x_BMD, x_BTD.detach()), dim=1))
+        return Hidden(torch.cat((self.x_BMD, x_BTD), dim=1))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ Entry = Keys | Hidden | State
 
 @dataclass(frozen=True)
 class Past:
-    """One entry for every executed attention, and where their keys stand (None: key j at position j)."""
+    """One entry for every executed sublayer that looks at others, and where their keys stand (None: key j at j)."""
 
     length: int = 0
     layers: tuple[Entry, ...] = ()

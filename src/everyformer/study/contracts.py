@@ -9,6 +9,7 @@
     kernels     every kernel that serves, or the fast way of a recurrent body, gives the reference's answer and its gradients
     gradient    gradients equal finite differences
     chunks      a feed-forward net in chunks: the same output and gradients
+    halting     what the steps of a halting depth weigh in the output sums to 1 (not asked of t2t, whose weights do not)
     store       saved and loaded: equal to the last bit
     compile     torch.compile takes it whole, without a break, and the answer is the same
     overfit     it can learn one batch by heart
@@ -31,8 +32,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.attention.attend import KERNELS, CannotServe
+from everyformer.attention.scene import Probe
 from everyformer.family.table import build
 from everyformer.network.feedforward import FeedForwardLayer
+from everyformer.network.halting import Halt
 from everyformer.network.legal import looks_back_only
 from everyformer.network.model import EncoderDecoder, Model, Network, Output, PairNetwork
 from everyformer.network.past import Past
@@ -299,6 +302,16 @@ def _chunks(network: Network, given: Example) -> float | None:
     )
 
 
+def _halting(network: Network, given: Example) -> float | None:
+    if not isinstance(network.value.body, Halt) or network.value.body.mode == "t2t":
+        return None
+    probe, padded = Probe(), given.pad(1, 2) if given.is_sequence and network.class_token is None else given
+    padded.run(network, probe=probe)
+    total_BT = probe.halts[0].sum(-1)
+    visible = padded.per_token.get("visible", torch.ones_like(total_BT))
+    return max(_distance(total_BT, visible.to(total_BT)), float(-probe.halts[0].detach().min()))
+
+
 def _store(network: Network, given: Example) -> float | None:
     with tempfile.TemporaryDirectory() as folder:
         save(network, folder)
@@ -361,6 +374,7 @@ CONTRACTS: dict[str, Check] = {
     "kernels": _kernels,
     "gradient": _gradient,
     "chunks": _chunks,
+    "halting": _halting,
     "store": _store,
     "compile": _compile,
     "overfit": _overfit,

@@ -1,8 +1,8 @@
 """The sweep: every legal combination of the parts, as tiny models, for the contracts.
 
-Pattern x rules x wiring is built in full, and each body without attention; gates, heads, positions, feed-forward nets
-and outputs are dealt out by a fixed shuffle, so that each meets many of the others. `everything=True` takes the whole product instead.
-Which combinations are legal is not decided here: they are offered to `objections`, and the refused ones are counted.
+Pattern x rules x wiring is built in full, and each body without attention; gates, heads, positions, nets, outputs and
+depths are dealt out by a fixed shuffle, so that each meets many of the others. `everything=True` takes the whole product
+instead. Which combinations are legal is not decided here: they are offered to `objections`, and the refused ones are counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, Shaw, T5B
 from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network.depth import Attention, Depth, Layer, Stack
 from everyformer.network.embed import Embed, Features, Tokens
-from everyformer.network.feedforward import FeedForward
+from everyformer.network.feedforward import Convolution, FeedForward
+from everyformer.network.halting import Halt, Repeat
 from everyformer.network.head import Classify, Head, Language, Logistics, PerToken
 from everyformer.network.legal import objections
 from everyformer.network.model import Model
@@ -48,11 +49,13 @@ from everyformer.network.position import (
 )
 from everyformer.network.recurrent import AblatedLstm, Lstm
 from everyformer.network.wiring import Gated, PostNorm, PreNorm, Reversible, Wiring
-from everyformer.study.contracts import Report, contracts
+from everyformer.study.contracts import CONTRACTS, Report, contracts
 
 WIDTH, VOCABULARY = 24, 17
 
-Others = tuple[Position | None, FeedForward, tuple[Embed, tuple[Head, ...]]]
+Others = tuple[
+    Position | None, FeedForward | Convolution, tuple[Embed, tuple[Head, ...]], Callable[[Layer, Wiring], Depth]
+]
 
 PATTERNS: tuple[Pattern, ...] = tuple(
     parse(text)
@@ -133,13 +136,15 @@ POSITIONS: tuple[Position | None, ...] = (
     Axial((3, 2, 3)),
     TimePosition(),
 )
-NETS = (
+NETS: tuple[FeedForward | Convolution, ...] = (
     FeedForward(32),
     FeedForward(32, "gelu"),
     FeedForward(32, "gelu_sigmoid"),
     FeedForward(16, "silu", gated=True),
     FeedForward(32, "gelu_tanh", chunk=4),
     FeedForward(16, hidden_layers=2),
+    Convolution(16, kernels=(2, 3)),
+    Convolution(16, "gelu", (3, 1), causal=False),
 )
 OUTPUTS: tuple[tuple[Embed, tuple[Head, ...]], ...] = (
     (Tokens(VOCABULARY), (Language(),)),
@@ -149,6 +154,13 @@ OUTPUTS: tuple[tuple[Embed, tuple[Head, ...]], ...] = (
     (Tokens(VOCABULARY), (Classify(3, "last", pooler=True),)),
     (Features(5), (PerToken(2),)),
     (Features(2), (Logistics(2, levels=4, components=2),)),
+)
+DEPTHS: tuple[Callable[[Layer, Wiring], Depth], ...] = (
+    *[lambda layer, wiring: Stack(2, (layer,), wiring)] * 6,
+    lambda layer, wiring: Repeat(2, (layer,), wiring, TimePosition()),
+    lambda layer, wiring: Halt(2, (layer,), wiring, TimePosition(), "graves", rest=0.3),
+    lambda layer, wiring: Halt(2, (layer,), wiring, None, "freeze", rest=0.3),
+    lambda layer, wiring: Halt(2, (layer,), wiring, TimePosition(), "t2t", rest=0.3),
 )
 BODIES: tuple[Depth, ...] = (  # those without attention
     Lstm(2),
@@ -161,7 +173,7 @@ BODIES: tuple[Depth, ...] = (  # those without attention
 )
 
 
-SWEPT = ("future", "cache", "segments", "rewind", "padding", "neighbours", "kernels", "gradient", "chunks", "store")
+SWEPT = tuple(name for name in CONTRACTS if name not in ("compile", "overfit"))
 
 
 def cells(
@@ -173,12 +185,12 @@ def cells(
         forms = HEADS if everything else (random.choice(HEADS),)
         gates = GATES if everything else (Random(f"gate {pattern} {rules}").choice(GATES),)
         for heads, wiring in product(forms, (*WIRINGS[:3], *gates, *WIRINGS[3:])):
-            others: Iterable[Others] = product(POSITIONS, NETS, OUTPUTS)
+            others: Iterable[Others] = product(POSITIONS, NETS, OUTPUTS, DEPTHS[5:])
             if not everything:
-                others = [(random.choice(POSITIONS), random.choice(NETS), random.choice(OUTPUTS))]
-            for position, net, (embed, outputs) in others:
-                layer = Layer(Attention(heads, pattern, rules), net)
-                body = Stack(2, (layer,), wiring)
+                hands = (POSITIONS, NETS, OUTPUTS, DEPTHS)
+                others = [tuple(random.choice(hand) for hand in hands)]  # type: ignore[list-item]
+            for position, net, (embed, outputs), depth in others:
+                body = depth(Layer(Attention(heads, pattern, rules), net), wiring)
                 model = Model(width=WIDTH, embed=embed, position=position, body=body, heads=outputs)
                 yield None if any(True for _ in objections(model)) else model
     for other in bodies:

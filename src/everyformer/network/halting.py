@@ -1,0 +1,208 @@
+"""Repeated depths: the same layers again and again, so many times, or until each position has had enough.
+
+Papers: Dehghani et al. 2019, Universal Transformers; Graves 2016, Adaptive Computation Time for Recurrent Neural Networks.
+
+Equations, with f the layers, P^n the position vectors of step n, s^0 = x:
+    Repeat   s^n = f(s^(n-1) + P^n), n = 1..M; y = s^M.   In post-norm f is A = LN((H + P) + MHA(H + P)), LN(A + Net(A))
+    Halt     h^n = sigma(W_h s^n + b_h),  N = min(min{n: sum_(m<=n) h^m >= 1 - eps}, M),  R = 1 - sum_(n<N) h^n
+             p^n = h^n for n < N, R for n = N;   y = sum_n p^n s^n;   cost tau mean_i (N_i + R_i)
+for each position by itself. The weights p sum to 1. N has no gradient: the cost learns through R. What becomes of a position
+that has halted while others go on is the mode:
+    graves   its state goes on, and the others see that; only its output has ended
+    freeze   its state is copied to the steps that follow (the words of Dehghani et al.), where the others see it
+    t2t      what tensor2tensor's code does (act_type "basic"): h^n is of s^(n-1) + P^n, y <- p^n s^n + (1 - p^n) y, whose
+             weights do not sum to 1, states go on, and there is no remainder at the limit. Its "accumulated" sums.
+Symbols: `steps` M, `rest` eps, `cost` tau, `bias` b_h at the start. Weng writes P^t without its part in the residual, and the
+cost without the brackets and tau.
+Departures: steps are counted from 0 in P, as positions are, and as in the published code.
+
+Steps that nobody needs are not computed: the loop ends when every position has halted. That changes nothing, because what
+comes later weighs 0; so a compiled, a recorded or an imagined pass, which cannot look, computes all of them. A position that
+comes later may need more steps, in which it sees the halted ones: so with a past there is one entry for every step up to
+the limit. Frozen states need no more than their keys for that, if the layer is a plain one; in the other modes the states
+must go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.checkpoint import checkpoint
+
+from everyformer.attention.scene import Scene
+from everyformer.network.depth import Layer, Layered, LayerModule, Layers, Source
+from everyformer.network.past import Entry, Keys
+from everyformer.network.position import Position
+from everyformer.network.wiring import Wiring
+from everyformer.value import Size, Value
+
+Mode = Literal["graves", "freeze", "t2t"]
+Rest = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+Cost = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Repeat(Layered, Value, frozen=True):
+    """The given layers `steps` times, with the same weights; `position` is added before each time."""
+
+    steps: Size
+    each: tuple[Layer, ...]
+    wiring: Wiring
+    position: Position | None = None
+
+    def build(self, width: int) -> nn.Module:
+        return RepeatLayers(width, self)
+
+
+class Halt(Layered, Value, frozen=True):
+    """The given layers again and again, at most `steps` times, until each position halts (ACT)."""
+
+    steps: Size
+    each: tuple[Layer, ...]
+    wiring: Wiring
+    position: Position | None = None
+    mode: Mode = "graves"
+    rest: Rest = 0.01
+    cost: Cost = 0.01
+    bias: float = 1.0  # above 0: few steps at first; -3 for many
+
+    def build(self, width: int) -> nn.Module:
+        return RepeatLayers(width, self)
+
+
+class HaltingUnit(nn.Module):
+    """h = sigma(W_h s + b_h), in float32 at least, because many of them are summed."""
+
+    def __init__(self, width: int, bias: float):
+        super().__init__()
+        self.map = nn.Linear(width, 1, bias=False)
+        self.bias = nn.Parameter(torch.tensor(bias))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        a_BT: Tensor = self.map(x_BTD).squeeze(-1) + self.bias
+        return a_BT.to(torch.promote_types(a_BT.dtype, torch.float32)).sigmoid()
+
+
+@dataclass
+class Account:
+    """What halting has come to after some steps; who runs has not halted, padding never runs."""
+
+    value: Halt
+    runs_BT: Tensor
+    spent_BT: Tensor | float = 0.0  # the sum of h so far
+    ponder_BT: Tensor | float = 0.0  # N + R so far
+    y_BTD: Tensor | float = 0.0
+
+    def add(self, h_BT: Tensor, s_BTD: Tensor, last: bool) -> Tensor:
+        """One more step; returns its weights."""
+        total_BT, t2t = self.spent_BT + h_BT, self.value.mode == "t2t"
+        enough_BT = total_BT > 1 - self.value.rest if t2t else total_BT >= 1 - self.value.rest
+        halts_BT = self.runs_BT & enough_BT if t2t or not last else self.runs_BT
+        rest_BT = 1 - self.spent_BT + torch.zeros_like(h_BT)
+        weight_BT = torch.where(halts_BT, rest_BT, h_BT).where(self.runs_BT, 0.0)
+        self.ponder_BT = self.ponder_BT + self.runs_BT + rest_BT.where(halts_BT, 0.0)
+        self.runs_BT = self.runs_BT & ~halts_BT
+        self.spent_BT = self.spent_BT + h_BT.where(self.runs_BT, 0.0)
+        kept_BTD = self.y_BTD * (1 - weight_BT[..., None]) if t2t else self.y_BTD
+        self.y_BTD = kept_BTD + weight_BT[..., None] * s_BTD
+        return weight_BT
+
+
+class RepeatLayers(Layers):
+    def __init__(self, width: int, value: Repeat | Halt):
+        super().__init__([LayerModule(width, layer, value.wiring) for layer in value.each], value.wiring.ends(width))
+        self.value = value
+        self.position = value.position.build(width) if value.position else None
+        self.unit = HaltingUnit(width, value.bias) if isinstance(value, Halt) else None
+        first = value.each[0]
+        plain = first.attention is not None and self.entries == [len(first.attentions())]  # no convolution, one layer
+        self.light = isinstance(value, Halt) and value.mode == "freeze" and plain
+
+    def forward(
+        self, x_BTD: Tensor, scene: Scene, past: tuple[Entry, ...] | None, source: Source | None
+    ) -> tuple[Tensor, tuple[Entry, ...] | None, dict[str, Tensor]]:
+        """`past` None keeps nothing; otherwise the entries of all steps come back, step by step."""
+        value, size = self.value, sum(self.entries)
+        self.check(past, value.steps)
+        state = self.ends.open(x_BTD)
+        visible_BT = scene.visible_BQ()
+        runs_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
+        account = (
+            Account(value, runs_BT if visible_BT is None else runs_BT & visible_BT) if isinstance(value, Halt) else None
+        )
+        found: list[Entry] = []
+        weights: list[Tensor] = []
+        given: list[Any] = []
+        for step in range(value.steps):
+            if past:
+                given = list(past[step * size : (step + 1) * size])
+            done = account is not None and _none(account.runs_BT)
+            if done and past is None:
+                break
+            here = state
+            if self.position is not None:
+                here = self.position(state, scene.query_positions().clamp(min=0), step)
+            if done and self.light:
+                found += self._keys(here, scene, given, found[:size])
+                continue
+            after, kept = self._step(here, scene, given, source)
+            found += kept if past is not None else []
+            given = [one if isinstance(one, Keys) and one.fixed else None for one in kept]  # the source's, made once
+            if account is not None and isinstance(value, Halt):
+                ran_BT1 = account.runs_BT[..., None]
+                h_BT = self.unit(here if value.mode == "t2t" else after)  # type: ignore[misc]
+                weights.append(account.add(h_BT, after, step + 1 == value.steps))
+                after = torch.where(ran_BT1, after, state) if value.mode == "freeze" else after
+            state = after
+        costs: dict[str, Tensor] = {}
+        if account is not None and isinstance(value, Halt):
+            state = account.y_BTD.to(x_BTD.dtype)  # type: ignore[union-attr]
+            costs = self._costs(account, visible_BT)
+            if scene.probe is not None:
+                scene.probe.halts.append(_share(weights, value))
+        return self.ends.close(state, visible_BT), None if past is None else tuple(found), costs
+
+    def _step(self, state: Any, scene: Scene, past: list[Any], source: Source | None) -> tuple[Any, list[Entry]]:
+        given = (state, scene, past, source, (0, len(self.layers)))
+        # Each step is recomputed by itself, whatever the number of sections.
+        done: tuple[Any, list[Entry]] = (
+            checkpoint(self.section, *given, use_reentrant=False) if self.recomputing else self.section(*given)
+        )
+        return done
+
+    def _keys(self, state: Any, scene: Scene, past: list[Any], first: list[Entry]) -> list[Entry]:
+        """What a step leaves for later ones when nobody runs in it."""
+        layer: Any = self.layers[0]
+        kept: list[Entry] = layer.keys(state, scene, past[:1])
+        return kept + first[1:]  # the source's are the same in every step
+
+    def _costs(self, account: Account, visible_BT: Tensor | None) -> dict[str, Tensor]:
+        if not account.value.cost:
+            return {}
+        ponder_BT = account.ponder_BT
+        assert isinstance(ponder_BT, Tensor)
+        count = ponder_BT.numel() if visible_BT is None else visible_BT.expand_as(ponder_BT).sum()
+        return {"ponder": account.value.cost * ponder_BT.sum() / count}
+
+
+def _none(runs_BT: Tensor) -> bool:
+    """Has every position halted? Where data cannot be looked at: no."""
+    blind = torch.compiler.is_compiling() or isinstance(runs_BT, FakeTensor) or runs_BT.is_meta
+    if blind or (runs_BT.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    return not bool(runs_BT.any())
+
+
+def _share(weights: list[Tensor], value: Halt) -> Tensor:
+    """What each step has of the output: B, T, steps."""
+    left_BT = torch.ones_like(weights[0])
+    found: list[Tensor] = []
+    for weight_BT in reversed(weights):
+        found.append(weight_BT * left_BT)
+        left_BT = left_BT * (1 - weight_BT) if value.mode == "t2t" else left_BT
+    none = [torch.zeros_like(left_BT)] * (value.steps - len(found))
+    return torch.stack([*reversed(found), *none], dim=-1)

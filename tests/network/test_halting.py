@@ -1,0 +1,289 @@
+"""Repeated depths against the literal equations of Graves and of the Universal Transformer; what halting saves and leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+from everyformer import (
+    Attention,
+    Convolution,
+    EncoderDecoder,
+    FeedForward,
+    Halt,
+    Layer,
+    LayerNorm,
+    Memory,
+    Model,
+    Past,
+    PostNorm,
+    PreNorm,
+    Repeat,
+    Stack,
+    Standard,
+    TimePosition,
+    Tokens,
+    parse,
+)
+from everyformer.attention.scene import Probe
+from everyformer.network.halting import Account
+from everyformer.train.loop import set_sections
+from tests.network import close, placed, randn, ready, tokens
+from tests.network.test_wiring import EPS, HEADS, NET, sublayers
+from tests.spec import halting as spec
+from tests.spec import network as plain
+
+STEPS, REST, WIDTH = 4, 0.3, 8
+MODES = ("graves", "freeze", "t2t")
+START = {"graves": -1.5, "freeze": -1.5, "t2t": -5.0}  # so that positions differ
+
+
+def body(
+    mode: str,
+    pattern: str = "causal",
+    net: Any = NET,
+    cross: bool = False,
+    wiring: Any = PostNorm(LayerNorm(EPS)),
+    times: int = 1,
+    **more: Any,
+) -> Any:
+    layer = Layer(Attention(HEADS, parse(pattern)), net, Attention(HEADS) if cross else None)
+    if mode == "fixed":
+        return Repeat(STEPS, (layer,) * times, wiring, TimePosition())
+    return Halt(
+        STEPS,
+        (layer,) * times,
+        wiring,
+        TimePosition(),
+        mode,
+        **({"rest": REST, "cost": 0.5, "bias": START[mode]} | more),
+    )
+
+
+def model(mode: str, *arguments: Any, **more: Any) -> Model:
+    return Model(width=WIDTH, embed=Tokens(17), body=body(mode, *arguments, **more))
+
+
+def made(value: Model) -> Any:
+    """With halting units that say different things of different positions."""
+    network = ready(value)
+    if network.body.unit:
+        network.body.unit.map.weight.data *= 2
+    return network
+
+
+def literal(network: nn.Module, x_TD: Tensor, mode: str, sees: plain.Sees, memory: list[Tensor]) -> Any:
+    """The depth of a network on one sequence."""
+    layer, unit = network.body.layers[0], network.body.unit
+    return spec.universal(
+        list(x_TD),
+        lambda x: plain.post_norm(x, sublayers(layer, sees, memory), EPS),
+        lambda i, n: torch.tensor([plain.sinusoid(k, WIDTH) for k in (i, n)], dtype=torch.float64).sum(0),
+        lambda s: torch.sigmoid(unit.map.weight[0] @ s + unit.bias) if unit else s,
+        mode,
+        REST,
+        STEPS,
+    )
+
+
+@pytest.mark.spec(39, 80, 81, 82, 83, 84, 85, 121, 122, 124)
+@pytest.mark.parametrize("mode", ("fixed", *MODES))
+@pytest.mark.parametrize("late", (False, True), ids=("early", "late"))
+def test_a_repeated_depth_is_the_papers_equations(mode, late):
+    network, x_BT = made(model(mode, bias=START.get(mode, 0) - 2 * late)), tokens(2, 5)
+    probe, x_BTD = Probe(), placed(network, x_BT)
+    output = network(x_BT, probe=probe)
+    ponders = []
+    for b, x_TD in enumerate(x_BTD):
+        y, shares, ponder = literal(network, x_TD, mode, lambda i, j: j <= i, [])
+        close(output.hidden[b], torch.stack(y))
+        ponders += ponder
+        if mode != "fixed":
+            close(probe.halts[0][b], torch.stack([torch.stack(list(share)) for share in shares]))
+    if mode == "fixed":
+        assert output.aux == {} and probe.halts == []
+        return
+    close(output.aux["ponder"], 0.5 * torch.stack(ponders).mean())
+    steps = (probe.halts[0] > 0).sum(-1)
+    assert steps.max() == STEPS if late else steps.min() < steps.max() < STEPS  # the limit, or positions that differ
+    total = probe.halts[0].sum(-1)
+    assert (total < 0.9).any() if mode == "t2t" else (total - 1).abs().max() < 1e-12
+
+
+@pytest.mark.spec(125)
+@pytest.mark.parametrize("mode", ("fixed", "freeze"))
+def test_both_sides_repeat_and_the_decoder_attends_to_the_encoders_last(mode):
+    pair = EncoderDecoder(encoder=model(mode, "full"), decoder=model(mode, cross=True))
+    network, x_BS, x_BT = ready(pair), tokens(1, 4), tokens(1, 3, seed=1)
+    count: list[Tensor] = []
+    heads = network.decoder.body.layers[0].cross.heads
+    memory = heads.memory
+
+    def counted(x_BSD: Tensor) -> Any:
+        count.append(x_BSD)
+        return memory(x_BSD)
+
+    heads.memory = counted
+    found = network(x_BS, x_BT)
+    assert len(count) == 1  # the same keys serve every step
+    encoded, _, before = literal(network.encoder, placed(network.encoder, x_BS)[0], mode, lambda i, j: True, [])
+    x_TD = placed(network.decoder, x_BT, source=Memory(torch.stack(encoded)[None]))[0]
+    y, _, after = literal(network.decoder, x_TD, mode, lambda i, j: j <= i, encoded)
+    close(found.hidden[0], torch.stack(y))
+    if mode != "fixed":
+        close(found.aux["ponder"], 0.5 * (torch.stack(before).mean() + torch.stack(after).mean()))
+
+
+@pytest.mark.spec(121)
+@pytest.mark.parametrize("wiring", (PostNorm(), PreNorm()), ids=("post", "pre"))
+@pytest.mark.parametrize("net", (FeedForward(12), Convolution(12)), ids=("feedforward", "convolution"))
+def test_fixed_steps_are_tied_layers(wiring, net):
+    layer = Layer(Attention(Standard(2), parse("causal")), net)
+    one = Model(width=WIDTH, embed=Tokens(17), body=Repeat(3, (layer,), wiring))
+    repeated, stacked = ready(one), ready(replace(one, body=Stack(3, (layer,), wiring)))
+    for other in stacked.body.layers:
+        other.load_state_dict(repeated.body.layers[0].state_dict())
+    stacked.body.ends.load_state_dict(repeated.body.ends.state_dict())
+    stacked.embed.load_state_dict(repeated.embed.state_dict())
+    assert torch.equal(repeated(tokens()).hidden, stacked(tokens()).hidden)
+    more = replace(one, body=Repeat(7, (layer,), wiring)).build()
+    assert sum(p.numel() for p in more.parameters()) == sum(p.numel() for p in repeated.parameters())
+
+
+@pytest.mark.spec(82, 85)
+def test_weights_that_sum_to_one_and_those_of_the_published_code():
+    """The example of the specification: p = (.1, .2, .3, .2, .2); the interpolation leaves 0.677 of it."""
+    h = [torch.tensor([[number]], dtype=torch.float64) for number in (0.1, 0.2, 0.3, 0.2, 0.5)]
+    for mode, total in (("graves", 1.0), ("t2t", 0.67744)):
+        account = Account(body(mode, rest=0.01), torch.ones(1, 1, dtype=torch.bool))
+        weights = [account.add(one, torch.ones(1, 1, 1).double(), n == 4) for n, one in enumerate(h)]
+        close(torch.stack(weights).flatten(), torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2], dtype=torch.float64))
+        assert abs(account.y_BTD.item() - total) < 1e-12  # of states that are all 1
+
+
+@pytest.mark.spec(84)
+def test_the_ponder_cost_learns_through_the_remainder_only():
+    h = [torch.tensor([[number]], dtype=torch.float64, requires_grad=True) for number in (0.2, 0.3, 0.9, 0.4)]
+    account = Account(body("graves"), torch.ones(1, 1, dtype=torch.bool))
+    for n, one in enumerate(h):
+        account.add(one, torch.ones(1, 1, 1).double(), n == 3)
+    assert account.ponder_BT.item() == 3.5  # N = 3, R = 0.5
+    slopes = torch.autograd.grad(account.ponder_BT.sum(), h, allow_unused=True)
+    assert [0.0 if slope is None else float(slope) for slope in slopes] == [-1, -1, 0, 0]
+
+
+@pytest.mark.spec(84, 124)
+def test_steps_that_nobody_needs_are_not_computed(monkeypatch):
+    """Without a past none is; with one, frozen states still give their keys, and other states go on."""
+    calls: list[int] = []
+    for mode in MODES:
+        network, x_BT = made(model(mode)), tokens(2, 5)
+        network.body.layers[0].register_forward_hook(lambda *_: calls.append(1))
+        with torch.no_grad():
+            probe = Probe()
+            network(x_BT, probe=probe)
+            needed = int((probe.halts[0] > 0).sum(-1).max())
+            assert 1 < needed < STEPS and len(calls) == needed
+            wanted = network(x_BT)
+            calls.clear()
+            kept = network(x_BT, past=Past())
+            assert len(calls) == (needed if mode == "freeze" else STEPS) and len(kept.past.layers) == STEPS
+            calls.clear()
+            monkeypatch.setattr("everyformer.network.halting._none", lambda runs: False)
+            whole = network(x_BT, past=Past())
+            assert len(calls) == STEPS
+            monkeypatch.undo()
+            calls.clear()
+        assert torch.equal(wanted.hidden, whole.hidden) and torch.equal(wanted.aux["ponder"], whole.aux["ponder"])
+        for one, two in zip(kept.past.layers, whole.past.layers, strict=True):
+            close(one.k_BHKE, two.k_BHKE)
+            close(one.v_BHKE, two.v_BHKE)
+
+
+@pytest.mark.spec(123, 124)
+@pytest.mark.parametrize("net", (NET, Convolution(12, kernels=(2, 3))), ids=("feedforward", "convolution"))
+@pytest.mark.parametrize("mode", ("fixed", *MODES))
+@pytest.mark.parametrize("hidden", (False, True), ids=("keys", "memory"))
+def test_holes_in_the_past_change_nothing(mode, net, hidden):
+    """Prompts of unequal length, padded on the right, and then a token at a time; two layers in a step."""
+    network, x_BT = made(model(mode, net=net, times=2)), tokens(2, 7)
+    visible_BT = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    with torch.no_grad():
+        whole = network(x_BT).hidden
+        past = network(x_BT[:, :4], visible=visible_BT, past=Past(hidden=hidden)).past
+        for time in range(3):
+            given = torch.stack((x_BT[0, 4 + time], x_BT[1, 2 + time]))[:, None]
+            output = network(given, past=past)
+            past = output.past
+            close(output.hidden[:, 0], torch.stack((whole[0, 4 + time], whole[1, 2 + time])))
+
+
+@pytest.mark.spec(123)
+@pytest.mark.parametrize("causal", (True, False))
+def test_the_convolution_is_its_equation(causal):
+    layer = Convolution(6, kernels=(3, 4), causal=causal).build(WIDTH).double()
+    x_BTD = randn(1, 5, WIDTH)
+    ahead = (0, 0) if causal else (1, 2)
+    x = spec.separable(list(x_BTD[0]), list(layer.first_ND), layer.hidden.weight, layer.hidden.bias, ahead[0])
+    x = [plain.relu(one) for one in x]
+    x = spec.separable(x, list(layer.second_NF), layer.out.weight, layer.out.bias, ahead[1])
+    close(layer(x_BTD, None)[0], torch.stack(x))
+    seen_BT = torch.tensor([[False, True, True, False, False, True, True, True, False]])
+    wide_BTD = randn(1, 9, WIDTH, seed=1)
+    wide_BTD[seen_BT] = x_BTD[0]
+    close(layer(wide_BTD, seen_BT)[seen_BT], torch.stack(x))
+
+
+def test_padding_neither_ponders_nor_prolongs():
+    network, x_BT = made(model("graves")), tokens(2, 5)
+    visible_BT = torch.ones(2, 8, dtype=torch.bool)
+    visible_BT[:, 5:] = False
+    padded = torch.cat((x_BT, tokens(2, 3, seed=2)), dim=1)
+    close(network(padded, visible=visible_BT).aux["ponder"], network(x_BT).aux["ponder"])
+
+
+@pytest.mark.spec(131)
+@pytest.mark.parametrize("mode", ("fixed", *MODES))
+def test_recomputed_steps_have_the_same_gradients(mode):
+    network = made(model(mode, wiring=PostNorm(dropout=0.2))).train()
+    found = []
+    for sections in (0, 1):
+        set_sections(network, sections)
+        torch.manual_seed(3)
+        output = network(tokens())
+        loss = output.hidden.square().sum() + sum(output.aux.values())
+        found.append(torch.autograd.grad(loss, list(network.parameters())))
+    for one, two in zip(*found, strict=True):
+        close(one, two)
+
+
+def test_halting_in_low_precision_still_sums_to_one():
+    network, probe = model("graves").build(), Probe()
+    with torch.autocast("cpu", torch.bfloat16):
+        network(tokens(2, 6), probe=probe)
+    assert probe.halts[0].dtype == torch.float32
+    assert (probe.halts[0].sum(-1) - 1).abs().max() < 1e-6
+
+
+def test_a_convolution_to_both_sides_reads_its_sequence_at_once():
+    network = made(model("fixed", net=Convolution(4, causal=False)))
+    past = network(tokens(), past=Past()).past
+    with pytest.raises(ValueError, match="lets the past see what comes now"):
+        network(tokens(), past=past)
+
+
+def test_a_past_of_a_window_keeps_what_a_convolution_reads():
+    """The window shows 2 tokens, the convolution reaches back 3: a memory of 64 is cut to what is read of it."""
+    value = replace(model("fixed", "causal & window(2)", net=Convolution(4, kernels=(2, 3))), memory=64)
+    network, x_BT = made(value), tokens(2, 12)
+    past, found = Past(), list[Tensor]()
+    with torch.no_grad():
+        for time in range(12):
+            output = network(x_BT[:, time : time + 1], past=past)
+            past, found = output.past, [*found, output.hidden]
+        close(torch.cat(found, dim=1), network(x_BT).hidden)
+    assert past.length == 3
