@@ -37,6 +37,7 @@ BACK = {
     "image-transformer",
     "sparse-transformer",
     "reformer",
+    "universal-transformer",
     "lstm",
     "ablated-lstm",
 }  # the members that look back only

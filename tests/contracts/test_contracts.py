@@ -14,7 +14,7 @@ from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import parse
 from everyformer.attention.rule import RuleModule
 from everyformer.attention.scene import Scene
-from everyformer.network import depth
+from everyformer.network import depth, halting
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
@@ -210,6 +210,13 @@ def test_overfit_notices_a_frozen_model():
 
 def _scaled(output, factor):
     return everyformer.Output(output.hidden * factor, output.logits, output.past, output.aux)
+
+
+def test_halting_notices_weights_that_do_not_sum_to_one(monkeypatch):
+    network = everyformer.build("universal-transformer", "tiny", width=16, heads=2)
+    whole = halting.Account.add
+    monkeypatch.setattr(halting.Account, "add", lambda *given: 0.9 * whole(*given))
+    assert broken(network, "halting")
 
 
 def test_every_contract_is_shown_to_fail():

@@ -33,6 +33,8 @@ from everyformer.family.transformer import SIZES as TRANSFORMER_SIZES
 from everyformer.family.transformer import transformer
 from everyformer.family.transformer_xl import SIZES as XL_SIZES
 from everyformer.family.transformer_xl import transformer_xl
+from everyformer.family.universal_transformer import SIZES as UNIVERSAL_SIZES
+from everyformer.family.universal_transformer import universal_transformer
 from everyformer.family.vit import SIZES as VIT_SIZES
 from everyformer.family.vit import vit
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
@@ -85,6 +87,7 @@ MEMBERS = {
         Member("image-transformer", "Parmar et al. 2018", image_transformer, IMAGE_SIZES, "cifar10"),
         Member("sparse-transformer", "Child et al. 2019", sparse_transformer, SPARSE_SIZES, "enwik8"),
         Member("reformer", "Kitaev et al. 2020", reformer, REFORMER_SIZES, "enwik8"),
+        Member("universal-transformer", "Dehghani et al. 2019", universal_transformer, UNIVERSAL_SIZES, "language"),
         Member("lstm", "Hochreiter & Schmidhuber 1997", lstm, LSTM_SIZES, "byte"),
         Member("ablated-lstm", "Levy et al. 2018", ablated_lstm, ABLATED_SIZES, "byte"),
         Member("graph-classifier", "Velickovic et al. 2017", graph, GRAPH_SIZES, "cora"),
