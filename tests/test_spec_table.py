@@ -20,8 +20,8 @@ HELD = [
     *range(50, 68),
     *range(69, 73),
     *range(74, 78),
-    *range(92, 121),
-    *range(126, 128),
+    *range(80, 86),
+    *range(92, 128),
     *range(129, 138),
 ]
 

@@ -30,6 +30,7 @@ from everyformer.data.tokenizer import Ids
 from everyformer.infer.beam import beam_search
 from everyformer.infer.evaluate import bits_per_byte, nats, nats_reading_on
 from everyformer.infer.generate import generate, stream
+from everyformer.infer.halting import ponder
 from everyformer.infer.spans import spans
 from everyformer.network.depth import Stack
 from everyformer.network.head import Language as LanguageHead
@@ -193,6 +194,7 @@ class LanguageWork(Work):
             **how,
             "targets": count,
             **({"span": far.mean, "spans": far.each} if (far := spans(network, token_N)) else {}),
+            **({"steps_a_token": steps} if (steps := ponder(network, token_N)) else {}),
         }
 
     def bytes_of(self, token_N: Ids) -> int:

@@ -111,4 +111,5 @@ def _read(text: str, kind: Any, path: str) -> Any:
             plain = text.split(",")
         return msgspec.convert(plain, kind, strict=False)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{path}={text}: {str(error).replace('`', '')}") from None
+        reason = nearest(text, get_args(kind)) if get_origin(kind) is Literal else str(error).replace("`", "")
+        raise ValueError(f"{path}={text}: {reason}") from None

@@ -1,0 +1,47 @@
+"""The Universal Transformer: its two forms, what is set in them, and that pondering is learned and told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import everyformer
+from everyformer import Convolution, EncoderDecoder, Halt, Model, Probe, Repeat, TimePosition, member
+from everyformer.family.table import parameters
+
+
+@pytest.mark.spec(121, 122, 123, 125)
+def test_the_member_is_the_papers():
+    base, language = member("universal-transformer", "base"), member("universal-transformer", "language")
+    assert isinstance(base, EncoderDecoder) and isinstance(language, Model)
+    for side in (base.encoder, base.decoder):
+        assert isinstance(side.body, Repeat) and (side.body.steps, side.width) == (6, 1024)
+        assert side.body.position == TimePosition() and side.position is None
+        assert side.body.each[0].feedforward.hidden == 4096 and side.body.each[0].attention.heads.heads == 16
+    assert isinstance(language.body, Halt) and language.body.mode == "freeze"
+    pair = member("universal-transformer", "tiny-pair", transition="convolution")
+    assert isinstance(pair, EncoderDecoder)
+    nets = [side.body.each[0].feedforward for side in (pair.encoder, pair.decoder)]
+    assert all(isinstance(net, Convolution) for net in nets)
+    assert [net.causal for net in nets if isinstance(net, Convolution)] == [False, True]
+    counts = {parameters(member("universal-transformer", "tiny", steps=steps)) for steps in (1, 9)}
+    assert len(counts) == 1  # steps share their weights
+
+
+@pytest.mark.spec(84, 124)
+@pytest.mark.parametrize("mode", ("graves", "freeze", "t2t"))
+def test_a_high_cost_learns_to_take_fewer_steps(mode):
+    torch.manual_seed(0)
+    network = everyformer.build("universal-transformer", "tiny", halting=mode, cost=1.0, bias=-1.0, width=32, heads=2)
+    optimizer, x_BT = torch.optim.Adam(network.parameters(), 3e-2), torch.randint(0, 256, (4, 12))
+    taken = []
+    for _ in range(60):
+        probe = Probe()
+        output = network(x_BT, probe=probe)
+        taken.append((probe.halts[0] > 0).sum(-1).float().mean().item())
+        if taken[-1] == 1:  # nothing is left to learn
+            break
+        optimizer.zero_grad()
+        output.aux["ponder"].backward()
+        optimizer.step()
+    assert taken[0] > 3 and taken[-1] < 1.5
