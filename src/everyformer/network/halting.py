@@ -80,10 +80,10 @@ class HaltingUnit(nn.Module):
     def __init__(self, width: int, bias: float):
         super().__init__()
         self.map = nn.Linear(width, 1, bias=False)
-        self.bias = nn.Parameter(torch.tensor(bias))
+        self.bias = nn.Parameter(torch.tensor([bias]))  # of one number, because FSDP shards no scalars
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        a_BT: Tensor = self.map(x_BTD).squeeze(-1) + self.bias
+        a_BT: Tensor = (self.map(x_BTD) + self.bias).squeeze(-1)
         return a_BT.to(torch.promote_types(a_BT.dtype, torch.float32)).sigmoid()
 
 
