@@ -23,6 +23,7 @@ from everyformer import (
     PostNorm,
     PreNorm,
     Repeat,
+    Sinusoidal,
     Stack,
     Standard,
     TimePosition,
@@ -49,9 +50,10 @@ def body(
     cross: bool = False,
     wiring: Any = PostNorm(LayerNorm(EPS)),
     times: int = 1,
+    place: Any = None,
     **more: Any,
 ) -> Any:
-    layer = Layer(Attention(HEADS, parse(pattern)), net, Attention(HEADS) if cross else None)
+    layer = Layer(Attention(HEADS, parse(pattern)), net, Attention(HEADS) if cross else None, place)
     if mode == "fixed":
         return Repeat(STEPS, (layer,) * times, wiring, TimePosition())
     return Halt(
@@ -180,8 +182,10 @@ def test_the_ponder_cost_learns_through_the_remainder_only():
 def test_steps_that_nobody_needs_are_not_computed(monkeypatch):
     """Without a past none is; with one, frozen states still give their keys, and other states go on."""
     calls: list[int] = []
-    for mode in MODES:
-        network, x_BT = made(model(mode)), tokens(2, 5)
+    for mode, place in [(mode, None) for mode in MODES] + [
+        ("freeze", Sinusoidal())
+    ]:  # also where a layer adds positions
+        network, x_BT = made(model(mode, place=place)), tokens(2, 5)
         network.body.layers[0].register_forward_hook(lambda *_: calls.append(1))
         with torch.no_grad():
             probe = Probe()
@@ -220,6 +224,18 @@ def test_holes_in_the_past_change_nothing(mode, net, hidden):
             output = network(given, past=past)
             past = output.past
             close(output.hidden[:, 0], torch.stack((whole[0, 4 + time], whole[1, 2 + time])))
+
+
+@pytest.mark.spec(86)
+@pytest.mark.parametrize("net", (NET, Convolution(12, kernels=(2, 3))), ids=("feedforward", "convolution"))
+@pytest.mark.parametrize("mode", ("fixed", "freeze"))
+@pytest.mark.parametrize("hidden", (False, True), ids=("keys", "memory"))
+def test_after_a_reset_a_row_begins_anew_in_every_step(mode, net, hidden):
+    network, x_BT = made(model(mode, net=net)), tokens(2, 7)
+    past = network(x_BT[:, :4], past=Past(hidden=hidden)).past.reset(torch.tensor([False, True]))
+    found_BTD = network(x_BT[:, 4:], past=past).hidden
+    close(found_BTD[0], network(x_BT).hidden[0, 4:])
+    close(found_BTD[1], network(x_BT[1:, 4:]).hidden[0])
 
 
 @pytest.mark.spec(123)
@@ -274,6 +290,14 @@ def test_a_convolution_to_both_sides_reads_its_sequence_at_once():
     past = network(tokens(), past=Past()).past
     with pytest.raises(ValueError, match="lets the past see what comes now"):
         network(tokens(), past=past)
+
+
+def test_a_depth_looks_back_only_if_all_its_parts_do():
+    each = Convolution(12), Convolution(12, causal=False)
+    for mode in ("fixed", "freeze"):
+        looks = [body(mode, pattern, net).looks_back_only() for pattern in ("causal", "full") for net in each]
+        assert looks == [True, False, False, False]
+    assert [Stack(1, (Layer(None, net),), PreNorm()).looks_back_only() for net in (*each, NET)] == [True, False, False]
 
 
 def test_a_past_of_a_window_keeps_what_a_convolution_reads():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
-from everyformer import Gated, Language, Learned, Model, PostNorm, PreNorm, Reversible, Tokens, build, member
+from everyformer import Gated, Halt, Language, Learned, Model, PostNorm, PreNorm, Reversible, Tokens, build, member
 from everyformer.network.depth import Layer, Stack
 from everyformer.task.language import Language as LanguageTask
 from everyformer.train.capture import objection
@@ -116,6 +118,7 @@ def test_what_cannot_be_is_refused():
     for body, heads, reason in (
         (Stack(2, (layer,), Reversible()), (Language(),), "cannot be added to what enters each layer"),
         (Stack(2, start.body.each, Reversible()), (Language(every_layer=True),), "every_layer needs one state"),
+        (Halt(2, start.body.each, PreNorm()), (Language(every_layer=True),), "every_layer needs one state"),
     ):
         value = Model(width=64, embed=Tokens(256), body=body, heads=heads)
         with pytest.raises(ValueError, match=reason):
@@ -141,10 +144,12 @@ def test_a_run_knows_how_far_it_is_and_goes_on_to_the_same_weights(tmp_path):
 
 
 @pytest.mark.spec(76)
-def test_the_tokens_after_the_next_need_no_layers(tmp_path):
-    """A reversible stack has no state after each layer; its output tells them, with the gradients of the plain computation."""
-    value = model(wiring=Reversible(), embed=Tokens(256), heads=(Language(),))
-    one, value = work(tmp_path, value, ahead=2)
+@pytest.mark.parametrize("depth", [Stack, partial(Halt, cost=0.0)], ids=["reversible", "halt"])
+def test_the_tokens_after_the_next_need_no_layers(tmp_path, depth):
+    """A reversible or repeated depth has no state after each layer; its output tells them."""
+    value = model(embed=Tokens(256), heads=(Language(),))
+    body = depth(2, value.body.each, wiring=Reversible() if depth is Stack else PreNorm())
+    one, value = work(tmp_path, replace(value, body=body), ahead=2)
     network, batch = ready(value), one.batch(0, 2, 0)
     token_BT, maps = batch["token_BT"], [network.embed.table.weight, *(one.weight for one in network.further[0])]
     wanted = sum(
