@@ -68,6 +68,12 @@ def test_spans_are_shown_drawn_and_told(place, capsys):
     assert "  span 16" in capsys.readouterr().out
 
 
+def test_a_refused_run_leaves_its_name_free(place, capsys):
+    assert train("--out", "run", "run.batch=100000") == 2
+    assert "is larger than the set" in capsys.readouterr().err
+    assert train("--out", "run", "run.steps=1") == 0
+
+
 def test_data_come_from_standard_input(place, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((place / "text.txt").read_bytes())))
     assert main(["train", "byte-language", "--size", "tiny", "--data", "-", *SMALL, "run.steps=1", "--out", "run"]) == 0

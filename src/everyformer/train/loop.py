@@ -74,13 +74,14 @@ def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[
                 target.mkdir(parents=True, exist_ok=True)
             work = _open(recipe, None if recipe.start is None else Path(recipe.start), here)
         value = work.adapt(recipe.value(work.changes()))
+        loop = Loop(recipe, work, value, target, here, listeners)  # what it refuses leaves nothing behind
         if here.first and target is not None:
             with writing(target):
                 work.save(target)
                 (target / "model.json").write_text(to_json(value) + "\n")
             _write_recipe(recipe, target)  # last: where it is, the rest is
         here.wait()
-        return Loop(recipe, work, value, target, here, listeners).run(None)
+        return loop.run(None)
 
 
 def resume(
