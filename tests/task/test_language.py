@@ -127,6 +127,11 @@ def test_a_vocabulary_that_does_not_fit_is_refused(poem):
         work.fit(build("gpt2", "tiny").value)
 
 
+def test_a_model_of_episodes_is_refused_because_a_text_marks_none(poem):
+    with pytest.raises(ValueError, match=r"same_document.* marks none; .* leave model\.episodes out"):
+        Language().open(poem, 16).fit(build("gtrxl", "tiny", episodes=True).value)
+
+
 def test_models_that_do_not_fit_are_refused(poem):
     work = Language().open(poem, 16)
     with pytest.raises(ValueError, match="needs a head Language, the model has Masked, Classify"):

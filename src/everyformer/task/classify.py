@@ -36,7 +36,7 @@ from everyformer.task.work import (
     Task,
     Work,
     check_split,
-    check_vocabulary,
+    check_tokens,
     draw,
     epoch_rows,
     logits,
@@ -220,7 +220,7 @@ class TextWork(LabelledWork):
         self.context = self.context or (limit - value.class_token if limit else CONTEXT)
         if self.context <= len(self.ends):
             raise ValueError(f"a context of {self.context} has no room for a text; give at least {len(self.ends) + 1}")
-        check_vocabulary(value, self.tokenizer.vocabulary, self.name)
+        check_tokens(value, self.tokenizer.vocabulary, self.name)
 
     def tokens(self, texts: Sequence[str]) -> list[Ids]:
         """The beginning of each text, as long as the context allows."""

@@ -36,7 +36,7 @@ from everyformer.network.depth import Stack
 from everyformer.network.head import Language as LanguageHead
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.network.past import Past
-from everyformer.task.work import Batch, Task, Work, check_split, check_vocabulary, draw, logits, sequence, which
+from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, logits, sequence, which
 from everyformer.value import Count, Share, Size, Value
 
 CONTEXT = 256  # where neither the member nor the recipe says
@@ -133,7 +133,7 @@ class LanguageWork(Work):
             raise ValueError(
                 f"a context of {self.context} has no target {head.ahead} tokens after the next; lower task.ahead"
             )
-        check_vocabulary(value, self.tokenizer.vocabulary, self.text.name)
+        check_tokens(value, self.tokenizer.vocabulary, self.text.name)
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         assert self.context is not None

@@ -28,7 +28,7 @@ from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.network.head import Classify
 from everyformer.network.head import Masked as MaskedHead
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
-from everyformer.task.work import Batch, Task, Work, check_split, check_vocabulary, draw, logits, pad, sequence, which
+from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, logits, pad, sequence, which
 from everyformer.value import Share, Size, Value
 
 CONTEXT = 128  # where neither the member nor the recipe says
@@ -103,7 +103,7 @@ class MaskedWork(Work):
             raise ValueError(
                 f"a context of {self.context} has no room for two passages and their marks; give at least 8"
             )
-        check_vocabulary(value, self.tokenizer.vocabulary, self.text.name)
+        check_tokens(value, self.tokenizer.vocabulary, self.text.name)
         head = which(value, MaskedHead, "masked")
         pair = which(value, Classify, "masked with task.next_sentence") if self.task.next_sentence else head
         if self.task.next_sentence and not value.segments:

@@ -25,7 +25,7 @@ from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
 from everyformer.network.head import Language
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
-from everyformer.task.work import Batch, Task, Work, check_split, check_vocabulary, draw, logits, pad, shuffled, which
+from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, logits, pad, shuffled, which
 from everyformer.value import Share, Size, Value
 
 MULTIPLE = 8
@@ -94,7 +94,7 @@ class TranslateWork(Work):
         for side in (value.encoder, value.decoder):
             limit = side.position.limit() if side.position else None
             self.longest = min(self.longest, limit or self.longest)
-            check_vocabulary(side, self.tokenizer.vocabulary, self.pairs.name)
+            check_tokens(side, self.tokenizer.vocabulary, self.pairs.name)
         self.head = which(value.decoder, Language, "translate")
         self.encoded.clear()
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everyformer.attention.pattern import SameDocument
 from everyformer.data.tokenizer import Ids
 from everyformer.network.embed import Tokens
 from everyformer.network.head import Head
@@ -187,7 +188,14 @@ def logits(found: Any, number: int) -> Tensor:
     return answer
 
 
-def check_vocabulary(value: Model, vocabulary: int, name: str) -> None:
+def check_tokens(value: Model, vocabulary: int, name: str) -> None:
+    """Are the tokens of a text all that the model reads, and does it know them?"""
+    patterns = [one.pattern for layer in value.body.each for one in layer.attentions()]
+    if any(isinstance(part, SameDocument) for pattern in patterns for part in pattern.walk()):
+        raise ValueError(
+            f"the model keeps the documents of a sequence apart (same_document), but {name} marks none; choose a member without "
+            "it, or leave model.episodes out"
+        )
     embed = value.embed
     if not isinstance(embed, Tokens):
         raise ValueError(
