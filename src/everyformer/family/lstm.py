@@ -45,7 +45,7 @@ def lstm(
     vocabulary: Size = 256,
     dropout: Share = 0.0,
 ) -> Model:
-    body = Lstm(layers, Chain(dropout), squash, forget, bias)
+    body = Lstm(layers, Chain(dropout), squash, bias, forget=forget)
     return _model(body, width, vocabulary, memory, dropout)
 
 

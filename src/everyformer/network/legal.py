@@ -17,7 +17,7 @@ from everyformer.network.feedforward import Convolution
 from everyformer.network.halting import Halt, Repeat
 from everyformer.network.head import Classify, Language, Logistics, Masked
 from everyformer.network.norm import BatchNorm
-from everyformer.network.recurrent import AblatedLstm, Lstm
+from everyformer.network.recurrent import Recurrent
 from everyformer.network.wiring import Reversible
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def objections(value: Model) -> Iterator[str]:
     layers, wiring = value.body.each, value.body.wiring
     for layer in layers:
         yield from _layer_objections(value.width, layer)
-    both_ways = isinstance(value.body, Lstm | AblatedLstm) and value.body.both_ways
+    both_ways = isinstance(value.body, Recurrent) and value.body.both_ways
     if both_ways and value.width % 2:
         yield f"each of two directions has half the width, but that is {value.width}; make it even, or leave both_ways out"
     for head in value.heads:

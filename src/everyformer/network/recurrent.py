@@ -36,46 +36,38 @@ Squash = Literal["tanh", "sigmoid"]
 SHUT = 100.0  # sigma of it is 1 in every precision
 
 
-class Lstm(Depth, Value, frozen=True):
+class Recurrent(Value, frozen=True):
+    """What the recurrent depths have in common. It is not one of them itself: a class is abstract or final."""
+
     layers: Size
     wiring: Wiring = Chain()
     squash: Squash = "tanh"
+    bias: bool = True
+    both_ways: bool = False
+    each: ClassVar[tuple[Layer, ...]] = ()
+
+    def looks_back_only(self) -> bool:
+        return not self.both_ways
+
+    def stack(self, width: int, gates: str, recurrent: bool) -> nn.Module:
+        ways = 2 if self.both_ways else 1
+        layers = []
+        for _ in range(self.layers):
+            cells = [Cell(width, width // ways, gates, self.squash, self.bias, recurrent) for _ in range(ways)]
+            layers.append(RecurrentLayer(cells, self.wiring.step(width)))
+        return StackLayers(layers, self.wiring.ends(width))
+
+
+class Lstm(Recurrent, Depth, frozen=True):
     forget: bool = True
-    bias: bool = True
-    both_ways: bool = False
-    each: ClassVar[tuple[Layer, ...]] = ()  # type: ignore[misc]
 
     def build(self, width: int) -> nn.Module:
-        return _layers(width, self, "ifco" if self.forget else "ico")
-
-    def looks_back_only(self) -> bool:
-        return not self.both_ways
+        return self.stack(width, "ifco" if self.forget else "ico", recurrent=True)
 
 
-class AblatedLstm(Depth, Value, frozen=True):
-    layers: Size
-    wiring: Wiring = Chain()
-    squash: Squash = "tanh"
-    bias: bool = True
-    both_ways: bool = False
-    each: ClassVar[tuple[Layer, ...]] = ()  # type: ignore[misc]
-
+class AblatedLstm(Recurrent, Depth, frozen=True):
     def build(self, width: int) -> nn.Module:
-        return _layers(width, self, "ifc")
-
-    def looks_back_only(self) -> bool:
-        return not self.both_ways
-
-
-def _layers(width: int, value: Lstm | AblatedLstm, gates: str) -> nn.Module:
-    ways = 2 if value.both_ways else 1
-    layers = []
-    for _ in range(value.layers):
-        cells = [
-            Cell(width, width // ways, gates, value.squash, value.bias, isinstance(value, Lstm)) for _ in range(ways)
-        ]
-        layers.append(RecurrentLayer(cells, value.wiring.step(width)))
-    return StackLayers(layers, value.wiring.ends(width))
+        return self.stack(width, "ifc", recurrent=False)
 
 
 def scan(f_BTD: Tensor, x_BTD: Tensor) -> Tensor:
