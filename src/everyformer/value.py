@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -33,9 +34,16 @@ class Value(msgspec.Struct, frozen=True, tag=snake, tag_field="type", omit_defau
     """A frozen struct whose fields are checked against their types when it is made."""
 
     def __post_init__(self) -> None:
-        for field in msgspec.structs.fields(type(self)):
-            value = checked(f"{snake(type(self).__name__)}.{field.name}", getattr(self, field.name), field.type)
-            msgspec.structs.force_setattr(self, field.name, value)  # a list becomes the tuple it means
+        for name, full_name, kind in _fields(type(self)):
+            value = checked(full_name, getattr(self, name), kind)
+            msgspec.structs.force_setattr(self, name, value)  # a list becomes the tuple it means
+
+
+@cache
+def _fields(kind: type[Value]) -> tuple[tuple[str, str, Any], ...]:
+    """The fields of a class by name, by the name an error tells, and with their types: slow to find, so found once."""
+    fields = msgspec.structs.fields(kind)
+    return tuple((field.name, f"{snake(kind.__name__)}.{field.name}", field.type) for field in fields)
 
 
 def checked(name: str, given: Any, kind: Any) -> Any:
