@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -12,19 +13,35 @@ from torch import Tensor, nn
 import everyformer
 from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import parse
-from everyformer.attention.rule import RuleModule
+from everyformer.attention.relative import FourTerm
+from everyformer.attention.rule import Rotary, RuleModule, Shaw
 from everyformer.attention.scene import Scene
+from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network import depth, halting
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.head import Language, PerToken
+from everyformer.network.legal import looks_back_only
 from everyformer.network.model import Model, Network
 from everyformer.network.past import Past
 from everyformer.network.position import Learned
-from everyformer.network.wiring import PreNorm, PreNormStep
+from everyformer.network.wiring import PreNorm, PreNormStep, Reversible
 from everyformer.study.contracts import CONTRACTS, Report, contracts
-from everyformer.study.sweep import BODIES, PATTERNS, RULES, WIDTH, cells, sweep
+from everyformer.study.sweep import (
+    BODIES,
+    GATES,
+    HEADS,
+    PARTS,
+    PATTERNS,
+    POSITIONS,
+    RULES,
+    SWEPT,
+    WIDTH,
+    WIRINGS,
+    cells,
+    sweep,
+)
 
 
 def held(report: Report, record_property) -> None:
@@ -33,14 +50,19 @@ def held(report: Report, record_property) -> None:
     assert report.ok, str(report)
 
 
+def attention(model: Model) -> Attention | None:
+    return model.body.each[0].attention if model.body.each else None
+
+
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_every_legal_combination_keeps_the_contracts(pattern, record_property):
-    held(sweep(patterns=[pattern], bodies=()), record_property)
+def test_wherever_two_parts_meet_the_contracts_are_kept(pattern, record_property):
+    models = [model for model in cells() if model and attention(model) and attention(model).pattern == pattern]
+    held(sweep(models), record_property)
 
 
 @pytest.mark.parametrize("body", BODIES, ids=str)
 def test_every_body_without_attention_keeps_the_contracts(body, record_property):
-    held(sweep(patterns=(), bodies=[body]), record_property)
+    held(sweep(model for model in cells() if model and model.body == body), record_property)
 
 
 @pytest.mark.parametrize("name", everyformer.members())
@@ -49,8 +71,20 @@ def test_every_member_keeps_the_contracts(name, record_property):
 
 
 @pytest.mark.slow
-def test_the_whole_product_keeps_the_contracts(record_property):
-    held(sweep(everything=True), record_property)
+def test_every_pattern_rule_and_wiring_keep_the_contracts_together(record_property):
+    held(sweep(cells(triples=True), (*SWEPT, "flex")), record_property)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rules"),
+    [*((pattern, ()) for pattern in PATTERNS), *((parse("causal"), rules) for rules in RULES[1:])],
+    ids=lambda part: " ".join(type(one).__name__ for one in part) or "none" if isinstance(part, tuple) else str(part),
+)
+def test_flex_serves_every_pattern_and_every_rule(pattern, rules, record_property):
+    layer = Layer(Attention(Standard(2), pattern, rules), None)
+    report = contracts(Model(width=WIDTH, embed=Tokens(7), body=Stack(1, (layer,), PreNorm())), "flex")
+    assert len(report.findings) == (rules != (Shaw(2, values=True),))  # that one needs the weights
+    held(report, record_property)
 
 
 @pytest.mark.parametrize("rules", RULES, ids=lambda rules: " ".join(type(rule).__name__ for rule in rules) or "none")
@@ -82,10 +116,42 @@ def test_frozen_and_compiled_networks_are_checked_too():
     assert contracts(torch.compile(tiny(), backend="eager"), ["cache", "store"]).ok
 
 
-def test_the_sweep_has_legal_and_refused_combinations():
-    models = list(cells())
-    assert sum(model is not None for model in models) > 500
-    assert sum(model is None for model in models) > 100
+def test_every_two_parts_meet_or_are_refused(record_property):
+    met, back = set(), set()
+    for model in cells():
+        if model and attention(model):
+            (layer,), place = model.body.each, (type(model.body), getattr(model.body, "mode", None))
+            one = layer.attention
+            parts = one.pattern, one.rules, model.body.wiring, one.heads, model.position, layer.feedforward
+            pairs = set(combinations(enumerate((*parts, (model.embed, model.heads), place)), 2))
+            met |= pairs
+            if looks_back_only(model):
+                back |= pairs
+    refused = sum(model is None for model in cells())
+    record_property("refused", refused)
+    assert len(met) + refused == sum(len(one) * len(two) for one, two in combinations(PARTS, 2))
+    # And where a cache can be tried on them, unless one of the two looks ahead itself.
+    causal = [pattern for pattern in PATTERNS if not pattern.looks_ahead(heads=2)]
+    plain = [wiring for wiring in (*WIRINGS, *GATES) if not wiring.norm.mixes_positions]
+    for (i, ones), (j, others) in combinations(enumerate((causal, RULES, plain, HEADS, POSITIONS)), 2):
+        for one, other in product(ones, others):
+            assert ((i, one), (j, other)) in back or ((i, one), (j, other)) not in met, (one, other)
+
+
+def test_combinations_that_nobody_else_has_are_cells():
+    """Sparse and relative, span and memory, reversible and memory, local and rotary with a cache, a graph in some heads."""
+    models = [model for model in cells() if model and attention(model) and looks_back_only(model)]
+
+    def some(pattern: str = "", rule: type | None = None, wiring: type | None = None) -> bool:
+        return any(
+            pattern in str(attention(model).pattern)
+            and (rule is None or any(isinstance(one, rule) for one in attention(model).rules))
+            and (wiring is None or isinstance(model.body.wiring, wiring))
+            for model in models
+        )
+
+    assert some("stride", FourTerm) and some("summary", FourTerm) and some("", Span) and some("", DynamicSpan)
+    assert some("", FourTerm, Reversible) and some("local(", Rotary) and some("by_head(causal & graph")
 
 
 def test_contracts_change_nothing_of_a_network():
@@ -162,6 +228,13 @@ def test_kernels_notice_a_kernel_that_forgets_the_scale(monkeypatch):
         sdpa.F, "scaled_dot_product_attention", lambda q, k, v, **options: torch.softmax(q @ k.mT, -1) @ v
     )
     assert broken(tiny(), "kernels")
+
+
+def test_flex_notices_a_kernel_that_forgets_the_pattern(monkeypatch):
+    from everyformer.attention.kernels import flex
+
+    monkeypatch.setattr(flex, "_block_mask", lambda pattern, scene, *sizes: None)
+    assert broken(tiny(), "flex")
 
 
 def test_gradient_notices_a_detached_path(monkeypatch):

@@ -29,7 +29,7 @@ def contracts(
     everything: Annotated[bool, Parameter("--all", negative=(), show_default=False)] = False,
     as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
 ) -> int:
-    """Check the contracts on a member, or on every legal combination (minutes) and every member.
+    """Check the contracts on a member, or on every member and on models in which every two parts meet (minutes).
 
     Parameters
     ----------
@@ -38,13 +38,13 @@ def contracts(
     only
         Some of the contracts, with commas between them: future,cache.
     everything
-        Try the whole product of the parts instead of a spread over it; very long.
+        Let every three of pattern, rules and wiring meet, instead of every two parts.
     as_json
         Print JSON.
     """
     from everyformer.family.table import members
     from everyformer.study.contracts import contracts as check
-    from everyformer.study.sweep import sweep
+    from everyformer.study.sweep import cells, sweep
 
     names = None if only is None else [name.strip() for name in only.split(",")]
     if member is not None:
@@ -53,7 +53,7 @@ def contracts(
         report = check(member, names)
     else:
         with _progress("combinations") as tell:
-            report = sweep(only=names, everything=everything, progress=tell)
+            report = sweep(cells(triples=everything), names, tell)
         with _progress("members") as tell:
             for number, name in enumerate(members(), 1):
                 report.findings += check(name, names).findings

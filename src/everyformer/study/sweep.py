@@ -1,15 +1,17 @@
-"""The sweep: every legal combination of the parts, as tiny models, for the contracts.
+"""The sweep: legal combinations of the parts, as tiny models, for the contracts.
 
-Pattern x rules x wiring is built in full, and each body without attention; gates, heads, positions, nets, outputs and
-depths are dealt out by a fixed shuffle, so that each meets many of the others. `everything=True` takes the whole product
-instead. Which combinations are legal is not decided here: they are offered to `objections`, and the refused ones are counted.
+Every two parts meet in some model, of patterns, rules, wirings, forms of heads, positions, nets, outputs and depths, and so
+does each body without attention; `triples` builds pattern x rules x wiring in full instead and deals the others out. Which
+combinations are legal is not decided here: they are offered to `objections`, and what was refused is counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
+from functools import cache
+from itertools import chain, combinations, islice, product
 from random import Random
+from typing import Any
 
 from everyformer.attention.heads import (
     Asymmetric,
@@ -52,10 +54,6 @@ from everyformer.network.wiring import Gated, PostNorm, PreNorm, Reversible, Wir
 from everyformer.study.contracts import CONTRACTS, Report, contracts
 
 WIDTH, VOCABULARY = 24, 17
-
-Others = tuple[
-    Position | None, FeedForward | Convolution, tuple[Embed, tuple[Head, ...]], Callable[[Layer, Wiring], Depth]
-]
 
 PATTERNS: tuple[Pattern, ...] = tuple(
     parse(text)
@@ -156,7 +154,7 @@ OUTPUTS: tuple[tuple[Embed, tuple[Head, ...]], ...] = (
     (Features(2), (Logistics(2, levels=4, components=2),)),
 )
 DEPTHS: tuple[Callable[[Layer, Wiring], Depth], ...] = (
-    *[lambda layer, wiring: Stack(2, (layer,), wiring)] * 6,
+    lambda layer, wiring: Stack(2, (layer,), wiring),
     lambda layer, wiring: Repeat(2, (layer,), wiring, TimePosition()),
     lambda layer, wiring: Halt(2, (layer,), wiring, TimePosition(), "graves", rest=0.3),
     lambda layer, wiring: Halt(2, (layer,), wiring, None, "freeze", rest=0.3),
@@ -173,51 +171,119 @@ BODIES: tuple[Depth, ...] = (  # those without attention
 )
 
 
-SWEPT = tuple(name for name in CONTRACTS if name not in ("compile", "overfit"))
+Part = tuple[int, int]  # which of PARTS, and its number there
+PARTS: tuple[Sequence[Any], ...] = (PATTERNS, RULES, (*WIRINGS, *GATES), HEADS, POSITIONS, NETS, OUTPUTS, DEPTHS)
+SWEPT = tuple(name for name in CONTRACTS if name not in ("flex", "compile", "overfit"))  # these take longer
 
 
-def cells(
-    patterns: Iterable[Pattern] = PATTERNS, bodies: Iterable[Depth] = BODIES, everything: bool = False
-) -> Iterator[Model | None]:
-    """Every combination with these patterns and bodies in a fixed order: the model, or None where it is refused."""
-    for pattern, rules in product(patterns, RULES):
-        random = Random(f"{pattern} {rules}")  # the same hand whatever else is swept
-        forms = HEADS if everything else (random.choice(HEADS),)
-        gates = GATES if everything else (Random(f"gate {pattern} {rules}").choice(GATES),)
-        for heads, wiring in product(forms, (*WIRINGS[:3], *gates, *WIRINGS[3:])):
-            others: Iterable[Others] = product(POSITIONS, NETS, OUTPUTS, DEPTHS[5:])
-            if not everything:
-                hands = (POSITIONS, NETS, OUTPUTS, DEPTHS)
-                others = [tuple(random.choice(hand) for hand in hands)]  # type: ignore[list-item]
-            for position, net, (embed, outputs), depth in others:
-                body = depth(Layer(Attention(heads, pattern, rules), net), wiring)
-                model = Model(width=WIDTH, embed=embed, position=position, body=body, heads=outputs)
-                yield None if any(True for _ in objections(model)) else model
-    for other in bodies:
-        rest = list(product(POSITIONS, OUTPUTS))
-        for position, (embed, outputs) in rest if everything else Random(str(other)).sample(rest, 2):
-            model = Model(width=WIDTH, embed=embed, position=position, body=other, heads=outputs)
-            yield None if any(True for _ in objections(model)) else model
+@cache
+def cells(triples: bool = False) -> tuple[Model | None, ...]:
+    """The models of the sweep in a fixed order, None for what was refused."""
+    return (*(_triples() if triples else _pairs()), *_bodies())
+
+
+def _pairs() -> Iterator[Model | None]:
+    """For each pair of parts that has not met yet: of random hands that hold it, a legal one with the most of such pairs.
+
+    Pairs meet where all contracts speak of them: not in a model that a third part keeps from going on with a past.
+    """
+    random = Random(0)
+    every = [[(slot, number) for number in range(len(parts))] for slot, parts in enumerate(PARTS)]
+    wanted = [pair for ones, others in combinations(every, 2) for pair in product(ones, others)]
+    ahead = {(slot, number) for slot, number in chain(*every) if _looks_ahead(PARTS[slot][number])}
+    back = [[part for part in parts if part not in ahead] for parts in every]
+    left = set(wanted)
+
+    def new(hand: Sequence[Part]) -> set[tuple[Part, Part]]:
+        pairs = left.intersection(combinations(hand, 2))
+        return pairs if ahead.isdisjoint(hand) else {pair for pair in pairs if not ahead.isdisjoint(pair)}
+
+    def deal(pair: tuple[Part, Part]) -> list[list[Part]]:
+        """Forty hands, those with the most new pairs first."""
+        held, others = dict(pair), back if ahead.isdisjoint(pair) else every
+        hands = [
+            [(slot, held[slot]) if slot in held else random.choice(parts) for slot, parts in enumerate(others)]
+            for _ in range(40)
+        ]
+        return sorted(hands, key=lambda hand: -len(new(hand)))
+
+    for pair in wanted:
+        if pair not in left:
+            continue
+        for hand in chain.from_iterable(deal(pair) for _ in range(3)):
+            model = _model(*(PARTS[slot][number] for slot, number in hand))
+            if model is not None:
+                left -= new(hand)
+                yield model
+                break
+        else:
+            yield None  # a pair that no hand makes a legal model of
+
+
+def _looks_ahead(part: Any) -> bool:
+    """Does it keep a model from looking back only?"""
+    if isinstance(part, Pattern):
+        return part.looks_ahead(heads=2)
+    if isinstance(part, Wiring):
+        return part.norm is not None and part.norm.mixes_positions
+    return isinstance(part, Convolution) and not part.causal
+
+
+def _triples() -> Iterator[Model | None]:
+    others: tuple[Sequence[Any], ...] = (POSITIONS, NETS, OUTPUTS, (DEPTHS[0],) * 5 + DEPTHS)  # most depths are plain
+    for pattern, rules in product(PATTERNS, RULES):
+        random = Random(f"{pattern} {rules}")
+        heads = random.choice(HEADS)
+        for wiring in (*WIRINGS, random.choice(GATES)):
+            yield _model(pattern, rules, wiring, heads, *map(random.choice, others))
+
+
+def _bodies() -> Iterator[Model]:
+    """Each body without attention twice, with the first positions and outputs of a shuffle that are legal."""
+    for body in BODIES:
+        hands = list(product(POSITIONS, OUTPUTS))
+        Random(str(body)).shuffle(hands)
+        models = (
+            _legal(Model(width=WIDTH, embed=embed, position=position, body=body, heads=outputs))
+            for position, (embed, outputs) in hands
+        )
+        yield from islice(filter(None, models), 2)
+
+
+def _model(
+    pattern: Pattern,
+    rules: tuple[Rule, ...],
+    wiring: Wiring,
+    heads: Heads,
+    position: Position | None,
+    net: FeedForward | Convolution,
+    output: tuple[Embed, tuple[Head, ...]],
+    depth: Callable[[Layer, Wiring], Depth],
+) -> Model | None:
+    body = depth(Layer(Attention(heads, pattern, rules), net), wiring)
+    return _legal(Model(width=WIDTH, embed=output[0], position=position, body=body, heads=output[1]))
+
+
+def _legal(model: Model) -> Model | None:
+    return None if any(True for _ in objections(model)) else model
 
 
 def sweep(
+    models: Iterable[Model | None],
     only: Sequence[str] | None = None,
-    *,
-    patterns: Iterable[Pattern] = PATTERNS,
-    bodies: Iterable[Depth] = BODIES,
-    everything: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """The contracts on every legal cell. `progress` is told how many of how many are done."""
-    offered = list(cells(patterns, bodies, everything))
-    report, seen = Report(refused=sum(model is None for model in offered)), set()
-    for done, model in enumerate(offered, 1):
+    """The contracts on every model; `progress` is told how many of how many are done."""
+    models = list(models)
+    report, seen = Report(refused=sum(model is None for model in models)), set()
+    for done, model in enumerate(models, 1):
         if model is not None:
-            # What a kernel computes depends on the attention alone: each is checked once.
-            kind = model.body.each[0].attention if model.body.each else model.body
-            chosen = [name for name in only or SWEPT if name != "kernels" or kind not in seen]
+            # What a kernel computes depends on pattern and rules alone: each of their pairs is checked once.
+            attention = model.body.each[0].attention if model.body.each else None
+            kind = (attention.pattern, attention.rules) if attention else model.body
+            known = ("kernels", "flex") if kind in seen else ()
             seen.add(kind)
-            report.findings += contracts(model, chosen).findings
+            report.findings += contracts(model, [name for name in only or SWEPT if name not in known]).findings
         if progress:
-            progress(done, len(offered))
+            progress(done, len(models))
     return report
