@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
         Symmetric,
         Wide,
     )
+    from everyformer.attention.parse import parse
     from everyformer.attention.pattern import (
         Block,
         ByHead,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
         Visible,
         Window,
         fixed,
-        parse,
         strided,
     )
     from everyformer.attention.relative import FourTerm
@@ -88,7 +88,8 @@ _HOMES = {
     "everyformer.attention.attend": "attend KERNELS",
     "everyformer.attention.scene": "Probe Scene",
     "everyformer.attention.pattern": "Pattern Full Causal Window Block Stride Summary Local Local2d Prefix Graph SameDocument "
-    "Visible Hashed Chunked ByHead fixed parse strided",
+    "Visible Hashed Chunked ByHead fixed strided",
+    "everyformer.attention.parse": "parse",
     "everyformer.attention.rule": "Rule RuleModule Rotary Alibi Shaw T5Bias ImageBias",
     "everyformer.attention.relative": "FourTerm",
     "everyformer.attention.span": "Span DynamicSpan",

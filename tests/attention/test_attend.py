@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from everyformer.attention.attend import attend
 from everyformer.attention.heads import Standard, Sum
-from everyformer.attention.pattern import ByHead, Causal, Full, Graph, Pattern, SameDocument, Window, parse
+from everyformer.attention.parse import parse
+from everyformer.attention.pattern import ByHead, Causal, Full, Graph, Pattern, SameDocument, Window
 from everyformer.attention.rule import ImageBias, Rotary
 from everyformer.attention.scene import Probe, Scene
 from everyformer.network.depth import Attention, AttentionLayer, Layer, Stack

@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from everyformer.attention.attend import KERNELS, CannotServe, attend, choose
 from everyformer.attention.kernels.blocked import live_share, plan
 from everyformer.attention.kernels.request import Request
-from everyformer.attention.pattern import ByHead, Causal, Full, Graph, Pattern, SameDocument, fixed, parse, strided
+from everyformer.attention.parse import parse
+from everyformer.attention.pattern import ByHead, Causal, Full, Graph, Pattern, SameDocument, fixed, strided
 from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, RuleModule, Shaw, T5Bias
 from everyformer.attention.scene import Probe, Scene
 from everyformer.value import Size, Value

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from everyformer.attention.attend import attend
 from everyformer.attention.heads import Standard
-from everyformer.attention.pattern import Causal, Full, parse
+from everyformer.attention.parse import parse
+from everyformer.attention.pattern import Causal, Full
 from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import Rule
 from everyformer.attention.scene import Scene

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everyformer.attention.parse import parse
 from everyformer.attention.pattern import (
     Block,
     ByHead,
@@ -30,7 +31,6 @@ from everyformer.attention.pattern import (
     far,
     fixed,
     for_head,
-    parse,
     strided,
 )
 from everyformer.attention.scene import Scene

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from everyformer.attention import attend as waist
 from everyformer.attention import span as span_module
 from everyformer.attention.attend import attend
-from everyformer.attention.pattern import Causal, Window, for_head, parse
+from everyformer.attention.parse import parse
+from everyformer.attention.pattern import Causal, Window, for_head
 from everyformer.attention.rule import Rotary, Rule, Shaw
 from everyformer.attention.scene import Scene
 from everyformer.attention.span import DynamicSpan, Span, coarse

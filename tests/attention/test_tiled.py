@@ -7,7 +7,7 @@ import torch
 
 from everyformer.attention.attend import CannotServe, attend
 from everyformer.attention.kernels.tiled import Few, Tile, tiles
-from everyformer.attention.pattern import parse
+from everyformer.attention.parse import parse
 from everyformer.attention.rule import Alibi
 from everyformer.attention.scene import Scene
 

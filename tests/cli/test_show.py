@@ -11,7 +11,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from everyformer.attention.kernels.blocked import live_share
-from everyformer.attention.pattern import for_head, parse
+from everyformer.attention.parse import parse
+from everyformer.attention.pattern import for_head
 from everyformer.cli.main import main
 from everyformer.study.picture import COLORS, draw, example_scene, pool
 

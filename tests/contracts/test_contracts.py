@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import everyformer
 from everyformer.attention.heads import Standard
-from everyformer.attention.pattern import parse
+from everyformer.attention.parse import parse
 from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import Rotary, RuleModule, Shaw
 from everyformer.attention.scene import Scene

@@ -10,7 +10,7 @@ import torch
 
 import everyformer
 from everyformer.attention.attend import CannotServe, attend
-from everyformer.attention.pattern import parse
+from everyformer.attention.parse import parse
 from everyformer.attention.rule import Alibi, ImageBias, Rotary, Shaw, T5Bias
 from everyformer.attention.scene import Scene
 from everyformer.study.contracts import contracts

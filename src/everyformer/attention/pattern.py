@@ -3,7 +3,7 @@
 A pattern is a predicate on positions, `sees(b, h, q, k, scene)`: may query position q of sequence b see key position k
 in head h? It is elementwise arithmetic with no Python branch on the data, so one body serves a dense mask, a
 FlexAttention block mask and a gathered block. Patterns combine with `&`, `|`, `~` and `ByHead`; they print as text that
-`parse` reads back. Whether a pattern looks ahead, how dense it is and which blocks are live are computed from the
+`attention/parse.py` reads back. Whether a pattern looks ahead, how dense it is and which blocks are live are computed from the
 predicate, never declared.
 
 Sources: attention over a key set S_i (W), sparse patterns of Child et al. 2019 and local ones of Parmar et al. 2018, both with
@@ -12,7 +12,6 @@ j <= i restored by `causal &`.
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Iterator
 from functools import lru_cache
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.scene import Scene
-from everyformer.value import Count, Size, Value, named, nearest, snake
+from everyformer.value import Count, Size, Value, snake
 
 MOST = 4096  # positions that are tried, all against all, to see whether a pattern looks ahead
 
@@ -489,58 +488,6 @@ def alternatives(pattern: Pattern) -> list[Pattern]:
                 rest = pattern.parts[:number] + pattern.parts[number + 1 :]
                 return [And((*rest, one)) for one in part.parts]
     return [pattern]
-
-
-def parse(text: str) -> Pattern:
-    """The pattern that a text names: `causal & (window(8) | stride(8))`, as patterns print themselves."""
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise ValueError(
-            f"cannot read the pattern {text!r}: {error.msg}; write for example causal & window(8)"
-        ) from None
-    try:
-        pattern = _read(tree, text)
-    except TypeError:  # & | or ~ of a number or a list
-        raise ValueError(f"cannot read the pattern {text!r}: & | ~ combine patterns only") from None
-    if not isinstance(pattern, Pattern):
-        raise ValueError(f"{text!r} is a number or a list, not a pattern; write for example causal & window(8)")
-    return pattern
-
-
-def _read(tree: ast.expr, text: str) -> Any:
-    match tree:
-        case ast.Name(id=name):
-            return _make(name, [], text)
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-            return _make(name, [_read(arg, text) for arg in args], text)
-        case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
-            return _read(left, text) & _read(right, text)
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _read(left, text) | _read(right, text)
-        case ast.UnaryOp(op=ast.Invert(), operand=part):
-            return ~_read(part, text)
-        case ast.Constant(value=int(value)):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
-            return -value
-        case ast.Tuple(elts=parts):
-            return tuple(_read(part, text) for part in parts)
-    raise ValueError(
-        f"cannot read {ast.unparse(tree)!r} in the pattern {text!r}: use names, whole numbers, & | ~ and parentheses"
-    )
-
-
-def _make(name: str, arguments: list[Any], text: str) -> Pattern:
-    kinds = {key: kind for key, kind in named(Pattern).items() if kind not in (And, Or, Not)}
-    if name not in kinds:
-        raise ValueError(f"no pattern is named {name!r} (in {text!r}); {nearest(name, kinds)}")
-    if kinds[name] is ByHead:
-        arguments = [tuple(arguments)]
-    try:
-        return kinds[name](*arguments)
-    except TypeError as error:
-        raise ValueError(f"{name} in the pattern {text!r}: {error}") from None
 
 
 def _even(buckets: int, name: str) -> None:

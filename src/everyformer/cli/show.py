@@ -121,7 +121,8 @@ def pattern(text: str, /, *, length: int = 32, heads: int | None = None, out: Pa
         Draw into this file too (.png, .svg, .pdf).
     """
     from everyformer.attention.kernels.blocked import FINEST, live_share
-    from everyformer.attention.pattern import ByHead, for_head, parse
+    from everyformer.attention.parse import parse
+    from everyformer.attention.pattern import ByHead, for_head
     from everyformer.study.picture import check_file, check_size, draw, example_scene, grid, pool
 
     value = parse(text)

@@ -25,7 +25,8 @@ from everyformer.attention.heads import (
     Symmetric,
     Wide,
 )
-from everyformer.attention.pattern import Pattern, parse
+from everyformer.attention.parse import parse
+from everyformer.attention.pattern import Pattern
 from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, Shaw, T5Bias
 from everyformer.attention.span import DynamicSpan, Span
