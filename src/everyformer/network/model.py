@@ -16,9 +16,19 @@ from torch import Tensor, nn
 from everyformer.attention.hashing import hashing
 from everyformer.attention.scene import Probe, Scene
 from everyformer.network.depth import Depth, DepthLayer, Source
-from everyformer.network.embed import WHOLE, Embed, EmbedModule, Mixed, Patches, check_limit, describe
+from everyformer.network.embed import Embed, EmbedModule, Mixed, Patches, check_limit
 from everyformer.network.head import Head, Language
 from everyformer.network.initial import AsTorch, Initial
+from everyformer.network.inputs import (
+    by_position,
+    check_ids,
+    check_range,
+    check_visible,
+    checked_edges,
+    count,
+    joined_documents,
+    positions,
+)
 from everyformer.network.legal import objections, pair_objections, refuse
 from everyformer.network.norm import Norm
 from everyformer.network.past import Past
@@ -164,16 +174,16 @@ class Network(nn.Module):
             x_BTD = torch.cat((self.class_token.expand(batch, -1, -1), x_BTD), dim=1)
             visible = None if visible is None else torch.cat((visible.new_ones(batch, 1), visible), dim=1)
         before = past or Past()
-        position_BK = _positions(before, visible, x_BTD)
-        document_BK = _documents(before, documents, x_BTD)
+        position_BK = positions(before, visible, x_BTD)
+        document_BK = joined_documents(before, documents, x_BTD)
         keys = before.length + x_BTD.shape[1]
         scene = Scene(
             queries=x_BTD.shape[1],
             keys=keys,
             device=x_BTD.device,
             key_BK=position_BK,
-            document_BP=_by_position(document_BK, position_BK),
-            edges_BNN=_edges(edges, batch, keys, position_BK),
+            document_BP=by_position(document_BK, position_BK),
+            edges_BNN=checked_edges(edges, batch, keys, position_BK),
             kernel=kernel,
             probe=probe,
             hidden=before.hidden,
@@ -237,8 +247,8 @@ class Network(nn.Module):
             segments = (
                 torch.zeros(x_BTD.shape[:2], dtype=torch.long, device=x_BTD.device) if segments is None else segments
             )
-            _check_ids(segments, x_BTD, "segments")
-            _check_range(segments, self.segments.num_embeddings, "segment")
+            check_ids(segments, x_BTD, "segments")
+            check_range(segments, self.segments.num_embeddings, "segment")
             x_BTD = x_BTD + self.segments(segments)
         elif segments is not None:
             raise ValueError("segments are given, but the model has none; build it with segments=2")
@@ -315,7 +325,7 @@ class Network(nn.Module):
         if memory.x_BSD.dtype != x_BTD.dtype and not torch.is_autocast_enabled(x_BTD.device.type):
             raise ValueError(f"the source is {memory.x_BSD.dtype}, the model {x_BTD.dtype}; make them one")
         visible_BS = memory.visible_BS
-        position_BS = None if visible_BS is None else _count(visible_BS, 0)
+        position_BS = None if visible_BS is None else count(visible_BS, 0)
         seen = Scene(
             queries=scene.queries,
             keys=length,
@@ -363,82 +373,3 @@ class PairNetwork(nn.Module):
         output = self.decode(target, memory, visible=visible, kernel=kernel, probe=probe)
         costs = {name: cost + output.aux.get(name, 0) for name, cost in memory.aux.items()}
         return replace(output, aux=output.aux | costs)
-
-
-def check_visible(visible: Tensor | None, batch: int, length: int) -> None:
-    if visible is None:
-        return
-    if not isinstance(visible, Tensor) or visible.dtype != torch.bool or tuple(visible.shape) != (batch, length):
-        raise ValueError(
-            f"visible is {describe(visible)}: give booleans of the shape ({batch}, {length}), True where a token is real"
-        )
-    if not torch.compiler.is_compiling() and not bool(visible.any(1).all()):
-        row = int((~visible.any(1)).nonzero()[0])
-        raise ValueError(f"sequence {row} of the batch is all padding; leave it out or give it a token")
-
-
-def _check_ids(x: Tensor, x_BTD: Tensor, name: str) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in WHOLE or x.shape != x_BTD.shape[:2]:
-        raise ValueError(
-            f"{name} are {describe(x)}: give whole numbers (int64 or int32) of the shape {tuple(x_BTD.shape[:2])}, one a token"
-        )
-
-
-def _check_range(x: Tensor, size: int, name: str) -> None:
-    if not torch.compiler.is_compiling() and not 0 <= int(x.min()) <= int(x.max()) < size:
-        raise ValueError(
-            f"{name}s go from {int(x.min())} to {int(x.max())}, but the model knows 0 to {size - 1}; build it for more"
-        )
-
-
-def _count(visible_BT: Tensor, start: Tensor | int) -> Tensor:
-    """The position of each visible token, counted from `start`; -1 where there is none."""
-    return torch.where(visible_BT, visible_BT.long().cumsum(1) - 1 + start, -1)
-
-
-def _positions(past: Past, visible: Tensor | None, x_BTD: Tensor) -> Tensor | None:
-    """Where past and new keys stand, or None when key j stands at j."""
-    if visible is None and past.position_BK is None:
-        return None
-    batch, length = x_BTD.shape[:2]
-    visible = torch.ones(batch, length, dtype=torch.bool, device=x_BTD.device) if visible is None else visible
-    before_BK = past.position_BK
-    if before_BK is None:
-        before_BK = torch.arange(past.length, device=x_BTD.device)[None]
-    if past.length == 0:
-        return _count(visible, 0)
-    start_B1 = before_BK.amax(1, keepdim=True) + 1
-    return torch.cat((before_BK.expand(batch, -1), _count(visible, start_B1)), dim=1)
-
-
-def _documents(past: Past, documents: Tensor | None, x_BTD: Tensor) -> Tensor | None:
-    if documents is None:
-        if past.document_BK is not None:
-            raise ValueError("the past has documents, these tokens have none; give documents= with every call")
-        return None
-    _check_ids(documents, x_BTD, "documents")
-    if past.length and past.document_BK is None:
-        raise ValueError("these tokens have documents, the past has none; give documents= from the first call on")
-    return documents if past.document_BK is None else torch.cat((past.document_BK, documents), dim=1)
-
-
-def _by_position(document_BK: Tensor | None, position_BK: Tensor | None) -> Tensor | None:
-    """Documents as a table by position, where the keys are not in place."""
-    if document_BK is None or position_BK is None:
-        return document_BK
-    spare = int(position_BK.max()) + 1  # where padding goes
-    table_BP = document_BK.new_full((document_BK.shape[0], spare + 1), -1)
-    return table_BP.scatter(1, position_BK.masked_fill(position_BK < 0, spare).expand_as(document_BK), document_BK)
-
-
-def _edges(edges: Tensor | None, batch: int, keys: int, position_BK: Tensor | None) -> Tensor | None:
-    if edges is None:
-        return None
-    nodes = keys if position_BK is None or torch.compiler.is_compiling() else int(position_BK.max()) + 1
-    fits = isinstance(edges, Tensor) and edges.dtype == torch.bool and edges.dim() in (2, 3)
-    fits = fits and nodes <= edges.shape[-1] == edges.shape[-2] and (edges.dim() == 2 or edges.shape[0] in (1, batch))
-    if not fits:
-        raise ValueError(
-            f"edges are {describe(edges)}: give booleans of the shape N, N or {batch}, N, N, for N nodes, at least {nodes}"
-        )
-    return edges if edges.dim() == 3 else edges[None]
