@@ -71,7 +71,7 @@ def resume(run: Path, /, *settings: str, step: int | Literal["best"] | None = No
     steps
         Go on to this step instead of the recipe's: run.steps.
     """
-    from everyformer.train.loop import changed, read_recipe
+    from everyformer.train.folder import changed, read_recipe
     from everyformer.train.loop import resume as go_on
 
     screen = console()

@@ -15,7 +15,8 @@ from everyformer.network.model import Network, PairNetwork
 from everyformer.task.work import Work
 from everyformer.train import checkpoint
 from everyformer.train.distributed import find_device
-from everyformer.train.loop import precise, read_model, read_recipe
+from everyformer.train.folder import read_model, read_recipe
+from everyformer.train.loop import precise
 from everyformer.train.recipe import Recipe
 
 

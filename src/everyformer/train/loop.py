@@ -29,15 +29,16 @@ from everyformer.task.work import Batch, Work
 from everyformer.train import checkpoint
 from everyformer.train.capture import Captured, objection
 from everyformer.train.distributed import World, restarted, spread, syncing, world
+from everyformer.train.folder import changed, read_model, read_recipe, write_recipe
 from everyformer.train.listen import check, listen
 from everyformer.train.memory import peak
 from everyformer.train.optimizer import optimizers, set_rate
-from everyformer.train.recipe import Recipe, override
+from everyformer.train.recipe import Recipe
 from everyformer.train.record import Listener, Records, writing
 from everyformer.train.schedule import batch_size, rate
 from everyformer.train.start import adopt
 from everyformer.train.watch import Watch
-from everyformer.value import from_json, to_json
+from everyformer.value import to_json
 
 
 @dataclass
@@ -79,7 +80,7 @@ def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[
             with writing(target):
                 work.save(target)
                 (target / "model.json").write_text(to_json(value) + "\n")
-            _write_recipe(recipe, target)  # last: where it is, the rest is
+            write_recipe(recipe, target)  # last: where it is, the rest is
         here.wait()
         return loop.run(None)
 
@@ -112,34 +113,6 @@ def _open(recipe: Recipe, folder: Path | None, here: World) -> Work:
     if recipe.data == "-" and here.size > 1:
         raise ValueError("only one process can read standard input; write the data to a file and give that as --data")
     return recipe.task.open(recipe.data, recipe.model.get("context"), folder)
-
-
-def _write_recipe(recipe: Recipe, folder: Path) -> None:
-    with writing(folder):
-        (folder / "recipe.part").write_text(to_json(recipe) + "\n")
-        (folder / "recipe.part").rename(folder / "recipe.json")
-
-
-def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """The recipe of a run that goes on with other settings."""
-    for setting in settings:
-        if not setting.startswith("run."):
-            raise ValueError(
-                f"{setting} cannot change in a run that goes on, only run.name=value can; begin a new run with it"
-            )
-    return override(recipe, settings)
-
-
-def read_recipe(folder: Path) -> Recipe:
-    if not (folder / "recipe.json").is_file():
-        raise ValueError(f"{folder} is not a run: it has no recipe.json; give a folder that train wrote")
-    return from_json((folder / "recipe.json").read_text(), Recipe)
-
-
-def read_model(folder: Path) -> Model | EncoderDecoder:
-    text = (folder / "model.json").read_text()
-    kind: type[Model] | type[EncoderDecoder] = EncoderDecoder if '"encoder_decoder"' in text else Model
-    return from_json(text, kind)
 
 
 class Loop:
@@ -199,9 +172,7 @@ class Loop:
             assert self.folder is not None
             self.step = step = self._restore(start)
         if self.folder is not None and self.here.first and read_recipe(self.folder) != self.recipe:
-            _write_recipe(
-                self.recipe, self.folder
-            )  # with the settings it goes on with, now that nothing has refused them
+            write_recipe(self.recipe, self.folder)  # with its new settings, now that nothing has refused them
         path, others = None, self.listeners
         if self.folder is not None and self.here.first:
             path, others = self.folder / "records.jsonl", others + listen(self.recipe, self.folder, step)

@@ -1,0 +1,39 @@
+"""A run's folder: the recipe and the model that are written there, and read by whoever goes on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.train.recipe import Recipe, override
+from everyformer.train.record import writing
+from everyformer.value import from_json, to_json
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> None:
+    with writing(folder):
+        (folder / "recipe.part").write_text(to_json(recipe) + "\n")
+        (folder / "recipe.part").rename(folder / "recipe.json")
+
+
+def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe of a run that goes on with other settings."""
+    for setting in settings:
+        if not setting.startswith("run."):
+            raise ValueError(
+                f"{setting} cannot change in a run that goes on, only run.name=value can; begin a new run with it"
+            )
+    return override(recipe, settings)
+
+
+def read_recipe(folder: Path) -> Recipe:
+    if not (folder / "recipe.json").is_file():
+        raise ValueError(f"{folder} is not a run: it has no recipe.json; give a folder that train wrote")
+    return from_json((folder / "recipe.json").read_text(), Recipe)
+
+
+def read_model(folder: Path) -> Model | EncoderDecoder:
+    text = (folder / "model.json").read_text()
+    kind: type[Model] | type[EncoderDecoder] = EncoderDecoder if '"encoder_decoder"' in text else Model
+    return from_json(text, kind)
