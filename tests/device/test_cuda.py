@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -9,10 +10,15 @@ import pytest
 import torch
 
 import everyformer
-from everyformer.attention.attend import CannotServe, attend
+from everyformer.attention.attend import CannotServe, attend, choose
+from everyformer.attention.hashing import Hash, with_places
+from everyformer.attention.kernels import blocked, fused
+from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
+from everyformer.attention.pattern import Hashed
 from everyformer.attention.rule import Alibi, ImageBias, Rotary, Shaw, T5Bias
 from everyformer.attention.scene import Scene
+from everyformer.attention.span import Span
 from everyformer.study.contracts import contracts
 from everyformer.task.table import task_for
 from everyformer.task.work import Batch
@@ -32,6 +38,7 @@ PATTERNS = (
     "causal & (block(16) | summary(16, 4))",
     "by_head(causal, window(9), ~causal, block(32))",
 )
+SPARSE = (*PATTERNS[2:5], "causal & local(32, 40)", "causal & summary(16, 4)", "hashed(4, 8, 16)")
 RULES = ((), (Rotary(),), (Alibi(),), (Shaw(8),), (T5Bias(),), (ImageBias(16, 16),))
 
 
@@ -46,7 +53,11 @@ def answers(tensors, pattern, rules, dtype, kernel):
     leaves = [x.to(dtype).requires_grad_() for x in tensors]
     torch.manual_seed(1)
     modules = [rule.build(4, 64, 64).cuda().to(dtype) for rule in rules]
-    answer = attend(*leaves, parse(pattern), modules, kernel=kernel)
+    seen, scene = parse(pattern), Scene(leaves[0].shape[2], leaves[1].shape[2], leaves[0].device)
+    if isinstance(seen, Hashed):
+        hash_ = Hash(seen, 4, 64).cuda()
+        scene = with_places(scene, hash_(hash_.buckets(leaves[1]), scene))
+    answer = attend(*leaves, seen, modules, scene=scene, kernel=kernel)
     torch.manual_seed(2)
     slope = torch.randn(answer.shape, device="cuda", dtype=torch.float64).to(dtype)
     return [answer, *torch.autograd.grad(answer, leaves, slope)]
@@ -55,10 +66,34 @@ def answers(tensors, pattern, rules, dtype, kernel):
 @pytest.mark.parametrize("kernel", ["sdpa", "blocked", "flex"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fast_kernels_err_at_most_twice_as_much_as_the_plain_one(kernel, dtype):
+    cells = list(product(PATTERNS, RULES))
+    if kernel == "flex":  # each is compiled anew: one pattern with every rule, every pattern without
+        cells = [(pattern, rules) for pattern, rules in cells if not rules or pattern == PATTERNS[2]]
+    assert_accurate(kernel, dtype, cells)
+
+
+@pytest.mark.parametrize("kernel", ["fused", "tiled", "hashed"])
+def test_sparse_kernels_err_at_most_twice_as_much_as_the_plain_one(kernel):
+    spans = ("causal", (Span(100, start=0.5),)), ("causal & window(64)", (Span(100, start=0.5),))
+    cells: dict[str, Any] = {
+        "fused": [*((pattern, ()) for pattern in SPARSE), *spans],
+        "tiled": [(pattern, ()) for pattern in SPARSE[:3]],
+        "hashed": [(SPARSE[-1], ())],
+    }
+    assert_accurate(kernel, torch.bfloat16, cells[kernel])
+
+
+def test_long_sparse_passes_in_half_precision_are_fused():
+    (q, k, v), scene = made(torch.bfloat16, 2048, 2048), Scene(2048, 2048, torch.device("cuda"))
+    request = Request(q, k, v, parse("causal & window(64)"), (), (), scene, 0.125, 0.0)
+    assert choose(request, "auto") is fused
+    assert choose(replace(request, dropout=0.1), "auto") is blocked
+    assert choose(replace(request, q_BHQE=q.float()), "auto") is not fused
+
+
+def assert_accurate(kernel, dtype, cells):
     over = []
-    for pattern, rules in product(PATTERNS, RULES):
-        if kernel == "flex" and rules and pattern != PATTERNS[2]:
-            continue  # each is compiled anew: one pattern with every rule, every pattern without
+    for pattern, rules in cells:
         tensors = made(dtype)
         exact = answers(tensors, pattern, rules, torch.float64, "reference")
         plain = answers(tensors, pattern, rules, dtype, "reference")

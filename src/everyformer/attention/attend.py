@@ -7,11 +7,12 @@ A query that sees nothing answers zero. Every kernel computes this same thing; w
     reference   the equation, literally; serves everything
     sdpa        PyTorch's fused attention; everything but weights
     flex        FlexAttention; training on CUDA only, no dropout
+    fused       Triton programs for windows, blocks, strides, summaries, hashes and spans; half precision on CUDA
     tiled       dense attention in other views of the memory: windows, blocks, strides, summaries; whole causal passes
     blocked     gathers what any sparse pattern leaves and calls SDPA; any device
     hashed      sorts the keys by their buckets and attends near; the pattern hashed alone; any device
-    auto        reference where the weights are wanted; from 1,024 queries on tiled, hashed or else blocked, where it
-                computes at most a quarter of the scores, on a CPU about a third; else sdpa
+    auto        reference where the weights are wanted; from 1,024 queries on fused, tiled, hashed or else blocked, where
+                it computes at most a quarter of the scores, on a CPU about a third; else sdpa
 
 A kernel asked for by name that cannot serve raises with the reason. It never falls back.
 
@@ -28,7 +29,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from everyformer.attention.kernels import blocked, flex, hashed, reference, sdpa, tiled
+from everyformer.attention.kernels import blocked, flex, fused, hashed, reference, sdpa, tiled
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Causal, Full, Hashed, Pattern, far
 from everyformer.attention.rule import RuleModule, Term, narrowed
@@ -40,6 +41,7 @@ KERNELS: dict[str, ModuleType] = {
     "reference": reference,
     "sdpa": sdpa,
     "flex": flex,
+    "fused": fused,
     "tiled": tiled,
     "blocked": blocked,
     "hashed": hashed,
@@ -127,6 +129,8 @@ def _sparse(request: Request) -> ModuleType | None:
     if scene.queries < 1024 or type(pattern) is Full or type(pattern) is Causal or torch.compiler.is_compiling():
         return None
     most = LIVE.get(scene.device.type, 0.25)
+    if fused.objection(request) is None:  # a soft mask in memory would be as large as the scores
+        return fused if request.terms or fused.live_share(request) <= most else None
     if isinstance(pattern, Hashed) and hashed.objection(request) is None:
         return hashed if hashed.live_share(pattern, scene.queries, scene.keys) <= most else None
     if tiled.objection(request) is None and tiled.live_share(request) <= most:

@@ -52,7 +52,7 @@ class Hash(nn.Module):
             bucket_BHRK = bucket_BHRK.masked_fill(scene.key_BK[:, None, None] < 0, self.pattern.buckets)
         if isinstance(self.pattern, Chunked):
             return _by_position(_chunks(bucket_BHRK, self.pattern, scene), scene)
-        return _by_position(_ranks(bucket_BHRK), scene)
+        return _by_position(_ranks(bucket_BHRK, self.pattern.buckets), scene)
 
 
 def hashing(pattern: Pattern) -> set[Hashed | Chunked]:
@@ -76,31 +76,35 @@ def buckets(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
     return torch.stack(found, dim=3)
 
 
-def _sorted(bucket_BHRK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The keys by bucket and position, their places 0, 1, ..., and the place at which the bucket of each begins."""
-    order_BHRK = bucket_BHRK.argsort(dim=-1, stable=True)
-    in_order = bucket_BHRK.gather(-1, order_BHRK)
-    place = torch.arange(bucket_BHRK.shape[-1], device=bucket_BHRK.device).expand_as(order_BHRK)
-    new = F.pad(in_order[..., 1:] != in_order[..., :-1], (1, 0), value=True)
-    return order_BHRK, place, torch.where(new, place, 0).cummax(-1).values
+def _sorted(bucket_BHRK: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
+    """Where each key stands among those of its row by bucket and position, and where its bucket begins."""
+    keys, kinds = bucket_BHRK.shape[-1], buckets + 1  # and that of padding
+    row = torch.arange(bucket_BHRK[..., 0].numel(), device=bucket_BHRK.device).view(*bucket_BHRK.shape[:3], 1)
+    group_BHRK = bucket_BHRK + row * kinds
+    at_once = 1 if bucket_BHRK.is_cuda else row.numel()  # a GPU sorts one long row faster than many
+    order = group_BHRK.reshape(at_once, -1).to(torch.int32).argsort(dim=-1, stable=True)
+    count = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    place_BHRK = torch.empty_like(order).scatter(-1, order, count).view_as(group_BHRK) % keys
+    size = row.new_zeros(row.numel() * kinds).scatter_add(0, group_BHRK.flatten(), torch.ones_like(count).flatten())
+    return place_BHRK, (size.cumsum(0) - size)[group_BHRK] - row * keys
 
 
-def _ranks(bucket_BHRK: Tensor) -> Tensor:
+def _ranks(bucket_BHRK: Tensor, buckets: int) -> Tensor:
     """For each round BUCKET times the bucket plus the rank in it; last, who is first in every bucket."""
-    order_BHRK, place_BHRK, start_BHRK = _sorted(bucket_BHRK)
-    rank_BHRK = torch.empty_like(order_BHRK).scatter(-1, order_BHRK, place_BHRK - start_BHRK)
+    place_BHRK, first_BHRK = _sorted(bucket_BHRK, buckets)
+    rank_BHRK = place_BHRK - first_BHRK
     alone = (rank_BHRK == 0).all(2, keepdim=True).long()
     return torch.cat((bucket_BHRK * BUCKET + rank_BHRK, alone), dim=2)
 
 
 def _chunks(bucket_BHRK: Tensor, pattern: Chunked, scene: Scene) -> Tensor:
     """For each round the chunk; for each round the chunk before it, in a circle through all rounds; last, who is alone."""
-    order_BHRK, place_BHRK, _ = _sorted(bucket_BHRK)
+    place_BHRK, _ = _sorted(bucket_BHRK, pattern.buckets)
     rounds, keys = bucket_BHRK.shape[2:]
     at_BK = scene.key_positions()
     chunks = ((at_BK >= 0).sum(1) + pattern.chunk - 1).view(-1, 1, 1, 1) // pattern.chunk  # in a round
     first = torch.arange(rounds, device=scene.device)[:, None] * chunks
-    own = first + torch.empty_like(order_BHRK).scatter(-1, order_BHRK, place_BHRK) // pattern.chunk
+    own = first + place_BHRK // pattern.chunk
     last = (own - 1) % (rounds * chunks)
 
     # Alone is who finds nobody earlier in the two chunks of any round, and on both sides nobody later.

@@ -16,7 +16,7 @@ their plans serve for many steps of training.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -70,7 +70,7 @@ class SpanRule(RuleModule):
         z_H = self._spans()
         if scene.probe is not None:
             scene.probe.spans.append(z_H.detach()[None, :, None].expand(q_BHQE.shape[:3]))
-        return soft_mask(lambda b, h, i: z_H[h], self.value, scene, q_BHQE.dtype)
+        return SoftMask(z_H[None, :, None], self.value, scene, q_BHQE.dtype)
 
     def penalty(self, scene: Scene) -> Tensor:
         return self.value.cost * self._spans().mean()
@@ -100,7 +100,7 @@ class DynamicSpanRule(RuleModule):
         z_BHQ = self._spans(scene)
         if scene.probe is not None:
             scene.probe.spans.append(z_BHQ.detach())
-        return soft_mask(lambda b, h, i: z_BHQ[b, h, i], self.value, scene, q_BHQE.dtype)
+        return SoftMask(z_BHQ, self.value, scene, q_BHQE.dtype)
 
     def penalty(self, scene: Scene) -> Tensor:
         z_BHQ, visible_BQ = self._spans(scene), scene.visible_BQ()
@@ -123,19 +123,22 @@ class DynamicSpanRule(RuleModule):
         return self.value.longest * logit_BQH.sigmoid().transpose(1, 2)
 
 
-def soft_mask(
-    span: Callable[[Any, Any, Any], Tensor], value: Span | DynamicSpan, scene: Scene, dtype: torch.dtype
-) -> Term:
-    """log m_z of the distance, -inf where m is 0 or the key further away than the longest span."""
+@dataclass(frozen=True)
+class SoftMask:
+    """The term log m_z of the distance, -inf where m is 0 or the key further away than the longest span."""
 
-    def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-        away = (scene.query_at(b, i) - scene.key_at(b, j)).abs()
-        m = ((value.ramp + span(b, h, i) - away) / value.ramp).clamp(0, 1)
-        seen = (m > 0) & (away <= value.longest)
+    z_BHQ: Tensor  # axes that make no difference are 1 long
+    value: Span | DynamicSpan
+    scene: Scene
+    dtype: torch.dtype
+
+    def __call__(self, b: Any, h: Any, i: Any, j: Any) -> Tensor:
+        away = (self.scene.query_at(b, i) - self.scene.key_at(b, j)).abs()
+        z = self.z_BHQ[:, :, 0][0, h] if self.z_BHQ.shape[2] == 1 else self.z_BHQ[b, h, i]
+        m = ((self.value.ramp + z - away) / self.value.ramp).clamp(0, 1)
+        seen = (m > 0) & (away <= self.value.longest)
         # The slope of log m at 0 is infinite, and infinity times the weight 0 is no number: no slope there.
-        return torch.where(seen, m, 1).log().masked_fill(~seen, -torch.inf).to(dtype)
-
-    return term
+        return torch.where(seen, m, 1).log().masked_fill(~seen, -torch.inf).to(self.dtype)
 
 
 def windows(z_H: Tensor, value: Span | DynamicSpan) -> Pattern:

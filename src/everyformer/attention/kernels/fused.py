@@ -1,0 +1,264 @@
+"""Sparse patterns and soft masks on a GPU, fused: no scores in memory, and what nobody sees is neither read nor computed.
+
+A pattern is a union of disjoint parts (`programs.py` says which kinds there are). Each is computed by one launch of a Triton
+program, which goes on where the last part stopped: with its answers and sums of exponentials as the beginning of its own. So
+nothing is merged, folded or copied. Adaptive spans are a near part whose keys count as the soft mask says.
+
+Papers: Dao 2023 (FlashAttention-2), whose programs these are but for who sees whom.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from everyformer.attention.hashing import BUCKET
+from everyformer.attention.kernels.request import Request
+from everyformer.attention.pattern import (
+    And,
+    Block,
+    ByHead,
+    Causal,
+    Hashed,
+    Local,
+    Pattern,
+    Stride,
+    Summary,
+    Window,
+    alternatives,
+)
+from everyformer.attention.span import SoftMask
+
+HALF = (torch.bfloat16, torch.float16)
+WIDEST = 128
+NEAR, RESIDUE, FAR, IN_BUCKET = range(4)  # as programs.py numbers them
+SIZES = {  # of the blocks of each program
+    "forward": {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3},
+    "to_queries": {"M": 128, "N": 64, "num_warps": 8, "num_stages": 2},
+    "to_keys": {"M": 32, "N": 128, "num_warps": 8, "num_stages": 2},
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the letters l, m and c of programs.py are."""
+
+    kind: int
+    size: int
+    back: int = 0
+    columns: int = 0
+    round: int = 0
+
+    def share(self, length: int) -> float:
+        """Of the T x T scores that are computed."""
+        near, columns = (self.size + self.back) / length, self.columns / self.size
+        computed = {NEAR: near, RESIDUE: 1 / self.size, FAR: columns, IN_BUCKET: self.back / length}
+        return computed[self.kind]
+
+
+class Places(NamedTuple):
+    """Hashed keys, each B, H, R, T or B, H, T: the position of each slot, the place by position, and who is alone."""
+
+    order: Tensor
+    place: Tensor
+    alone: Tensor
+
+
+NOWHERE = (None, None, None)
+
+
+def objection(request: Request) -> str | None:
+    scene, q = request.scene, request.q_BHQE
+    if reason := request.weights_are_wanted():
+        return reason
+    if q.device.type != "cuda" or q.dtype not in HALF:
+        return f"it computes in bfloat16 or float16 on CUDA, not in {q.dtype} on {q.device.type}; use blocked"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton, which comes with PyTorch for CUDA on Linux, is not installed; use blocked"
+    if request.dropout or [term for term in request.terms if not isinstance(term, SoftMask)] or len(request.terms) > 1:
+        return "a rule adds to the score something else than one soft mask, or weights are dropped; use blocked"
+    if not scene.in_place or scene.queries != scene.keys:
+        return "the queries are not all the positions, each at its number (a past, padding, another sequence); use sdpa"
+    if max(q.shape[-1], request.v_BHKE.shape[-1]) > WIDEST:
+        return f"heads are wider than {WIDEST}; use blocked"
+    if parts_of(request) is None:
+        return f"{request.pattern} is no union of windows, blocks, strides and summaries, nor hashed; use blocked"
+    return None
+
+
+def live_share(request: Request) -> float:
+    """The share of the T x T scores that this kernel computes."""
+    groups = parts_of(request) or []
+    return sum(part.share(request.scene.keys) for parts in groups for part in parts) / max(1, len(groups))
+
+
+def parts_of(request: Request) -> list[tuple[Part, ...]] | None:
+    """The parts of each group of heads: head h is of group h mod their number. None where the pattern has no such parts."""
+    pattern = request.pattern
+    if isinstance(pattern, Hashed):
+        table = None if request.terms else request.scene.place_BHRP
+        rounds = tuple(Part(IN_BUCKET, 1, pattern.window, round=number) for number in range(pattern.rounds))
+        return None if table is None else [rounds]
+    patterns = _by_head(pattern)
+    found = [_parts(one, request.terms) for one in patterns]
+    return None if request.heads % len(patterns) or any(one is None for one in found) else found  # type: ignore[return-value]
+
+
+def _by_head(pattern: Pattern) -> tuple[Pattern, ...]:
+    if isinstance(pattern, ByHead):
+        return pattern.patterns
+    if isinstance(pattern, And):
+        for number, part in enumerate(pattern.parts):
+            if isinstance(part, ByHead):
+                rest = pattern.parts[:number] + pattern.parts[number + 1 :]
+                return tuple(And((*rest, one)) for one in part.patterns)
+    return (pattern,)
+
+
+def _parts(pattern: Pattern, terms: Sequence[Any]) -> tuple[Part, ...] | None:
+    options = [_bare(one) for one in alternatives(pattern)]
+    if terms:
+        longest = terms[0].value.longest
+        match options:
+            case [Causal()]:
+                return (Part(NEAR, 1, longest, 1),)
+            case [Window(w)]:
+                return (Part(NEAR, 1, min(w - 1, longest), 1),)
+        return None
+    match options:
+        case [Window(w)]:
+            return (Part(NEAR, 1, w - 1, 1),)
+        case [Block(l)]:
+            return (Part(NEAR, l, 0, l),)
+        case [Local(l, m)]:
+            return (Part(NEAR, l, m, l),)
+        case [Stride(l)]:
+            return (Part(RESIDUE, l),)
+        case [Summary(l, c)]:
+            return Part(NEAR, l, 0, c), Part(FAR, l, 0, c)
+        case [Window(w), Stride(l)]:  # of the strides those that the window does not show
+            return Part(NEAR, 1, w - 1, 1), Part(RESIDUE, l, -(-w // l))
+        case [Block(l), Summary(n, c)] if l == n:
+            return Part(NEAR, l, 0, l), Part(FAR, l, 0, c)
+    return None
+
+
+def _bare(pattern: Pattern) -> Pattern | None:
+    """What a causal pattern asks besides; the smallest of several windows."""
+    parts = pattern.parts if isinstance(pattern, And) else (pattern,)
+    rest = [part for part in parts if part != Causal()]
+    if len(rest) == len(parts):
+        return None
+    if windows := [part for part in rest if isinstance(part, Window)]:
+        rest = [part for part in rest if not isinstance(part, Window)] + [min(windows, key=lambda one: one.size)]
+    return [*rest, Causal()][0] if len(rest) < 2 else None
+
+
+def run(request: Request) -> Tensor:
+    given = (request.q_BHQE, request.k_BHKE, request.v_BHKE)
+    width = max(16, 1 << (max(x.shape[-1] for x in given) - 1).bit_length())  # zeros change nothing
+    wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in given)
+    q, k, v = (x.transpose(1, 2).contiguous() for x in wide)
+    groups = parts_of(request)
+    assert groups is not None
+    ramp, z_BHT = 1, None
+    for term in request.terms:
+        assert isinstance(term, SoftMask)
+        ramp, z_BHT = term.value.ramp, term.z_BHQ.expand(request.q_BHQE.shape[:3]).contiguous()
+    places = _places(request.pattern, request.scene.place_BHRP) if isinstance(request.pattern, Hashed) else None
+    answer_BTHE: Tensor = Fused.apply(q, k, v, z_BHT, groups, places, request.scale, ramp)  # type: ignore[no-untyped-call]
+    return answer_BTHE.transpose(1, 2)[..., : request.v_BHKE.shape[-1]]
+
+
+def _places(pattern: Hashed, table_BHRP: Tensor | None) -> Places:
+    """Buckets stand behind one another, so far apart that no window reaches from one into the last."""
+    assert table_BHRP is not None
+    *sizes, length = table_BHRP[:, :, :-1, :-1].shape
+    place, alone = table_BHRP[:, :, :-1, :-1].reshape(-1, length), table_BHRP[:, :, -1, :-1]
+    row = torch.arange(len(place), device=place.device)[:, None]
+    bucket, rank = place // BUCKET, place % BUCKET
+    group = bucket + row * pattern.buckets
+    count = torch.zeros(len(place) * pattern.buckets, dtype=torch.int64, device=place.device)
+    count.scatter_add_(0, group.flatten(), torch.ones_like(group).flatten())
+    slot = (count.cumsum(0) - count)[group] + rank  # over all rows, each of which has as many
+    order = torch.empty_like(slot, dtype=torch.int32).flatten()
+    at = torch.arange(length, device=place.device, dtype=torch.int32).expand_as(slot)
+    order.scatter_(0, slot.flatten(), at.flatten())
+    apart = (slot - row * length + bucket * (pattern.window + 1)).to(torch.int32)
+    return Places(order.view(*sizes, length), apart.view(*sizes, length), alone.to(torch.int32).contiguous())
+
+
+def _launches(
+    program: Any,
+    q_BTHE: Tensor,
+    z_BHT: Tensor | None,
+    groups: Sequence[tuple[Part, ...]],
+    places: Places | None,
+    scale: float,
+    ramp: int,
+) -> Iterator[Callable[..., None]]:
+    """One for each part of each group of heads: call it with the program's tensors."""
+    batch, length, heads, width = q_BTHE.shape
+    rounds = 1 if places is None else places.order.shape[2]
+    for turn, parts in enumerate(groups):
+        for number, part in enumerate(parts):
+            sizes = SIZES[program.__name__]
+            slots, rows = length, batch * heads // len(groups)
+            if part.kind == RESIDUE:
+                slots, rows = -(-length // part.size), rows * part.size
+            if part.kind == FAR and program.__name__ == "to_keys":
+                slots = length // part.size * part.columns
+            blocks = -(-slots // sizes["N" if program.__name__ == "to_keys" else "M"])
+            if blocks == 0:
+                continue
+            numbers = (blocks, length, heads, turn, len(groups), rounds, scale, ramp, part.back)
+            fixed = {"KIND": part.kind, "SIZE": part.size, "COLUMNS": part.columns, "ROUND": part.round, "E": width}
+            fixed |= {"SOFT": z_BHT is not None, "FIRST": number == 0}
+            yield partial(_launch, program[(blocks * rows,)], numbers, fixed | sizes)
+
+
+def _launch(program: Any, numbers: tuple[float, ...], fixed: dict[str, int], *tensors: Tensor) -> None:
+    if not isinstance(tensors[0], FakeTensor):  # an imagined pass has the memory alone
+        program(*tensors, *numbers, **fixed)
+
+
+class Fused(torch.autograd.Function):
+    """softmax over the union of the parts, from B, T, H, E to the same. The first part has all queries and keys."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, z: Tensor | None, *call: Any) -> Tensor:
+        from everyformer.attention.kernels import programs
+
+        answer = torch.empty_like(q)
+        total = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
+        for launch in _launches(programs.forward, q, z, *call):
+            launch(q, k, v, answer, total, z, *(call[1] or NOWHERE))
+        ctx.save_for_backward(q, k, v, z, answer, total)
+        ctx.call = call
+        return answer
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        from everyformer.attention.kernels import programs
+
+        q, k, v, z, answer, total = ctx.saved_tensors
+        places, ramp, slope = ctx.call[1] or NOWHERE, ctx.call[3], slope.contiguous()
+        delta, to_q, to_k, to_v = (torch.empty_like(x) for x in (total, q, k, v))
+        to_z, reach = None, None
+        if z is not None:
+            to_z, reach = torch.empty_like(z), (z.amax(-1) + ramp).ceil().to(torch.int32)
+        for launch in _launches(programs.to_queries, q, z, *ctx.call):
+            launch(q, k, v, slope, answer, total, delta, to_q, to_z, z, *places)
+        for launch in _launches(programs.to_keys, q, z, *ctx.call):
+            launch(q, k, v, slope, total, delta, to_k, to_v, z, reach, *places)
+        return to_q, to_k, to_v, to_z, *(None for _ in ctx.call)

@@ -1,0 +1,311 @@
+"""The Triton programs of `fused`: flash attention (Dao 2023) over slots.
+
+A part of a pattern numbers its queries and keys and says who sees whom. Query slot x is position i, key slot y position j:
+
+    near      i = x             j = y                               i // l * l - m <= j <= i, j one of the last c of its l
+    residue   i = r + l x       j = r + l y                         m <= x - y
+    far       i = x             j = y // c * l + l - c + y % c      y < i // l * c
+    bucket    i = order[x]      j = order[y]                        0 < place[i] - place[j] <= m and in no round before,
+                                                                    or in the first round i = j where i is alone
+
+with l the SIZE, m `back` and c the COLUMNS of the part.
+
+`near` may be soft: the weight of a key counts min(max((ramp + z_i - (i - j)) / ramp, 0), 1) times, and what counts nothing is not read.
+Scores are never in memory. A part that is not the first goes on from the answers, sums and slopes of those before it.
+Numbers are as given in products and float32 elsewhere; `total` is the logarithm to base 2 of a query's sum.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NEAR = tl.constexpr(0)
+RESIDUE = tl.constexpr(1)
+FAR = tl.constexpr(2)
+BUCKET = tl.constexpr(3)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _program(blocks, heads, turn, turns, KIND: tl.constexpr, SIZE: tl.constexpr):
+    """Which block of slots, sequence, head and residue class a program is for."""
+    block, row = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    residue = 0
+    if KIND == RESIDUE:
+        residue = row % SIZE
+        row = row // SIZE
+    group = heads // turns
+    return block, row // group, turn + row % group * turns, residue
+
+
+@triton.jit
+def _tables(order, place, alone, row, rounds, length, KIND: tl.constexpr, ROUND: tl.constexpr):
+    """Those of one sequence and head."""
+    if KIND == BUCKET:
+        order += (row * rounds + ROUND) * length
+        place += row * rounds * length
+        alone += row * length
+    return order, place, alone
+
+
+@triton.jit
+def _counts(length, residue, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    """How many slots queries and keys have."""
+    queries = length
+    keys = length
+    if KIND == RESIDUE:
+        queries = (length - residue + SIZE - 1) // SIZE
+        keys = queries
+    if KIND == FAR:
+        keys = length // SIZE * COLUMNS
+    return queries, keys
+
+
+@triton.jit
+def _positions(
+    slot, count, order, residue, IS_KEY: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr
+):
+    at = slot
+    if KIND == RESIDUE:
+        at = residue + SIZE * slot
+    if KIND == FAR and IS_KEY:
+        at = slot // COLUMNS * SIZE + SIZE - COLUMNS + slot % COLUMNS
+    if KIND == BUCKET:
+        at = tl.load(order + slot, mask=slot < count, other=0)
+    return at
+
+
+@triton.jit
+def _seen(
+    x, y, i, j, queries, keys, place, alone, length, back,
+    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    seen = (x < queries)[:, None] & (y < keys)[None, :]
+    if KIND == NEAR:
+        low = i // SIZE * SIZE - back
+        seen &= (j[None, :] <= i[:, None]) & (j[None, :] >= low[:, None])
+        if COLUMNS < SIZE:
+            seen &= (j % SIZE >= SIZE - COLUMNS)[None, :]
+    if KIND == RESIDUE:
+        seen &= x[:, None] - y[None, :] >= back
+    if KIND == FAR:
+        seen &= y[None, :] < (i // SIZE * COLUMNS)[:, None]
+    if KIND == BUCKET:
+        away = tl.load(place + ROUND * length + i)[:, None] - tl.load(place + ROUND * length + j)[None, :]
+        near = (away > 0) & (away <= back)
+        for before in tl.static_range(ROUND):
+            away = tl.load(place + before * length + i)[:, None] - tl.load(place + before * length + j)[None, :]
+            near &= (away <= 0) | (away > back)
+        if ROUND == 0:
+            near |= (x[:, None] == y[None, :]) & (tl.load(alone + i) > 0)[:, None]
+        seen &= near
+    return seen
+
+
+@triton.jit
+def _soft(i, j, z, ramp):
+    """What a key counts, 1 where it counts nothing; and the same without bounds."""
+    raw = (ramp + z[:, None] - (i[:, None] - j[None, :])) / ramp
+    return tl.where(raw > 0, tl.minimum(raw, 1.0), 1.0), raw
+
+
+@triton.jit
+def _keys_of(
+    start, queries, keys, z, ramp, back,
+    M: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr,
+):  # fmt: skip
+    """From which key slot to which the queries from a slot on may see."""
+    end = tl.minimum(start + M, queries)
+    low = 0
+    high = tl.minimum(end, keys)
+    if KIND == NEAR:
+        low = tl.maximum(start // SIZE * SIZE - back, 0)
+        if SOFT:
+            low = tl.maximum(low, start - tl.ceil(tl.max(z, 0) + ramp).to(tl.int32))
+    if KIND == BUCKET:
+        low = tl.maximum(start - back, 0)
+    if KIND == FAR:
+        high = (end - 1) // SIZE * COLUMNS
+    return low, high
+
+
+@triton.jit
+def _queries_of(
+    start, queries, reach, back,
+    N: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr,
+):  # fmt: skip
+    """From which query slot to which the keys from a slot on may be seen."""
+    low = start
+    high = queries
+    if KIND == NEAR:
+        high = tl.minimum(high, (start + N - 1 + back) // SIZE * SIZE + SIZE)
+        if SOFT:
+            high = tl.minimum(high, start + N + reach)
+    if KIND == BUCKET:
+        high = tl.minimum(high, start + N + back)
+    if KIND == FAR:
+        low = (start // COLUMNS + 1) * SIZE
+    return low, high
+
+
+@triton.jit
+def forward(
+    q, k, v, answer, total, z, order, place, alone, blocks, length, heads, turn, turns, rounds, scale, ramp, back,
+    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, FIRST: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    block, b, h, residue = _program(blocks, heads, turn, turns, KIND, SIZE)
+    queries, keys = _counts(length, residue, KIND, SIZE, COLUMNS)
+    row = (b * heads + h).to(tl.int64)
+    base, step, e = b.to(tl.int64) * length * heads * E + h * E, heads * E, tl.arange(0, E)
+    order, place, alone = _tables(order, place, alone, row, rounds, length, KIND, ROUND)
+
+    start = (blocks - 1 - block) * M  # the longest first
+    x = start + tl.arange(0, M)
+    i = _positions(x, queries, order, residue, False, KIND, SIZE, COLUMNS)
+    real, mine, stat = (x < queries), base + i[:, None] * step + e[None, :], row * length + i
+    q_ME = tl.load(q + mine, mask=real[:, None], other=0.0)
+    z_M = tl.zeros([M], tl.float32)
+    if SOFT:
+        z_M = tl.load(z + stat, mask=real, other=0.0)
+    top, sum_, acc = tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32), tl.zeros([M, E], tl.float32)
+    if not FIRST:
+        top = tl.load(total + stat, mask=real, other=float("-inf"))
+        sum_ = tl.where(top == float("-inf"), 0.0, 1.0)
+        acc = tl.load(answer + mine, mask=real[:, None], other=0.0).to(tl.float32)
+
+    low, high = _keys_of(start, queries, keys, z_M, ramp, back, M, KIND, SIZE, COLUMNS, SOFT)
+    for at in range(low, high, N):
+        y = at + tl.arange(0, N)
+        j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
+        theirs = base + j[:, None] * step + e[None, :]
+        k_NE = tl.load(k + theirs, mask=(y < keys)[:, None], other=0.0)
+        score = tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E)
+        seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
+        if SOFT:
+            weight, raw = _soft(i, j, z_M, ramp)
+            seen = seen & (raw > 0)
+            score += tl.log2(weight)
+        score = tl.where(seen, score, float("-inf"))
+        new = tl.maximum(top, tl.max(score, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        p = tl.exp2(score - safe[:, None])
+        fade = tl.exp2(top - safe)
+        v_NE = tl.load(v + theirs, mask=(y < keys)[:, None], other=0.0)
+        acc = acc * fade[:, None] + tl.dot(p.to(v_NE.dtype), v_NE)
+        sum_, top = sum_ * fade + tl.sum(p, 1), new
+    sum_ = tl.where(sum_ == 0.0, 1.0, sum_)
+    tl.store(answer + mine, (acc / sum_[:, None]).to(q_ME.dtype), mask=real[:, None])
+    tl.store(total + stat, top + tl.log2(sum_), mask=real)
+
+
+@triton.jit
+def to_queries(
+    q, k, v, slope, answer, total, delta, to_q, to_z, z, order, place, alone,
+    blocks, length, heads, turn, turns, rounds, scale, ramp, back,
+    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, FIRST: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """The slopes of queries and spans, and for `to_keys` the product `delta` of each answer and its slope."""
+    block, b, h, residue = _program(blocks, heads, turn, turns, KIND, SIZE)
+    queries, keys = _counts(length, residue, KIND, SIZE, COLUMNS)
+    row = (b * heads + h).to(tl.int64)
+    base, step, e = b.to(tl.int64) * length * heads * E + h * E, heads * E, tl.arange(0, E)
+    order, place, alone = _tables(order, place, alone, row, rounds, length, KIND, ROUND)
+
+    start = (blocks - 1 - block) * M
+    x = start + tl.arange(0, M)
+    i = _positions(x, queries, order, residue, False, KIND, SIZE, COLUMNS)
+    real, mine, stat = (x < queries), base + i[:, None] * step + e[None, :], row * length + i
+    q_ME = tl.load(q + mine, mask=real[:, None], other=0.0)
+    slope_ME = tl.load(slope + mine, mask=real[:, None], other=0.0)
+    total_M = tl.load(total + stat, mask=real, other=0.0)
+    if FIRST:
+        answer_ME = tl.load(answer + mine, mask=real[:, None], other=0.0)
+        delta_M = tl.sum(slope_ME.to(tl.float32) * answer_ME.to(tl.float32), 1)
+        tl.store(delta + stat, delta_M, mask=real)
+    else:
+        delta_M = tl.load(delta + stat, mask=real, other=0.0)
+    z_M = tl.zeros([M], tl.float32)
+    if SOFT:
+        z_M = tl.load(z + stat, mask=real, other=0.0)
+    acc, acc_z = tl.zeros([M, E], tl.float32), tl.zeros([M], tl.float32)
+
+    low, high = _keys_of(start, queries, keys, z_M, ramp, back, M, KIND, SIZE, COLUMNS, SOFT)
+    for at in range(low, high, N):
+        y = at + tl.arange(0, N)
+        j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
+        theirs = base + j[:, None] * step + e[None, :]
+        k_NE = tl.load(k + theirs, mask=(y < keys)[:, None], other=0.0)
+        v_NE = tl.load(v + theirs, mask=(y < keys)[:, None], other=0.0)
+        score = tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E)
+        seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
+        if SOFT:
+            weight, raw = _soft(i, j, z_M, ramp)
+            seen = seen & (raw > 0)
+            score += tl.log2(weight)
+        p = tl.where(seen, tl.exp2(score - total_M[:, None]), 0.0)
+        to_score = p * (tl.dot(slope_ME, tl.trans(v_NE)) - delta_M[:, None])
+        acc += tl.dot(to_score.to(k_NE.dtype), k_NE)
+        if SOFT:
+            acc_z += tl.sum(tl.where(seen & (raw <= 1.0), to_score / (ramp * weight), 0.0), 1)
+    acc *= scale
+    if not FIRST:
+        acc += tl.load(to_q + mine, mask=real[:, None], other=0.0).to(tl.float32)
+    tl.store(to_q + mine, acc.to(q_ME.dtype), mask=real[:, None])
+    if SOFT:
+        tl.store(to_z + stat, acc_z, mask=real)
+
+
+@triton.jit
+def to_keys(
+    q, k, v, slope, total, delta, to_k, to_v, z, reach, order, place, alone,
+    blocks, length, heads, turn, turns, rounds, scale, ramp, back,
+    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, FIRST: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """The slopes of keys and values."""
+    block, b, h, residue = _program(blocks, heads, turn, turns, KIND, SIZE)
+    queries, keys = _counts(length, residue, KIND, SIZE, COLUMNS)
+    row = (b * heads + h).to(tl.int64)
+    base, step, e = b.to(tl.int64) * length * heads * E + h * E, heads * E, tl.arange(0, E)
+    order, place, alone = _tables(order, place, alone, row, rounds, length, KIND, ROUND)
+
+    start = block * N
+    y = start + tl.arange(0, N)
+    j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
+    mine, real = base + j[:, None] * step + e[None, :], (y < keys)[:, None]
+    k_NE = tl.load(k + mine, mask=real, other=0.0)
+    v_NE = tl.load(v + mine, mask=real, other=0.0)
+    acc_k, acc_v = tl.zeros([N, E], tl.float32), tl.zeros([N, E], tl.float32)
+    far = 0
+    if SOFT:
+        far = tl.load(reach + row)
+
+    low, high = _queries_of(start, queries, far, back, N, KIND, SIZE, COLUMNS, SOFT)
+    for at in range(low, high, M):
+        x = at + tl.arange(0, M)
+        i = _positions(x, queries, order, residue, False, KIND, SIZE, COLUMNS)
+        here, stat = x < queries, row * length + i
+        theirs = base + i[:, None] * step + e[None, :]
+        q_ME = tl.load(q + theirs, mask=here[:, None], other=0.0)
+        slope_ME = tl.load(slope + theirs, mask=here[:, None], other=0.0)
+        total_M = tl.load(total + stat, mask=here, other=0.0)
+        delta_M = tl.load(delta + stat, mask=here, other=0.0)
+        score = tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E)
+        seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
+        if SOFT:
+            weight, raw = _soft(i, j, tl.load(z + stat, mask=here, other=0.0), ramp)
+            seen = seen & (raw > 0)
+            score += tl.log2(weight)
+        p = tl.where(seen, tl.exp2(score - total_M[:, None]), 0.0)
+        acc_v += tl.dot(tl.trans(p.to(slope_ME.dtype)), slope_ME)
+        to_score = p * (tl.dot(slope_ME, tl.trans(v_NE)) - delta_M[:, None])
+        acc_k += tl.dot(tl.trans(to_score.to(q_ME.dtype)), q_ME)
+    acc_k *= scale
+    if not FIRST:
+        acc_k += tl.load(to_k + mine, mask=real, other=0.0).to(tl.float32)
+        acc_v += tl.load(to_v + mine, mask=real, other=0.0).to(tl.float32)
+    tl.store(to_k + mine, acc_k.to(k_NE.dtype), mask=real)
+    tl.store(to_v + mine, acc_v.to(v_NE.dtype), mask=real)

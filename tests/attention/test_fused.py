@@ -1,0 +1,93 @@
+"""The fused kernel: its Triton programs are the equation. Without a GPU they run in Triton's interpreter (see conftest.py)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from everyformer.attention.attend import CannotServe, attend
+from everyformer.attention.hashing import Hash, with_places
+from everyformer.attention.kernels import fused, reference
+from everyformer.attention.kernels.request import Request
+from everyformer.attention.parse import parse
+from everyformer.attention.pattern import Hashed
+from everyformer.attention.rule import Rule
+from everyformer.attention.scene import Scene
+from everyformer.attention.span import DynamicSpan, Span
+
+pytest.importorskip("triton", reason="on this system there is no Triton")
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+HEADS, LENGTH, WIDTH = 2, 21, 6  # no whole blocks, and heads as wide as no program takes them
+PATTERNS = (
+    "causal & window(12)",
+    "causal & block(8)",
+    "causal & local(8, 11)",
+    "causal & stride(5)",
+    "causal & summary(8, 3)",  # the first queries see nothing
+    "causal & (window(6) | stride(6))",
+    "causal & (window(11) | stride(4))",  # the window shows some of the strides
+    "causal & (block(8) | summary(8, 3))",
+    "by_head(causal & block(8), causal & summary(8, 4))",
+    "hashed(3, 4, 5)",
+    "hashed(2, 16, 1)",  # some are alone
+)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """So that a short sequence is many of them."""
+    if not CUDA:
+        for name, sizes in {"forward": (16, 32), "to_queries": (32, 16), "to_keys": (16, 16)}.items():
+            monkeypatch.setitem(fused.SIZES, name, {"M": sizes[0], "N": sizes[1]})
+
+
+def request_of(text: str, rules: tuple[Rule, ...] = (), batch: int = 1) -> tuple[Request, list[torch.Tensor]]:
+    """A request in float32, and what it has slopes for."""
+    torch.manual_seed(0)
+    pattern, drawn = parse(text), torch.randn(3, batch, HEADS, LENGTH, WIDTH, device=DEVICE)
+    q, k, v = (x.requires_grad_() for x in drawn.to(torch.bfloat16 if CUDA else torch.float32).float())
+    scene = Scene(LENGTH, LENGTH, DEVICE, x_BQD=torch.randn(batch, LENGTH, 8, device=DEVICE))
+    if isinstance(pattern, Hashed):
+        hash_ = Hash(pattern, HEADS, WIDTH).to(DEVICE)
+        scene = with_places(scene, hash_(hash_.buckets(k), scene))
+    modules = [rule.build(HEADS, WIDTH, WIDTH).to(DEVICE) for rule in rules]
+    weights = [weight for module in modules for weight in module.parameters()]
+    for weight in weights:
+        weight.data = torch.rand_like(weight)
+    terms = tuple(module.score(q, k, 0.4, scene) for module in modules)
+    return Request(q, k, v, pattern, terms, (), scene, 0.4, 0.0), [q, k, v, *weights]
+
+
+def equal(request: Request, weights: list[torch.Tensor]) -> None:
+    """The answers and slopes of the programs and of the equation; on a GPU the programs compute in bfloat16."""
+    half = {name: getattr(request, name).bfloat16() for name in ("q_BHQE", "k_BHKE", "v_BHKE")} if CUDA else {}
+    one, two = fused.run(Request(**(vars(request) | half))).float(), reference.run(request)
+    slope = torch.randn_like(two)
+    found, wanted = (torch.autograd.grad(answer, weights, slope, retain_graph=True) for answer in (one, two))
+    for a, b in zip((one, *found), (two, *wanted), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=(2e-2 if CUDA else 1e-5) * max(1, b.abs().max().item()))
+
+
+@pytest.mark.spec(7, 104, 105, 108, 112)
+@pytest.mark.parametrize("text", PATTERNS)
+def test_the_parts_in_turn_are_the_pattern(text):
+    equal(*request_of(text, batch=2 if text in ("causal & stride(5)", "hashed(2, 16, 1)") else 1))
+
+
+@pytest.mark.spec(93, 94)
+@pytest.mark.parametrize("text", ("causal", "causal & window(9) & by_head(window(4), window(30))"))
+@pytest.mark.parametrize("rule", (Span(20, ramp=4), DynamicSpan(8, 20, ramp=4)), ids=("span", "dynamic"))
+def test_spans_are_a_soft_mask_with_slopes_of_their_own(text, rule):
+    equal(*request_of(text, (rule,), batch=2 if text == "causal" else 1))
+
+
+def test_what_it_cannot_serve_it_refuses():
+    """In the order in which it looks."""
+    qkv = [torch.randn(1, 2, 8, 4) for _ in range(3)]
+    with pytest.raises(CannotServe, match="bfloat16 or float16 on CUDA"):
+        attend(*qkv, parse("causal & window(3)"), kernel="fused")
+    assert fused.parts_of(request_of("causal")[0]) is None
+    assert fused.parts_of(request_of("window(5)")[0]) is None
+    assert fused.parts_of(request_of("causal & (block(8) | summary(4, 1))")[0]) is None
+    assert fused.parts_of(request_of("hashed(2, 4, 5)", (Span(20),))[0]) is None
