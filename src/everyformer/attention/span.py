@@ -134,7 +134,7 @@ class SoftMask:
 
     def __call__(self, b: Any, h: Any, i: Any, j: Any) -> Tensor:
         away = (self.scene.query_at(b, i) - self.scene.key_at(b, j)).abs()
-        z = self.z_BHQ[:, :, 0][0, h] if self.z_BHQ.shape[2] == 1 else self.z_BHQ[b, h, i]
+        z = self.z_BHQ[b % self.z_BHQ.shape[0], h, i % self.z_BHQ.shape[2]]
         m = ((self.value.ramp + z - away) / self.value.ramp).clamp(0, 1)
         seen = (m > 0) & (away <= self.value.longest)
         # The slope of log m at 0 is infinite, and infinity times the weight 0 is no number: no slope there.
