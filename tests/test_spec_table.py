@@ -19,8 +19,7 @@ HELD = [
     49,
     *range(50, 68),
     *range(69, 73),
-    *range(74, 78),
-    *range(80, 86),
+    *range(74, 86),
     *range(92, 128),
     *range(129, 138),
 ]

@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
     from everyformer.network.model import EncoderDecoder, Memory, Model, Network, Output, PairNetwork
     from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
     from everyformer.network.past import Past
+    from everyformer.network.ponder import Ponder
     from everyformer.network.position import (
         Axial,
         Concatenated,
@@ -99,6 +100,7 @@ _HOMES = {
     "everyformer.network.norm": "Norm LayerNorm RMSNorm BatchNorm InstanceNorm SequenceNorm",
     "everyformer.network.feedforward": "FeedForward Convolution",
     "everyformer.network.recurrent": "Lstm AblatedLstm",
+    "everyformer.network.ponder": "Ponder",
     "everyformer.network.wiring": "Wiring PostNorm PreNorm Gated Reversible Chain",
     "everyformer.network.depth": "Depth Attention Layer Stack",
     "everyformer.network.halting": "Repeat Halt",

@@ -38,6 +38,7 @@ BACK = {
     "universal-transformer",
     "lstm",
     "ablated-lstm",
+    "act-rnn",
 }  # the members that look back only
 
 

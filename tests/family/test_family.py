@@ -204,6 +204,7 @@ TASKS: dict[str, Callable[[torch.Generator], Batch]] = {
     "universal-transformer": counting,
     "lstm": counting,
     "ablated-lstm": counting,
+    "act-rnn": counting,
     "graph-classifier": neighbours,
     "vit": looking,
 }

@@ -35,7 +35,7 @@ def test_a_resumed_run_is_the_run_that_did_not_stop(name, memory, tmp_path):
         assert carried["state.1"].shape == (4, 1, 32 if name == "lstm" else 16) and int(carried["position"].max()) == 29
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", (*MEMBERS, "act-rnn"))
 def test_reading_on_is_one_window_over_the_whole_text(name):
     """A state forgets nothing by itself: segments of any length, with one position of memory, are the text at once."""
     network = build(name, "tiny", width=16).double().eval()
@@ -70,5 +70,7 @@ def test_what_is_left_in_the_state_is_drawn(name, tmp_path):
     plots = reading(network, work, "to be or not").axes
     assert [plot.get_title() for plot in plots] == [f"group {number}" for number in range(GROUPS)] + [""] * GROUPS
     drawn = weights(network, torch.from_numpy(work.tokenizer.encode(b"to be or not").astype("int64")))
+    with pytest.raises(ValueError, match="a ponder has no weights of what came before to draw"):
+        reading(build("act-rnn", "tiny"), work, "to be or not")
     for plot, weight_QK in zip(plots, torch.cat([grouped(one) for one in drawn]), strict=True):
         assert plot.images[0].get_array().data.tolist() == weight_QK.tolist()

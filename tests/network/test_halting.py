@@ -161,7 +161,7 @@ def test_weights_that_sum_to_one_and_those_of_the_published_code():
     """The example of the specification: p = (.1, .2, .3, .2, .2); the interpolation leaves 0.677 of it."""
     h = [torch.tensor([[number]], dtype=torch.float64) for number in (0.1, 0.2, 0.3, 0.2, 0.5)]
     for mode, total in (("graves", 1.0), ("t2t", 0.67744)):
-        account = Account(body(mode, rest=0.01), torch.ones(1, 1, dtype=torch.bool))
+        account = Account(mode, 0.01, torch.ones(1, 1, dtype=torch.bool))
         weights = [account.add(one, torch.ones(1, 1, 1).double(), n == 4) for n, one in enumerate(h)]
         close(torch.stack(weights).flatten(), torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2], dtype=torch.float64))
         assert abs(account.y_BTD.item() - total) < 1e-12  # of states that are all 1
@@ -170,7 +170,7 @@ def test_weights_that_sum_to_one_and_those_of_the_published_code():
 @pytest.mark.spec(84)
 def test_the_ponder_cost_learns_through_the_remainder_only():
     h = [torch.tensor([[number]], dtype=torch.float64, requires_grad=True) for number in (0.2, 0.3, 0.9, 0.4)]
-    account = Account(body("graves"), torch.ones(1, 1, dtype=torch.bool))
+    account = Account("graves", REST, torch.ones(1, 1, dtype=torch.bool))
     for n, one in enumerate(h):
         account.add(one, torch.ones(1, 1, 1).double(), n == 3)
     assert account.ponder_BT.item() == 3.5  # N = 3, R = 0.5
@@ -197,7 +197,7 @@ def test_steps_that_nobody_needs_are_not_computed(monkeypatch):
             kept = network(x_BT, past=Past())
             assert len(calls) == (needed if mode == "freeze" else STEPS) and len(kept.past.layers) == STEPS
             calls.clear()
-            monkeypatch.setattr("everyformer.network.halting._none", lambda runs: False)
+            monkeypatch.setattr("everyformer.network.halting.none", lambda runs: False)
             whole = network(x_BT, past=Past())
             assert len(calls) == STEPS
             monkeypatch.undo()

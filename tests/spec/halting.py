@@ -40,6 +40,30 @@ def t2t(h: Rows, eps: float) -> tuple[Rows, int, Tensor]:
     return shares, n_updates, remainders
 
 
+def pondering(
+    x: Rows,
+    S: Callable[[Tensor, Tensor], Tensor],
+    unit: Callable[[Tensor], Tensor],
+    out: Callable[[Tensor], Tensor],
+    s: Tensor,
+    eps: float,
+    limit: int,
+) -> tuple[Rows, Rows, list[Rows], list[Tensor]]:
+    """y_t, s_t, p_t and N(t) + R(t) of a recurrent net s_t = S(s_(t-1), x_t) that ponders (eq. 1-14), from the state s on."""
+    found: tuple[Rows, Rows, list[Rows], list[Tensor]] = ([], [], [], [])
+    for x_t in x:
+        states: Rows = []
+        for n in range(1, limit + 1):
+            flag = torch.tensor([float(n == 1)], dtype=x_t.dtype)
+            states.append(S(states[-1] if states else s, torch.cat((x_t, flag))))
+        p, N, R = graves([unit(one) for one in states], eps)
+        s = torch.stack([p[n] * states[n] for n in range(limit)]).sum(0)
+        y = torch.stack([p[n] * out(states[n]) for n in range(limit)]).sum(0)
+        for row, part in zip(found, (y, s, p, N + R), strict=True):
+            row.append(part)
+    return found
+
+
 def universal(
     x: Rows,
     layer: Callable[[Rows], Rows],

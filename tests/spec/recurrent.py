@@ -39,15 +39,23 @@ def lstm(x: Rows, w_x: Maps, w_h: Maps, b: Maps, squash: Squash) -> tuple[Rows, 
     h = c = torch.zeros(len(w_x["c"]), dtype=torch.float64)
     found: tuple[Rows, Rows, Rows, Rows, Rows] = ([], [], [], [], [])
     for x_t in x:
-        c_new = gate("c", squash, x_t, h if w_h else None, w_x, w_h, b)  # 13
-        i = gate("i", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 14
-        f = gate("f", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 15
-        o = gate("o", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 17
-        c = i * c_new + f * c  # 16
-        h = o * apply(squash, c)  # 18
-        for row, part in zip(found, (h, c, c_new, i, f), strict=True):
+        parts = lstm_step(x_t, h, c, w_x, w_h, b, squash)
+        h, c = parts[:2]
+        for row, part in zip(found, parts, strict=True):
             row.append(part)
     return found
+
+
+def lstm_step(
+    x_t: Tensor, h: Tensor, c: Tensor, w_x: Maps, w_h: Maps, b: Maps, squash: Squash
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """h, c, c~, i and f of one time from h and c of the one before."""
+    c_new = gate("c", squash, x_t, h if w_h else None, w_x, w_h, b)  # 13
+    i = gate("i", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 14
+    f = gate("f", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 15
+    o = gate("o", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 17
+    c = i * c_new + f * c  # 16
+    return o * apply(squash, c), c, c_new, i, f  # 18
 
 
 def ablated(x: Rows, w_x: Maps, b: Maps, squash: Squash) -> tuple[Rows, Rows, Rows, Rows, Rows]:

@@ -25,7 +25,9 @@ class Probe:
     """
 
     weights: list[Tensor] = field(default_factory=list)  # BHQK of each attention, in the order of execution
-    halts: list[Tensor] = field(default_factory=list)  # BTN of each halting depth: what each step weighs in the output
+    halts: list[Tensor] = field(
+        default_factory=list
+    )  # BTN of each halting depth or layer: what each step weighs in the output
     spans: list[Tensor] = field(default_factory=list)  # BHQ of each attention that has them: how far a query looks
 
 
@@ -49,7 +51,9 @@ class Scene:
     layers: list[Tensor] | None = field(
         default=None, compare=False, repr=False
     )  # where asked for, what leaves each layer
-    costs: list[Tensor] = field(default_factory=list, compare=False, repr=False)  # what rules add to the loss
+    costs: list[tuple[str, Tensor]] = field(
+        default_factory=list, compare=False, repr=False
+    )  # what layers and rules add to the loss, by name
     masks: dict[tuple[int, int, int], tuple[Pattern, Tensor]] = field(default_factory=dict, compare=False, repr=False)
     shorter: dict[int, Scene] = field(
         default_factory=dict, compare=False, repr=False

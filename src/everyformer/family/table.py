@@ -9,6 +9,8 @@ from typing import Any, get_type_hints
 
 import torch
 
+from everyformer.family.act_rnn import SIZES as ACT_SIZES
+from everyformer.family.act_rnn import act_rnn
 from everyformer.family.adaptive_span import SIZES as SPAN_SIZES
 from everyformer.family.adaptive_span import adaptive_span
 from everyformer.family.bert import SIZES as BERT_SIZES
@@ -90,6 +92,7 @@ MEMBERS = {
         Member("universal-transformer", "Dehghani et al. 2019", universal_transformer, UNIVERSAL_SIZES, "language"),
         Member("lstm", "Hochreiter & Schmidhuber 1997", lstm, LSTM_SIZES, "byte"),
         Member("ablated-lstm", "Levy et al. 2018", ablated_lstm, ABLATED_SIZES, "byte"),
+        Member("act-rnn", "Graves 2016", act_rnn, ACT_SIZES, "wikipedia"),
         Member("graph-classifier", "Velickovic et al. 2017", graph, GRAPH_SIZES, "cora"),
         Member("vit", "Dosovitskiy et al. 2020", vit, VIT_SIZES, "b16"),
     )

@@ -91,7 +91,8 @@ class HaltingUnit(nn.Module):
 class Account:
     """What halting has come to after some steps; who runs has not halted, padding never runs."""
 
-    value: Halt
+    mode: Mode
+    rest: float
     runs_BT: Tensor
     spent_BT: Tensor | float = 0.0  # the sum of h so far
     ponder_BT: Tensor | float = 0.0  # N + R so far
@@ -99,8 +100,8 @@ class Account:
 
     def add(self, h_BT: Tensor, s_BTD: Tensor, last: bool) -> Tensor:
         """One more step; returns its weights."""
-        total_BT, t2t = self.spent_BT + h_BT, self.value.mode == "t2t"
-        enough_BT = total_BT > 1 - self.value.rest if t2t else total_BT >= 1 - self.value.rest
+        total_BT, t2t = self.spent_BT + h_BT, self.mode == "t2t"
+        enough_BT = total_BT > 1 - self.rest if t2t else total_BT >= 1 - self.rest
         halts_BT = self.runs_BT & enough_BT if t2t or not last else self.runs_BT
         rest_BT = 1 - self.spent_BT + torch.zeros_like(h_BT)
         weight_BT = torch.where(halts_BT, rest_BT, h_BT).where(self.runs_BT, 0.0)
@@ -130,17 +131,14 @@ class RepeatLayers(Layers):
         self.check(past, value.steps)
         state = self.ends.open(x_BTD)
         visible_BT = scene.visible_BQ()
-        runs_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
-        account = (
-            Account(value, runs_BT if visible_BT is None else runs_BT & visible_BT) if isinstance(value, Halt) else None
-        )
+        account = Account(value.mode, value.rest, real(x_BTD, visible_BT)) if isinstance(value, Halt) else None
         found: list[Entry] = []
         weights: list[Tensor] = []
         given: list[Any] = []
         for step in range(value.steps):
             if past:
                 given = list(past[step * size : (step + 1) * size])
-            done = account is not None and _none(account.runs_BT)
+            done = account is not None and none(account.runs_BT)
             if done and past is None:
                 break
             here = state
@@ -161,9 +159,10 @@ class RepeatLayers(Layers):
         costs: dict[str, Tensor] = {}
         if account is not None and isinstance(value, Halt):
             state = account.y_BTD.to(x_BTD.dtype)  # type: ignore[union-attr]
-            costs = self._costs(account, visible_BT)
+            if value.cost:
+                costs["ponder"] = value.cost * mean(account.ponder_BT, visible_BT)  # type: ignore[arg-type]
             if scene.probe is not None:
-                scene.probe.halts.append(_share(weights, value))
+                scene.probe.halts.append(shares(weights, value.steps, value.mode))
         return self.ends.close(state, visible_BT), None if past is None else tuple(found), costs
 
     def _step(self, state: Any, scene: Scene, past: list[Any], source: Source | None) -> tuple[Any, list[Entry]]:
@@ -180,16 +179,19 @@ class RepeatLayers(Layers):
         kept: list[Entry] = layer.keys(state, scene, past[:1])
         return kept + first[1:]  # the source's are the same in every step
 
-    def _costs(self, account: Account, visible_BT: Tensor | None) -> dict[str, Tensor]:
-        if not account.value.cost:
-            return {}
-        ponder_BT = account.ponder_BT
-        assert isinstance(ponder_BT, Tensor)
-        count = ponder_BT.numel() if visible_BT is None else visible_BT.expand_as(ponder_BT).sum()
-        return {"ponder": account.value.cost * ponder_BT.sum() / count}
+
+def real(x_BTD: Tensor, visible_BT: Tensor | None) -> Tensor:
+    """Which positions are no padding."""
+    every_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
+    return every_BT if visible_BT is None else every_BT & visible_BT
 
 
-def _none(runs_BT: Tensor) -> bool:
+def mean(ponder_BT: Tensor, visible_BT: Tensor | None) -> Tensor:
+    """Over what is no padding, which ponders 0."""
+    return ponder_BT.sum() / (ponder_BT.numel() if visible_BT is None else visible_BT.expand_as(ponder_BT).sum())
+
+
+def none(runs_BT: Tensor) -> bool:
     """Has every position halted? Where data cannot be looked at: no."""
     blind = torch.compiler.is_compiling() or isinstance(runs_BT, FakeTensor) or runs_BT.is_meta
     if blind or (runs_BT.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -197,12 +199,12 @@ def _none(runs_BT: Tensor) -> bool:
     return not bool(runs_BT.any())
 
 
-def _share(weights: list[Tensor], value: Halt) -> Tensor:
+def shares(weights: list[Tensor], steps: int, mode: Mode = "graves") -> Tensor:
     """What each step has of the output: B, T, steps."""
     left_BT = torch.ones_like(weights[0])
     found: list[Tensor] = []
     for weight_BT in reversed(weights):
         found.append(weight_BT * left_BT)
-        left_BT = left_BT * (1 - weight_BT) if value.mode == "t2t" else left_BT
-    none = [torch.zeros_like(left_BT)] * (value.steps - len(found))
-    return torch.stack([*reversed(found), *none], dim=-1)
+        left_BT = left_BT * (1 - weight_BT) if mode == "t2t" else left_BT
+    others = [torch.zeros_like(left_BT)] * (steps - len(found))
+    return torch.stack([*reversed(found), *others], dim=-1)

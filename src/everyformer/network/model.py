@@ -195,8 +195,8 @@ class Network(nn.Module):
         x_BTD, layers, aux = self.body(
             x_BTD, scene, None if past is None else before.layers, self._source(source, x_BTD, scene)
         )
-        if scene.costs:
-            aux["penalty"] = torch.stack(scene.costs).sum()
+        for name, cost in scene.costs:
+            aux[name] = aux[name] + cost if name in aux else cost
         if past is not None:
             keep = self.value.memory if memory is None else memory
             if keep and (end := self.far()) is not None:

@@ -20,6 +20,7 @@ A position that is padding changes nothing of the state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -111,12 +112,25 @@ def _halve(f_BTD: Tensor, x_BTD: Tensor) -> Tensor:
     return c_BTD
 
 
+def begin(x_BTD: Tensor, before_BC: Tensor | None, size: int) -> Tensor:
+    """The state before the first position: what the past left, or 0."""
+    if before_BC is None:
+        return x_BTD.new_zeros(x_BTD.shape[0], size)
+    if before_BC.shape != (x_BTD.shape[0], size):
+        raise ValueError(
+            f"the past has states of the shape {tuple(before_BC.shape)} (batch, width), this layer ({x_BTD.shape[0]}, {size}): "
+            "it is of another model; begin with Past()"
+        )
+    return before_BC
+
+
 class Cell(nn.Module):
     """One direction of one layer. `gates` are its maps in their order: i, f, c (the candidate), o; an absent one is 1."""
 
     def __init__(self, width: int, own: int, gates: str, squash: str, bias: bool, recurrent: bool):
         super().__init__()
         self.gates, self.own, self.squash = gates, own, torch.tanh if squash == "tanh" else torch.sigmoid
+        self.size = own * (2 if recurrent else 1)  # of the state
         self.fuses = recurrent and squash == "tanh"
         self.of_x = nn.Linear(width, len(gates) * own, bias=bias)
         self.of_h = nn.Linear(own, len(gates) * own, bias=False) if recurrent else None
@@ -128,11 +142,7 @@ class Cell(nn.Module):
         self, x_BTD: Tensor, visible_BT: Tensor | None, before_BC: Tensor | None, scene: Scene, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
         """h of every position, and where `keep` says so the states [h; c] (of the ablated c) of them, or of the last ones."""
-        if scene.kernel not in ("auto", "reference"):
-            raise CannotServe(
-                f"kernel={scene.kernel} computes attention, and a recurrent layer has none; use auto or reference"
-            )
-        h_BD, c_BD = self._begin(x_BTD, before_BC)
+        h_BD, c_BD = self._split(begin(x_BTD, before_BC, self.size))
         plain = scene.kernel == "reference" or x_BTD.shape[1] == 1
         if plain or (self.of_h is not None and not self.fuses):
             h_BTD, c_BTD = self._steps(x_BTD, visible_BT, h_BD, c_BD)
@@ -152,16 +162,13 @@ class Cell(nn.Module):
             return h_BTD, None
         return h_BTD, c_BTD if self.of_h is None else torch.cat((h_BTD[:, -c_BTD.shape[1] :], c_BTD), dim=-1)
 
-    def _begin(self, x_BTD: Tensor, before_BC: Tensor | None) -> tuple[Tensor, Tensor]:
-        size = self.own * (1 if self.of_h is None else 2)
-        if before_BC is None:
-            before_BC = x_BTD.new_zeros(x_BTD.shape[0], size)
-        if before_BC.shape != (x_BTD.shape[0], size):
-            raise ValueError(
-                f"the past has states of the shape {tuple(before_BC.shape)} (batch, width), this layer ({x_BTD.shape[0]}, {size}): "
-                "it is of another model; begin with Past()"
-            )
-        return before_BC[:, : self.own], before_BC[:, -self.own :]
+    def after(self, sum_BF: Tensor, state_BC: Tensor) -> Tensor:
+        """The state [h; c] after one more step, given what the input adds to the gates."""
+        h_BD, c_BD = self._step(sum_BF, *self._split(state_BC))
+        return torch.cat((h_BD, c_BD), dim=-1)
+
+    def _split(self, state_BC: Tensor) -> tuple[Tensor, Tensor]:
+        return state_BC[:, : self.own], state_BC[:, -self.own :]
 
     def _parts(self, total: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """i, f, c~ and o. The state adds up over many positions, so it is kept in float32 at least."""
@@ -177,9 +184,7 @@ class Cell(nn.Module):
         for time, sum_BF in enumerate(
             self.of_x(x_BTD).unbind(1)
         ):  # not by index: each would leave a gradient of the whole
-            i_BD, f_BD, new_BD, o_BD = self._parts(sum_BF if self.of_h is None else sum_BF + self.of_h(h_BD))
-            next_BD = i_BD * new_BD + f_BD * c_BD
-            answer_BD = (o_BD * self.squash(next_BD)).to(sum_BF.dtype)
+            answer_BD, next_BD = self._step(sum_BF, h_BD, c_BD)
             if visible_BT is not None:
                 seen_B1 = visible_BT[:, time, None]
                 next_BD, answer_BD = torch.where(seen_B1, next_BD, c_BD), torch.where(seen_B1, answer_BD, h_BD)
@@ -187,6 +192,12 @@ class Cell(nn.Module):
             hs.append(h_BD)
             cs.append(c_BD)
         return torch.stack(hs, dim=1), torch.stack(cs, dim=1)
+
+    def _step(self, sum_BF: Tensor, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, Tensor]:
+        recurrent = sum_BF if self.of_h is None else sum_BF + self.of_h(h_BD.to(sum_BF.dtype))
+        i_BD, f_BD, new_BD, o_BD = self._parts(recurrent)
+        next_BD = i_BD * new_BD + f_BD * c_BD
+        return (o_BD * self.squash(next_BD)).to(sum_BF.dtype), next_BD
 
     def _fused(self, x_BTD: Tensor, visible_BT: Tensor | None, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, Tensor]:
         """h of every position, and c after the last. Padding is put behind what is real, and h taken from there."""
@@ -253,7 +264,7 @@ class RecurrentLayer(DepthLayer):
 
     entries = 1
 
-    def __init__(self, cells: list[Cell], step: nn.Module):
+    def __init__(self, cells: Sequence[nn.Module], step: nn.Module):
         super().__init__()
         self.cells, self.step = nn.ModuleList(cells), step
 
@@ -272,6 +283,10 @@ class RecurrentLayer(DepthLayer):
             )
         if before is not None and scene.probe is not None and before.x_BMD.shape[1]:
             raise ValueError("what a past holds cannot be told apart by position; probe a call without past")
+        if scene.kernel not in ("auto", "reference"):
+            raise CannotServe(
+                f"kernel={scene.kernel} computes attention, and a recurrent layer has none; use auto or reference"
+            )
         visible_BT = scene.visible_BQ()
         state, found = self.step(
             state, lambda x: self._read(x, visible_BT, scene, before, past is not None), visible_BT

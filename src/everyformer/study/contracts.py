@@ -40,6 +40,7 @@ from everyformer.network.halting import Halt
 from everyformer.network.legal import looks_back_only
 from everyformer.network.model import EncoderDecoder, Model, Network, Output, PairNetwork
 from everyformer.network.past import Past
+from everyformer.network.ponder import Ponder
 from everyformer.network.store import load, save
 from everyformer.study.example import Example, example, parts
 from everyformer.value import nearest
@@ -314,13 +315,15 @@ def _chunks(network: Network, given: Example) -> float | None:
 
 
 def _halting(network: Network, given: Example) -> float | None:
-    if not isinstance(network.value.body, Halt) or network.value.body.mode == "t2t":
+    body = network.value.body
+    if not isinstance(body, Halt | Ponder) or (isinstance(body, Halt) and body.mode == "t2t"):
         return None
     probe, padded = Probe(), given.pad(1, 2) if given.is_sequence and network.class_token is None else given
     padded.run(network, probe=probe)
-    total_BT = probe.halts[0].sum(-1)
-    visible = padded.per_token.get("visible", torch.ones_like(total_BT))
-    return max(_distance(total_BT, visible.to(total_BT)), float(-probe.halts[0].detach().min()))
+    share_LBTN = torch.stack(probe.halts).detach()
+    total_LBT = share_LBTN.sum(-1)
+    visible = padded.per_token.get("visible", torch.ones_like(total_LBT[0]))
+    return max(_distance(total_LBT, visible.to(total_LBT)), float(-share_LBTN.min()))
 
 
 def _store(network: Network, given: Example) -> float | None:

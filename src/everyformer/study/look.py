@@ -37,6 +37,11 @@ def reading(network: Network | PairNetwork, work: Work, text: str) -> Figure:
     ids = tokenizer.encode(text.encode())
     names = [tokenizer.decode([int(one)]).replace("\n", "\\n") for one in ids]
     found = weights(network, torch.from_numpy(ids.astype(np.int64)))
+    if not found:
+        raise ValueError(
+            f"a {type(network.value.body).__name__.lower()} has no weights of what came before to draw; give a run of a "
+            "model with attention, or of lstm"
+        )
     if network.value.body.each:
         return draw(found, names, "who looks at whom: queries go down, keys across")
     title = "what is left of whom in the state: positions go down, what came before across; from short to long memory"

@@ -38,6 +38,7 @@ from everyformer.network.head import Classify, Head, Language, Logistics, PerTok
 from everyformer.network.legal import objections
 from everyformer.network.model import Model
 from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, RMSNorm, SequenceNorm
+from everyformer.network.ponder import Ponder
 from everyformer.network.position import (
     Axial,
     Concatenated,
@@ -169,6 +170,8 @@ BODIES: tuple[Depth, ...] = (  # those without attention
     AblatedLstm(2),
     AblatedLstm(2, Reversible(), squash="sigmoid", bias=False),
     AblatedLstm(2, both_ways=True),
+    Ponder(1, 3, rest=0.3, bias=-0.5),
+    Ponder(2, 2, PreNorm(), "rnn", rest=0.3, bias=-0.5),
 )
 
 

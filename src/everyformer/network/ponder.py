@@ -1,0 +1,107 @@
+"""A recurrent net that ponders: it takes as many steps on each input as it finds necessary.
+
+Paper: Graves 2016, Adaptive Computation Time for Recurrent Neural Networks. Equations, with S the step of a recurrent cell, the
+same weights in all of them:
+    s_t^n = S(s_(t-1), [x_t; 1]) for n = 1, S(s_t^(n-1), [x_t; 0]) for n > 1        the flag says that the input is new
+    h_t^n = sigma(W_h s_t^n + b_h),  N(t) = min(min{n: sum_(m<=n) h_t^m >= 1 - eps}, M),  R(t) = 1 - sum_(n<N(t)) h_t^n
+    p_t^n = h_t^n for n < N(t), R(t) for n = N(t);   s_t = sum_n p_t^n s_t^n,  y_t = sum_n p_t^n y_t^n;   cost tau mean_t (N(t) + R(t))
+Symbols: `steps` M, `rest` eps, `cost` tau, `bias` b_h at the start; `cell` is S: `rnn` s = tanh(W_s s + W_x x + b), or the `lstm` of
+`everyformer.network.recurrent`, whose state is h and c. W_y is the head's: it is linear and the p sum to 1, so y_t is of s_t.
+Departures: W writes x_t + delta, which is the flag put beside x_t, and the cost without brackets and tau. Of the lstm h_t^n alone
+halts and answers, the mean is of h and c. In several layers each ponders by itself. The cost is a mean, not Graves' sum over t.
+
+Steps that no sequence of the batch needs are not computed; a compiled or a recorded pass computes all of them, an imagined one
+(a plan) as many as a new net takes, 1/sigma(b_h). A position that is padding changes nothing of the state.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
+
+from everyformer.attention.scene import Scene
+from everyformer.network.depth import Depth, Layer, StackLayers
+from everyformer.network.halting import Account, Cost, HaltingUnit, Rest, mean, none, real, shares
+from everyformer.network.recurrent import Cell, RecurrentLayer, begin
+from everyformer.network.wiring import Chain, Wiring
+from everyformer.value import Size, Value
+
+
+class Ponder(Depth, Value, frozen=True):
+    """Recurrent layers that take at most `steps` on each input, until they halt (ACT)."""
+
+    layers: Size
+    steps: Size
+    wiring: Wiring = Chain()
+    cell: Literal["rnn", "lstm"] = "lstm"
+    rest: Rest = 0.01
+    cost: Cost = 0.01
+    bias: float = 1.0  # above 0: few steps at first
+    each: ClassVar[tuple[Layer, ...]] = ()  # type: ignore[misc]
+
+    def build(self, width: int) -> nn.Module:
+        layers = [RecurrentLayer([PonderCell(width, self)], self.wiring.step(width)) for _ in range(self.layers)]
+        return StackLayers(layers, self.wiring.ends(width))
+
+    def looks_back_only(self) -> bool:
+        return True
+
+
+class Plain(nn.Module):
+    """S of the plain recurrent net, h_t = tanh(W_h h_(t-1) + W_x x_t + b)."""
+
+    def __init__(self, width: int, own: int):
+        super().__init__()
+        self.own = self.size = own
+        self.of_x, self.of_h = nn.Linear(width, own), nn.Linear(own, own, bias=False)
+
+    def after(self, sum_BF: Tensor, state_BC: Tensor) -> Tensor:
+        return torch.tanh(sum_BF + self.of_h(state_BC.to(sum_BF.dtype)))
+
+
+class PonderCell(nn.Module):
+    def __init__(self, width: int, value: Ponder):
+        super().__init__()
+        self.value = value
+        self.cell = (
+            Plain(width + 1, width) if value.cell == "rnn" else Cell(width + 1, width, "ifco", "tanh", True, True)
+        )
+        self.unit = HaltingUnit(width, value.bias)
+        self.begins = math.ceil(1 + math.exp(-max(value.bias, -700.0)))
+
+    def forward(
+        self, x_BTD: Tensor, visible_BT: Tensor | None, before_BC: Tensor | None, scene: Scene, keep: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """h of every position, and where `keep` says so the states of them."""
+        state_BC = begin(x_BTD, before_BC, self.cell.size)
+        runs_BT, own = real(x_BTD, visible_BT), self.cell.own
+        later_BTF = self.cell.of_x(F.pad(x_BTD, (0, 1)))
+        first_BTF = later_BTF + self.cell.of_x.weight[:, -1]  # what the flag adds
+        limit = self.value.steps if not isinstance(x_BTD, FakeTensor) else min(self.value.steps, self.begins)
+        states, ponders, halts = [], [], []
+        for time, inputs in enumerate(zip(first_BTF.unbind(1), later_BTF.unbind(1), strict=True)):
+            account, weights = Account("graves", self.value.rest, runs_BT[:, time, None]), []
+            now_BC, seen_B1 = state_BC, account.runs_BT
+            for step in range(limit):
+                if step and none(account.runs_BT):
+                    break
+                now_BC = self.cell.after(inputs[min(step, 1)], now_BC)
+                now_B1C = now_BC[:, None]
+                weights.append(account.add(self.unit(now_B1C[..., :own]), now_B1C, step + 1 == limit))
+            mean_B1C, ponder_B1 = account.y_BTD, account.ponder_BT
+            assert isinstance(mean_B1C, Tensor) and isinstance(ponder_B1, Tensor)
+            state_BC = torch.where(seen_B1, mean_B1C[:, 0], state_BC)
+            states.append(state_BC)
+            ponders.append(ponder_B1)
+            halts.append(weights)
+        if self.value.cost:
+            scene.costs.append(("ponder", self.value.cost * mean(torch.cat(ponders, dim=1), visible_BT)))
+        if scene.probe is not None:
+            scene.probe.halts.append(torch.cat([shares(one, self.value.steps) for one in halts], dim=1))
+        state_BTC = torch.stack(states, dim=1)
+        return state_BTC[..., :own].to(x_BTD.dtype), state_BTC if keep else None
