@@ -303,8 +303,9 @@ def test_the_demo_learns_writes_and_draws(run, monkeypatch, tmp_path):
     for name in ("curves", "attention"):
         assert f"{name}: {tmp_path}/demo/{name}.png" in out
         assert (tmp_path / "demo" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    code, out, _ = run("show", "attention", str(tmp_path / "demo"), "--text", "To be", "--out", str(tmp_path / "a.svg"))
-    assert code == 0 and "<svg" in (tmp_path / "a.svg").read_text()
+    given = ("--text", "To be", "--out", str(tmp_path / "a.svg"), "--beside", str(tmp_path / "demo"))
+    code, out, _ = run("show", "attention", str(tmp_path / "demo"), *given)
+    assert code == 0 and (tmp_path / "a.svg").read_text().count("<!-- layer 0 -->") == 2
 
 
 def test_the_threads_of_the_caller_come_back(run):

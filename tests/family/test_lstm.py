@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from everyformer import build
 from everyformer.infer.evaluate import nats, nats_reading_on
-from everyformer.study.look import GROUPS, grouped, reading, weights
+from everyformer.study.look import GROUPS, draw, grouped, reading, weights
 from everyformer.study.plan import plan
 from everyformer.task.language import Language
 from everyformer.train import checkpoint
@@ -61,16 +61,25 @@ def test_groups_of_a_state_are_in_order_of_how_far_back_they_look():
     assert torch.equal(grouped(weight_HQK), weight_HQK[[1, 3, 2, 0]])
 
 
+@pytest.mark.spec(44, 46)
 @pytest.mark.parametrize("name", MEMBERS)
-def test_what_is_left_in_the_state_is_drawn(name, tmp_path):
-    """As attention is: a row for each layer, the numbers of its state in groups."""
+def test_what_is_left_in_the_state_is_drawn_beside_attention(name, tmp_path):
+    """As attention is: a row for each layer, the numbers of its state in groups; and a Transformer that reads the same beside it."""
     network, work = build(name, "tiny"), Language().open(str(text(tmp_path)), 16)
     found = weights(network, torch.arange(9))
     assert [one.shape for one in found] == [(64, 9, 9)] * 2 and all(0 <= one.min() <= one.max() <= 1 for one in found)
-    plots = reading(network, work, "to be or not").axes
-    assert [plot.get_title() for plot in plots] == [f"group {number}" for number in range(GROUPS)] + [""] * GROUPS
-    drawn = weights(network, torch.from_numpy(work.tokenizer.encode(b"to be or not").astype("int64")))
+    other = build("gpt2", "tiny", vocabulary=256).eval()
+    left, right = draw(*(reading(one, work, "to be or not") for one in (network, other))).subfigs
+    titles = [f"group {number}" for number in range(GROUPS)] + [""] * GROUPS
+    assert [plot.get_title() for plot in left.axes] == titles
+    token_T = torch.from_numpy(work.tokenizer.encode(b"to be or not").astype("int64"))
+    states, attentions = weights(network, token_T), weights(other, token_T)
+    for plots, shown in ((left.axes, [grouped(one) for one in states]), (right.axes, attentions)):
+        for plot, weight_QK in zip(plots, torch.cat(shown), strict=True):
+            assert plot.images[0].get_array().data.tolist() == weight_QK.tolist()
+
+
+def test_a_state_without_weights_is_not_drawn(tmp_path):
+    work = Language().open(str(text(tmp_path)), 16)
     with pytest.raises(ValueError, match="a ponder has no weights of what came before to draw"):
         reading(build("act-rnn", "tiny"), work, "to be or not")
-    for plot, weight_QK in zip(plots, torch.cat([grouped(one) for one in drawn]), strict=True):
-        assert plot.images[0].get_array().data.tolist() == weight_QK.tolist()

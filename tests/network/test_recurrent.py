@@ -12,7 +12,25 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from everyformer import AblatedLstm, Language, Lstm, Model, Past, PerToken, PreNorm, Probe, Tokens, generate, member
+from everyformer import (
+    AblatedLstm,
+    Attention,
+    FeedForward,
+    Language,
+    Layer,
+    Lstm,
+    Model,
+    Past,
+    PerToken,
+    PreNorm,
+    Probe,
+    Stack,
+    Standard,
+    Tokens,
+    generate,
+    member,
+    parse,
+)
 from everyformer.attention.attend import CannotServe
 from everyformer.family.table import parameters
 from everyformer.infer.beam import beam_search
@@ -135,6 +153,21 @@ def test_the_ablated_lstm_is_computed_in_logarithmic_depth(body):
         counts.append(count.operations)
     more = [b - a for a, b in pairwise(counts)]
     assert more[0] == more[1] == more[2] < 400
+
+
+@pytest.mark.spec(48)
+def test_a_transformer_takes_no_more_operations_for_a_longer_text_and_an_lstm_one_after_the_other():
+    """Forward and backward; what that means in time is measured by bench.recurrent."""
+    counts = []
+    for body in (Lstm(1), Stack(1, (Layer(Attention(Standard(2), parse("causal")), FeedForward(8)),), PreNorm())):
+        network = ready(model(body))
+        for length in (16, 32, 48):
+            with Count() as count:
+                network(tokens(1, length), kernel="reference").logits.sum().backward()
+            counts.append(count.operations)
+    lstm, transformer = counts[:3], counts[3:]
+    assert lstm[2] - lstm[1] == lstm[1] - lstm[0] > 16 * 10
+    assert transformer[0] == transformer[1] == transformer[2] < lstm[0]
 
 
 class Count(TorchDispatchMode):

@@ -45,7 +45,7 @@ def demo(*, out: Path | None = None) -> int:
     screen.print("\nwritten at temperature 0.5", style="dim")
     screen.print(trained.work.write(trained.network, PROMPT, 300, temperature=0.5, seed=0), soft_wrap=True)
     picture = folder / "attention.png"
-    look.reading(trained.network, trained.work, LOOKED).savefig(picture)
+    look.draw(look.reading(trained.network, trained.work, LOOKED)).savefig(picture)
     screen.print(f"\ncurves: {curves.draw(folder)}\nattention: {picture}", soft_wrap=True)
     next_command(screen, f"generate {folder} --prompt 'JULIET:' --tokens 300 --stream")
     return 0

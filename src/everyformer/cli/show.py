@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +27,7 @@ def attention(
     text: str = "Shall I compare thee to a summer",
     out: Path = Path("attention.png"),
     step: int | None = None,
+    beside: Path | None = None,
 ) -> None:
     """Draw what a trained model looks at while it reads a text.
 
@@ -40,14 +41,22 @@ def attention(
         The picture (.png, .svg, .pdf).
     step
         The checkpoint; without it, the last.
+    beside
+        The folder of another run, whose last checkpoint is drawn beside the first.
     """
-    from everyformer.study.look import reading
+    from everyformer.study.look import draw, reading
     from everyformer.study.picture import check_file
     from everyformer.train.finished import open_run
 
     check_file(out)
     found = open_run(run, step=step)
-    reading(found.network, found.work, text).savefig(out)
+    runs = [found] if beside is None else [found, open_run(beside)]
+    sights = [reading(one.network, one.work, text) for one in runs]
+    if beside is not None:
+        sights = [
+            replace(sight, title=f"{one.recipe.member}: {sight.title}") for sight, one in zip(sights, runs, strict=True)
+        ]
+    draw(*sights).savefig(out)
     screen = console()
     screen.print(f"attention: {out}", soft_wrap=True)
     next_command(screen, f"generate {run} {found.work.hint}" if found.writes else f"evaluate {run}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +18,24 @@ from everyformer.network.model import Network, PairNetwork
 from everyformer.task.work import Work
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 GROUPS = 4  # of the numbers of a recurrent state
 MOST = 64  # tokens whose names can be read beside a picture
 
 
-def reading(network: Network | PairNetwork, work: Work, text: str) -> Figure:
-    """A picture of what a network looks at while it reads a text, with the tokens of its work.
+@dataclass(frozen=True)
+class Sight:
+    """What a network looks at: HQK of each layer, the tokens by name, what the picture is of and what its columns are."""
+
+    weight_LHQK: Sequence[Tensor]
+    names: Sequence[str]
+    title: str
+    part: str = "head"
+
+
+def reading(network: Network | PairNetwork, work: Work, text: str) -> Sight:
+    """What a network looks at while it reads a text, with the tokens of its work.
 
     Of a recurrent one it is the weight w of what came before in its state (`everyformer.network.recurrent`), where each number
     of the state is a head; they are put in order of how far back they look, and drawn as the means of groups.
@@ -43,9 +55,9 @@ def reading(network: Network | PairNetwork, work: Work, text: str) -> Figure:
             "model with attention, or of lstm"
         )
     if network.value.body.each:
-        return draw(found, names, "who looks at whom: queries go down, keys across")
+        return Sight(found, names, "who looks at whom: queries go down, keys across")
     title = "what is left of whom in the state: positions go down, what came before across; from short to long memory"
-    return draw([grouped(weight_DQK) for weight_DQK in found], names, title, "group")
+    return Sight([grouped(weight_DQK) for weight_DQK in found], names, title, "group")
 
 
 def spans_of(network: Network | PairNetwork, work: Work) -> Spans:
@@ -87,17 +99,32 @@ def grouped(weight_HQK: Tensor, groups: int = GROUPS) -> Tensor:
     return torch.stack([part_HQK.mean(0) for part_HQK in weight_HQK[order_H].tensor_split(min(groups, len(order_H)))])
 
 
-def draw(weight_LHQK: Sequence[Tensor], names: Sequence[str], title: str, part: str = "head") -> Figure:
-    """One square for each layer (down) and head (across); queries go down, keys across, darker is more."""
+def draw(*sights: Sight) -> Figure:
+    """Side by side, in each one square for each layer (down) and head (across); queries go down, keys across, darker is more."""
     from matplotlib.figure import Figure
 
-    if not 1 <= len(names) <= MOST:
-        raise ValueError(f"a picture of attention has room for 1 to {MOST} tokens, not {len(names)}; give less text")
-    layers, heads, side = len(weight_LHQK), weight_LHQK[0].shape[0], max(1.6, 0.075 * len(names))
-    figure = Figure((side * heads + 1, side * layers + 1), dpi=160, layout="constrained")
-    figure.suptitle(title, fontsize=10)
+    sizes = []
+    for sight in sights:
+        if not 1 <= len(sight.names) <= MOST:
+            raise ValueError(
+                f"a picture of attention has room for 1 to {MOST} tokens, not {len(sight.names)}; give less text"
+            )
+        side = max(1.6, 0.075 * len(sight.names))
+        sizes.append((side * sight.weight_LHQK[0].shape[0] + 1, side * len(sight.weight_LHQK) + 1))
+    widths, heights = zip(*sizes, strict=True)
+    figure = Figure((sum(widths), max(heights)), dpi=160, layout="constrained")
+    for place, sight in zip(
+        figure.subfigures(1, len(sights), squeeze=False, width_ratios=widths)[0], sights, strict=True
+    ):
+        _fill(place, sight)
+    return figure
+
+
+def _fill(figure: SubFigure, sight: Sight) -> None:
+    names, layers, heads = sight.names, len(sight.weight_LHQK), sight.weight_LHQK[0].shape[0]
+    figure.suptitle(fill(sight.title, 18 * heads), fontsize=10)
     plots = figure.subplots(layers, heads, squeeze=False)
-    for layer, weight_HQK in enumerate(weight_LHQK):
+    for layer, weight_HQK in enumerate(sight.weight_LHQK):
         for head, weight_QK in enumerate(weight_HQK):
             plot = plots[layer][head]
             plot.imshow(weight_QK.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
@@ -105,6 +132,5 @@ def draw(weight_LHQK: Sequence[Tensor], names: Sequence[str], title: str, part: 
             plot.set_xticks(range(len(names)), names if layer == layers - 1 else [], fontfamily="monospace")
             plot.set_yticks(range(len(names)), names if head == 0 else [], fontfamily="monospace")
             if layer == 0:
-                plot.set_title(f"{part} {head}", fontsize=8)
+                plot.set_title(f"{sight.part} {head}", fontsize=8)
         plots[layer][0].set_ylabel(f"layer {layer}", fontsize=8)
-    return figure
