@@ -32,7 +32,7 @@ from everyformer import (
 )
 from everyformer.attention.scene import Probe
 from everyformer.network.halting import Account
-from everyformer.train.loop import set_sections
+from everyformer.train.loop import set_gather, set_sections
 from tests.network import close, placed, randn, ready, tokens
 from tests.network.test_wiring import EPS, HEADS, NET, sublayers
 from tests.spec import halting as spec
@@ -208,6 +208,34 @@ def test_steps_that_nobody_needs_are_not_computed(monkeypatch):
             close(one.v_BHKE, two.v_BHKE)
 
 
+@pytest.mark.spec(124)
+@pytest.mark.parametrize("pattern", ("causal", "full", "causal & window(3)"))
+@pytest.mark.parametrize("cross", (False, True), ids=("alone", "cross"))
+@pytest.mark.parametrize("kernel", ("auto", "reference"))
+def test_halted_positions_are_computed_no_more(pattern, cross, kernel, monkeypatch):
+    """Gathered, the net sees only the positions that still run, and all is equal: output, cost, past and gradients."""
+    network, x_BT, seen = made(model("freeze", pattern, cross=cross, place=Sinusoidal())), tokens(2, 7), list[int]()
+    monkeypatch.setattr("everyformer.network.halting.GATHER", 1.0)
+    visible_BT = torch.tensor([[True] * 7, [False] + [True] * 5 + [False]])
+    source = {"source": Memory(randn(2, 4, WIDTH), torch.tensor([[True] * 4, [True, True, False, False]]))}
+    network.body.layers[0].feedforward.register_forward_hook(lambda _, given, __: seen.append(given[0].shape[1]))
+    found = []
+    for gather in (False, True):
+        set_gather(network, gather)
+        seen.clear()
+        options = (source if cross else {}) | {"kernel": kernel}
+        output = network(x_BT, visible=visible_BT, **options)
+        assert seen[0] == 7 and (min(seen) < 7) == gather
+        first = network(x_BT[:, :5], visible=visible_BT[:, :5], past=Past(), **options)
+        told = [output.hidden[visible_BT], output.aux["ponder"]]
+        if pattern != "full":  # what came before has not seen what comes
+            told.append(network(x_BT[:, 5:], visible=visible_BT[:, 5:], past=first.past, **options).hidden[0])
+        loss = output.hidden[visible_BT].square().sum() + output.aux["ponder"]
+        found.append([*told, *torch.autograd.grad(loss, list(network.parameters()))])
+    for one, two in zip(*found, strict=True):
+        close(one, two)
+
+
 @pytest.mark.spec(123, 124)
 @pytest.mark.parametrize("net", (NET, Convolution(12, kernels=(2, 3))), ids=("feedforward", "convolution"))
 @pytest.mark.parametrize("mode", ("fixed", *MODES))
@@ -252,6 +280,12 @@ def test_the_convolution_is_its_equation(causal):
     wide_BTD = randn(1, 9, WIDTH, seed=1)
     wide_BTD[seen_BT] = x_BTD[0]
     close(layer(wide_BTD, seen_BT)[seen_BT], torch.stack(x))
+
+
+def test_what_cannot_be_gathered_is_refused():
+    for value in (model("graves"), model("fixed"), model("freeze", net=Convolution(4)), model("freeze", times=2)):
+        with pytest.raises(ValueError, match="no depth of this model copies halted positions"):
+            set_gather(value.build(), True)
 
 
 def test_padding_neither_ponders_nor_prolongs():

@@ -240,7 +240,13 @@ class LayerModule(DepthLayer):
                 before = Keys(*attention.heads.memory(step.view(seen_BMD, None)))
             # A reversible stack computes this twice, from a stream that comes back to rounding: who saw whom must stay.
             places: list[Tensor] = []
-            state, keys = step(state, lambda x: attention(x, here, before, places), visible_BT)
+
+            def attended(x_BTD: Tensor) -> tuple[Tensor, Keys]:
+                if isinstance(before, Keys) and before.fixed:  # those of all positions, of which only some are asked
+                    return attention.across(x_BTD, Source(x_BTD, here), before)
+                return attention(x_BTD, here, before, places)
+
+            state, keys = step(state, attended, visible_BT)
             found.append(entry or keys)
         if (cross := self.cross) is not None:
             if source is None:

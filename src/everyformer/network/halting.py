@@ -20,12 +20,13 @@ Steps that nobody needs are not computed: the loop ends when every position has 
 comes later weighs 0; so a compiled, a recorded or an imagined pass, which cannot look, computes all of them. A position that
 comes later may need more steps, in which it sees the halted ones: so with a past there is one entry for every step up to
 the limit. Frozen states need no more than their keys for that, if the layer is a plain one; in the other modes the states
-must go on.
+must go on. So while some positions run, those alone may be computed (`gather`, which a run sets: what is multiplied together then
+depends on the data, so equal to rounding, no longer to the last bit).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -34,12 +35,15 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
+from everyformer.attention.hashing import hashing
 from everyformer.attention.scene import Scene
 from everyformer.network.depth import Layer, Layered, LayerModule, Layers, Source
 from everyformer.network.past import Entry, Keys
 from everyformer.network.position import Position
 from everyformer.network.wiring import Wiring
 from everyformer.value import Size, Value
+
+GATHER = 0.6  # the share of positions that run, up to which it pays to put them together
 
 Mode = Literal["graves", "freeze", "t2t"]
 Rest = Annotated[float, msgspec.Meta(gt=0, lt=1)]
@@ -122,6 +126,10 @@ class RepeatLayers(Layers):
         first = value.each[0]
         plain = first.attention is not None and self.entries == [len(first.attentions())]  # no convolution, one layer
         self.light = isinstance(value, Halt) and value.mode == "freeze" and plain
+        self.gather = False  # set by a run: compute no more of halted positions than their keys, if the layer allows it
+        alone = value.wiring.norm is None or not value.wiring.norm.mixes_positions
+        attentions = first.attentions()
+        self.gathers = self.light and alone and not any(one.rules or hashing(one.pattern) for one in attentions)
 
     def forward(
         self, x_BTD: Tensor, scene: Scene, past: tuple[Entry, ...] | None, source: Source | None
@@ -147,7 +155,10 @@ class RepeatLayers(Layers):
             if done and self.light:
                 found += self._keys(here, scene, given, found[:size])
                 continue
-            after, kept = self._step(here, scene, given, source)
+            if step and self.gather and self.gathers and account is not None:
+                after, kept = self._some(here, scene, given, source, account.runs_BT)
+            else:
+                after, kept = self._step(here, scene, given, source)
             found += kept if past is not None else []
             given = [one if isinstance(one, Keys) and one.fixed else None for one in kept]  # the source's, made once
             if account is not None and isinstance(value, Halt):
@@ -173,6 +184,28 @@ class RepeatLayers(Layers):
         )
         return done
 
+    def _some(
+        self, here_BTD: Tensor, scene: Scene, past: list[Any], source: Source | None, runs_BT: Tensor
+    ) -> tuple[Tensor, list[Entry]]:
+        """A step of the positions that run, put together; of the others the keys alone."""
+        blind = scene.probe is not None or scene.hidden or scene.kernel not in ("auto", "reference", "sdpa")
+        count = len(runs_BT[0]) if blind or _blind(runs_BT) else int(runs_BT.sum(1).max())
+        if count > GATHER * len(runs_BT[0]):
+            return self._step(here_BTD, scene, past, source)
+        index_BQ = (~runs_BT).to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
+        position_BQ = scene.query_positions().expand_as(runs_BT).gather(1, index_BQ)
+        position_BQ = torch.where(runs_BT.gather(1, index_BQ), position_BQ, -1)
+        some: dict[str, Any] = {"queries": count, "query_BQ": position_BQ, "masks": {}, "shorter": {}}
+        near = replace(scene, **some, key_BK=scene.key_positions())
+        if source is not None:
+            source = replace(source, scene=replace(source.scene, **some))
+        entry, *_ = self._keys(here_BTD, scene, past, [])
+        assert isinstance(entry, Keys)
+        index_BQD = index_BQ[..., None].expand(-1, -1, here_BTD.shape[-1])
+        given = [replace(entry, fixed=True), *past[1:]]
+        new_BQD, kept = self._step(here_BTD.gather(1, index_BQD), near, given, source)
+        return here_BTD.scatter(1, index_BQD, new_BQD.to(here_BTD.dtype)), [entry, *kept[1:]]
+
     def _keys(self, state: Any, scene: Scene, past: list[Any], first: list[Entry]) -> list[Entry]:
         """What a step leaves for later ones when nobody runs in it."""
         layer: Any = self.layers[0]
@@ -193,10 +226,13 @@ def mean(ponder_BT: Tensor, visible_BT: Tensor | None) -> Tensor:
 
 def none(runs_BT: Tensor) -> bool:
     """Has every position halted? Where data cannot be looked at: no."""
-    blind = torch.compiler.is_compiling() or isinstance(runs_BT, FakeTensor) or runs_BT.is_meta
-    if blind or (runs_BT.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return False
-    return not bool(runs_BT.any())
+    return not _blind(runs_BT) and not bool(runs_BT.any())
+
+
+def _blind(x: Tensor) -> bool:
+    """Is this a pass that cannot look at data?"""
+    imagined = torch.compiler.is_compiling() or isinstance(x, FakeTensor) or x.is_meta
+    return imagined or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def shares(weights: list[Tensor], steps: int, mode: Mode = "graves") -> Tensor:

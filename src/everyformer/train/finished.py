@@ -16,7 +16,7 @@ from everyformer.task.work import Work
 from everyformer.train import checkpoint
 from everyformer.train.distributed import find_device
 from everyformer.train.folder import read_model, read_recipe
-from everyformer.train.loop import precise
+from everyformer.train.loop import precise, set_gather
 from everyformer.train.recipe import Recipe
 
 
@@ -90,6 +90,7 @@ def open_run(
     value = read_model(folder)
     work.fit(value)
     network = value.build()
+    set_gather(network, recipe.run.gather)
     place = checkpoint.place(folder, step)
     average = place / "average.safetensors"
     # The averaged weights are a run's result; buffers come with the others.

@@ -150,6 +150,12 @@ class Loop:
             adopt(self.network, recipe.start)
         if run.sections:
             set_sections(self.network, run.sections)
+        if run.gather:
+            set_gather(self.network, True)
+            if run.compile != "no":
+                raise ValueError(
+                    "run.gather looks at who has halted, which a compiled step cannot; leave run.gather or run.compile out"
+                )
         self.called = spread(self.network, here, run.shard)
         if run.compile != "no":
             self.called = torch.compile(self.called)  # type: ignore[assignment]
@@ -432,6 +438,18 @@ def set_sections(network: nn.Module, sections: int) -> None:
     for module in network.modules():
         if hasattr(module, "sections"):
             module.sections = sections  # type: ignore[assignment]
+
+
+def set_gather(network: nn.Module, gather: bool) -> None:
+    """Compute of positions that have halted no more than their keys."""
+    able = [module for module in network.modules() if getattr(module, "gathers", False)]
+    if gather and not able:
+        raise ValueError(
+            "run.gather=true: no depth of this model copies halted positions through one layer without a convolution, rules "
+            "or norms over positions; leave it out, or use universal-transformer with model.halting=freeze"
+        )
+    for module in able:
+        module.gather = gather  # type: ignore[assignment]
 
 
 def _norm(x: Tensor) -> Tensor:
