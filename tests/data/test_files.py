@@ -75,5 +75,7 @@ def test_the_fingerprint_follows_every_byte():
 
 
 def test_a_path_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"copy is made of pairs, for an encoder and a decoder; choose transformer"):
+        files.existing("copy")
     with pytest.raises(ValueError, match=r"no file or folder /no/such; give a path, .*enwik8.*multi30k"):
         files.existing("/no/such")

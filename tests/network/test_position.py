@@ -16,6 +16,7 @@ from everyformer import (
     Learned,
     OneHot,
     Past,
+    Rotary,
     SeparateMlp,
     Sinusoidal,
     TimePosition,
@@ -200,3 +201,38 @@ def test_an_array_has_one_vector_for_each_coordinate():
         close(found, rows[row] + columns[column] + channels[channel])
     with pytest.raises(ValueError, match="give the length of each axis"):
         Axial(())
+
+
+def test_positions_begin_where_a_call_says():
+    """One place for each sequence, past padding and in what comes after; a model of distances knows no difference."""
+    begin, x_BT = torch.tensor([5, 0]), tokens(2, LENGTH)
+    visible_BT = torch.tensor([[False] + [True] * 5, [True] * 6])
+    network = ready(model(position=Sinusoidal()))
+    embedded = network.embed(x_BT)
+    wanted = embedded + waves(begin[:, None] + torch.arange(LENGTH), WIDTH)
+    close(placed(network, x_BT, begin=begin), wanted)
+    moved = placed(network, x_BT, begin=begin, visible=visible_BT)
+    close(moved[0, 1:], (embedded[0, 1:] + waves(PLACES + 5, WIDTH)[0, :5]))
+    past = network(x_BT[:, :4], begin=begin, past=Past()).past
+    close(network(x_BT[:, 4:], past=past).hidden, network(x_BT, begin=begin).hidden[:, 4:])
+    turned = ready(model(rules=(Rotary(),)))
+    close(turned(x_BT, begin=begin).hidden, turned(x_BT).hidden)
+
+
+@pytest.mark.parametrize(
+    "begin, message",
+    [
+        (torch.tensor([1]), "give 2 whole numbers"),
+        (torch.tensor([1.0, 2.0]), "begin is torch.float32 of the shape (2,)"),
+        (torch.tensor([0, -1]), "positions begin at 0 or later, not at -1"),
+        (torch.tensor([0, 3]), "position 8 is past the 8 positions that the model knows"),
+    ],
+)
+def test_wrong_beginnings_are_refused(begin, message):
+    network = ready(model(position=Learned(8)))
+    with pytest.raises(ValueError) as caught:
+        network(tokens(2, LENGTH), begin=begin)
+    assert message in str(caught.value)
+    past = network(tokens(2, 2), past=Past()).past
+    with pytest.raises(ValueError, match="give begin= only with the first call"):
+        network(tokens(2, 2), past=past, begin=torch.tensor([1, 1]))

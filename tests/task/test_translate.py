@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
-from everyformer import build
+from everyformer import Learned, build
+from everyformer.data import made
 from everyformer.task.translate import END, START, Translate
 
 
@@ -179,3 +182,102 @@ def test_models_that_do_not_fit_are_refused():
         work.fit(build("gpt2", "tiny").value)
     with pytest.raises(ValueError, match=r"has 400 tokens, but the model knows 256; set model\.vocabulary"):
         work.fit(build("transformer", "tiny").value)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Few pairs of digits, and short ones."""
+    monkeypatch.setattr(made, "TESTED", (40, 150))
+    monkeypatch.setattr(made, "algorithm", partial(made.algorithm, count=40, held=2))
+
+
+@pytest.mark.parametrize("name", made.ALGORITHMS)
+def test_digits_are_copied_reversed_and_added(name):
+    parts = made.algorithm(name, count=50, held=5)
+    assert parts == made.algorithm(name, count=50, held=5)  # made anew, the same
+    assert [len(sources) for sources, _ in parts.values()] == [50] + [5] * 6
+    for split, (sources, targets) in parts.items():
+        for source, target in zip(sources, targets, strict=True):
+            assert len(source) == int(split[4:]) if split.startswith("test") else 1 <= len(source) <= 40
+            if name == "addition":  # the last digit first
+                one, two = source.split("+")
+                assert int(target[::-1]) == int(one[::-1]) + int(two[::-1])
+            else:
+                assert target == (source if name == "copy" else source[::-1])
+
+
+def test_what_is_right_is_told_by_length_and_whole_sequences_are_those_it_writes(few):
+    """The characters by hand, the target so far being given; nothing of a long source is cut."""
+    work, network = opened("addition")
+    assert (
+        work.tokenizer.vocabulary == 5 + 11 and work.tokenizer.decode(work.sides("test150")[0][0][:-1]).count("+") == 1
+    )
+    found = work.evaluate(network, "test", None, "auto")
+    for length in made.TESTED:
+        right = whole = count = 0
+        for source, target in zip(*work.sides(f"test{length}"), strict=True):
+            with torch.no_grad():
+                given = torch.tensor([[START, *target.tolist()]])
+                told = network(torch.from_numpy(source.astype(np.int64))[None], given).logits.argmax(-1)[0]
+            hits = (told == torch.tensor([*target.tolist(), END])).tolist()
+            right, whole, count = right + sum(hits), whole + all(hits), count + len(hits)
+        assert found[f"character_accuracy_{length}"] == pytest.approx(right / count)
+        assert found[f"sequence_accuracy_{length}"] == whole / 2
+    # One that has learned by heart is right where what it writes is right.
+    work, network = opened("copy", smoothing=0.0)
+    rows = sorted(range(40), key=lambda row: len(work.pairs.splits["train"][0][row]))[2:6]
+    learn(work, network, rows[:2])
+    right = []
+    for row in rows:
+        source, target = (side[row] for side in work.pairs.splits["train"])
+        right.append(work.translate(network, [source], beam=1) == [target])
+        batch = work._pairs("train", [row])
+        told = network(batch["source_BS"], batch["given_BT"], visible=batch["visible_BT"]).logits.argmax(-1)
+        assert bool(((told == batch["target_BT"]) | ~batch["visible_BT"]).all()) == right[-1]
+    assert right[:2] == [True, True]
+
+
+def test_characters_and_the_marks_before_them_are_kept_with_a_run(few, tmp_path):
+    work, _ = opened("reverse")
+    work.save(tmp_path)
+    again = Translate().open("reverse", None, tmp_path)
+    assert again.tokenizer.key == work.tokenizer.key and again.tokenizer.special("[SEP]") == END
+    assert again.tokenizer.decode(again.tokenizer.encode(b"2024")) == "2024"
+    plain, _ = opened(tokenizer="characters")  # of sentences too
+    assert (
+        plain.tokenizer.decode(plain.tokenizer.encode(b"red apples")) == "red apples"
+        and plain.tokenizer.vocabulary < 80
+    )
+
+
+def learn(work, network, rows):
+    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        (work.loss(network, work._pairs("train", rows), "auto") / 20).backward()
+        optimizer.step()
+
+
+def test_positions_begin_anywhere_in_training_alone(few):
+    """At one place for source and target, drawn from seed and step; the loss is of those positions."""
+    work, network = opened("copy", shift=300, smoothing=0.0)
+    batch, again = work.batch(3, 4, 0), work.batch(3, 4, 0)
+    assert torch.equal(batch["begin_B"], again["begin_B"]) and len(set(batch["begin_B"].tolist())) > 1
+    assert "begin_B" not in work._pairs("valid", [0, 1]).tensors
+    seen: list[torch.Tensor] = []
+    for side in (network.encoder, network.decoder):
+        side.position.register_forward_pre_hook(lambda _, given: seen.append(given[1]))
+    moved = work.loss(network, batch, "auto").item()
+    for name, position_BT in zip(("source_visible_BS", "visible_BT"), seen, strict=True):
+        visible = batch[name]
+        wanted = batch["begin_B"][:, None] + visible.long().cumsum(1) - 1
+        assert torch.equal(position_BT[visible], wanted[visible])
+    plain = {name: x for name, x in batch.tensors.items() if name != "begin_B"}
+    assert work.loss(network, type(batch)(plain), "auto").item() != moved
+    with pytest.raises(ValueError, match=r"task.shift moves positions, but the model has a table of 9"):
+        work.fit(tabled(network.value))
+
+
+def tabled(pair):
+    sides = (replace(side, position=Learned(9)) for side in (pair.encoder, pair.decoder))
+    return replace(pair, **dict(zip(("encoder", "decoder"), sides, strict=True)))

@@ -159,8 +159,14 @@ def existing(data: str) -> Path:
     """The path that a user gave, if there is something."""
     path = Path(data).expanduser()
     if not path.exists():
+        from everyformer.data.made import ALGORITHMS
         from everyformer.data.named import NAMED
 
+        if data in ALGORITHMS:
+            raise ValueError(
+                f"{data} is made of pairs, for an encoder and a decoder; choose transformer, or universal-transformer with "
+                "--size tiny-pair"
+            )
         raise ValueError(
             f"there is no file or folder {path}; give a path, - for standard input, nothing for the embedded set, or a named "
             f"set: {', '.join(sorted(NAMED))}"

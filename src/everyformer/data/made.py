@@ -4,6 +4,7 @@ plays        passages of the embedded Shakespeare, classified by the play they a
 sets         points around three centres, classified by the centre that most are near to
 shapes       drawings of 28 x 28 points, classified by what is drawn
 communities  a graph of groups whose members know each other better, and words that tell the group only roughly
+algorithm    digits to copy, to reverse or to add, for sequences longer than those trained on: Dehghani et al. 2019, section 3.3
 sentences    simple sentences in English and German: "twenty-two" is "zweiundzwanzig", and verbs change their place
 """
 
@@ -112,6 +113,40 @@ def communities(nodes: int = 240, groups: int = 4, words: int = 40) -> dict[str,
         "val": order[40:120],
         "test": order[120:],
     }
+
+
+ALGORITHMS = ("copy", "reverse", "addition")
+TRAINED = 40  # characters of a sequence at most
+TESTED = (40, 80, 120, 200, 400)  # and exactly
+
+
+def algorithm(name: str, count: int = 100_000, held: int = 200) -> dict[str, tuple[list[str], list[str]]]:
+    """Pairs to learn from, of all lengths up to 40, and as many as `held` of them and of each longer length to test.
+
+    Numbers are written from their last digit on, as in tensor2tensor (lower endian); both together with the sign have the length.
+    """
+    random = np.random.RandomState(ALGORITHMS.index(name))
+    shortest = 3 if name == "addition" else 1
+
+    def pairs(length_N: NDArray[np.int64]) -> tuple[list[str], list[str]]:
+        sources, targets = [], []
+        for length in length_N.tolist():
+            digits = (random.randint(10, size=length) + ord("0")).astype(np.uint8).tobytes().decode()
+            if name == "addition":
+                sign = random.randint(1, length - 1)
+                one, two = digits[:sign], digits[sign + 1 :]
+                sources.append(f"{one}+{two}")
+                targets.append(str(int(one[::-1]) + int(two[::-1]))[::-1])
+            else:
+                sources.append(digits)
+                targets.append(digits if name == "copy" else digits[::-1])
+        return sources, targets
+
+    parts = {
+        split: pairs(random.randint(shortest, TRAINED + 1, size=size))
+        for split, size in (("train", count), ("valid", held))
+    }
+    return parts | {f"test{length}": pairs(np.full(held, length)) for length in TESTED}
 
 
 WHO = {

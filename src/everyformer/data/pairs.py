@@ -1,11 +1,12 @@
-"""Pairs of sentences: Multi30k, a folder of line-aligned files (train.en, train.de, ...), TSV, or records; else made ones."""
+"""Pairs: sentences (Multi30k, a folder of line-aligned files train.en, train.de, ..., TSV, records; else made ones), or digits to copy,
+reverse or add, made anew and the same each time."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everyformer.data import made
@@ -24,13 +25,18 @@ class Pairs:
     name: str
     splits: dict[str, Sides]
     fingerprint: str
+    exact: bool = False  # is there one right answer, to the character? Then nothing is cut, and tests are by length
 
 
 def open_pairs(data: str | None, source: str, target: str, valid: float) -> Pairs:
     """`source` and `target` are the endings of the files, or the columns of the records."""
+    if data in made.ALGORITHMS and not Path(data).exists():
+        return replace(_pairs(data, made.algorithm(data), valid), exact=True)
     name = name_of(data)
     if name not in (None, "multi30k"):
-        raise ValueError(f"{name} does not hold pairs of sentences; give multi30k, a folder, or a .tsv file")
+        raise ValueError(
+            f"{name} does not hold pairs of sentences; give multi30k, copy, reverse, addition, a folder, or a .tsv file"
+        )
     if data is None:
         if {source, target} != {"en", "de"}:
             raise ValueError(

@@ -75,12 +75,13 @@ class Bytes:
 class Characters:
     """Characters that the text has; an unknown one is an error that names it."""
 
-    def __init__(self, characters: str):
-        self.characters = characters
-        self.number = {character: number for number, character in enumerate(characters)}
-        self.vocabulary = len(characters)
-        self.key = digest("characters", characters)
-        self.sizes: NDArray[np.int64] | None = np.array([len(one.encode()) for one in characters], dtype=np.int64)
+    def __init__(self, characters: str, names: Sequence[str] = ()):
+        self.characters, self.names = characters, list(names)  # names: of the tokens that stand for no character
+        self.number = {character: number for number, character in enumerate(characters, len(names))}
+        self.vocabulary = len(names) + len(characters)
+        self.key = digest("characters", characters, *names)
+        sizes = [0] * len(names) + [len(one.encode()) for one in characters]
+        self.sizes: NDArray[np.int64] | None = np.array(sizes, dtype=np.int64)
 
     def encode(self, text: bytes) -> Ids:
         return self.encode_all([text.decode("utf-8")])[0]
@@ -90,17 +91,19 @@ class Characters:
             return [np.array([self.number[character] for character in text], dtype=np.uint32) for text in texts]
         except KeyError as error:
             raise ValueError(
-                f"the character {error} is not in the text learned from; use task.tokenizer=bytes"
+                f"the character {error} is not in the text learned from; use task.tokenizer={'bpe' if self.names else 'bytes'}, "
+                "or leave it out"
             ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self.characters[number] for number in ids)
+        return "".join([*self.names, *self.characters][number] for number in ids)
 
     def special(self, name: str) -> int | None:
-        return None
+        return self.names.index(name) if name in self.names else None
 
     def save(self, folder: Path) -> None:
-        (folder / "characters.json").write_text(json.dumps(self.characters))
+        found = {"characters": self.characters, "names": self.names} if self.names else self.characters
+        (folder / "characters.json").write_text(json.dumps(found))
 
 
 class Trained:
@@ -135,7 +138,8 @@ class Trained:
 def load(folder: Path) -> Tokenizer | None:
     """The tokenizer that a run wrote, or None."""
     if (folder / "characters.json").is_file():
-        return Characters(json.loads((folder / "characters.json").read_text()))
+        found = json.loads((folder / "characters.json").read_text())
+        return Characters(found) if isinstance(found, str) else Characters(**found)
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer as Inner
 
@@ -149,18 +153,25 @@ def load(folder: Path) -> Tokenizer | None:
 
 
 def make(
-    kind: Kind, texts: Texts, vocabulary: int, mark: str, folder: Path | None = None, files: str | None = None
+    kind: Kind,
+    texts: Texts,
+    vocabulary: int,
+    mark: str,
+    folder: Path | None = None,
+    files: str | None = None,
+    names: Sequence[str] = (),
 ) -> Tokenizer:
     """The tokenizer found in a run's folder; otherwise one of a kind.
 
     What is learned is kept in the cache folder under the texts' `mark`. GPT-2's comes from `files`, or where sets are kept.
+    `names` are of tokens that are put before characters.
     """
     if folder is not None and (saved := load(folder)) is not None:
         return saved
     if kind == "gpt2":
         return gpt2(files)
     if kind == "bytes" or kind == "characters":
-        return Bytes() if kind == "bytes" else characters(texts)
+        return Bytes() if kind == "bytes" else characters(texts, names)
     import tokenizers
 
     target = cache_folder() / digest("tokenizer", tokenizers.__version__, kind, vocabulary, mark)
@@ -173,12 +184,12 @@ def make(
     return learned
 
 
-def characters(texts: Texts) -> Characters:
+def characters(texts: Texts, names: Sequence[str] = ()) -> Characters:
     """All characters of the texts, in order."""
     seen: set[str] = set()
     for text in texts():
         seen.update(text)
-    return Characters("".join(sorted(seen)))
+    return Characters("".join(sorted(seen)), names)
 
 
 def learn(kind: Literal["bpe", "wordpiece"], texts: Texts, vocabulary: int) -> Trained:

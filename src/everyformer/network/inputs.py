@@ -40,9 +40,18 @@ def count(visible_BT: Tensor, start: Tensor | int) -> Tensor:
     return torch.where(visible_BT, visible_BT.long().cumsum(1) - 1 + start, -1)
 
 
-def positions(past: Past, visible: Tensor | None, x_BTD: Tensor) -> Tensor | None:
+def check_begin(begin: Tensor, batch: int, past: Past) -> None:
+    if not isinstance(begin, Tensor) or begin.dtype not in WHOLE or tuple(begin.shape) != (batch,):
+        raise ValueError(f"begin is {describe(begin)}: give {batch} whole numbers (int64 or int32), one a sequence")
+    if past.length:
+        raise ValueError("positions go on from those of the past; give begin= only with the first call")
+    if not torch.compiler.is_compiling() and int(begin.min()) < 0:
+        raise ValueError(f"positions begin at 0 or later, not at {int(begin.min())}")
+
+
+def positions(past: Past, visible: Tensor | None, x_BTD: Tensor, begin: Tensor | None) -> Tensor | None:
     """Where past and new keys stand, or None when key j stands at j."""
-    if visible is None and past.position_BK is None:
+    if visible is None and past.position_BK is None and begin is None:
         return None
     batch, length = x_BTD.shape[:2]
     visible = torch.ones(batch, length, dtype=torch.bool, device=x_BTD.device) if visible is None else visible
@@ -50,7 +59,7 @@ def positions(past: Past, visible: Tensor | None, x_BTD: Tensor) -> Tensor | Non
     if before_BK is None:
         before_BK = torch.arange(past.length, device=x_BTD.device)[None]
     if past.length == 0:
-        return count(visible, 0)
+        return count(visible, 0 if begin is None else begin[:, None])
     start_B1 = before_BK.amax(1, keepdim=True) + 1
     return torch.cat((before_BK.expand(batch, -1), count(visible, start_B1)), dim=1)
 

@@ -21,6 +21,7 @@ from everyformer.network.head import Head, Language
 from everyformer.network.initial import AsTorch, Initial
 from everyformer.network.inputs import (
     by_position,
+    check_begin,
     check_ids,
     check_range,
     check_visible,
@@ -145,6 +146,7 @@ class Network(nn.Module):
         segments: Tensor | None = None,
         documents: Tensor | None = None,
         edges: Tensor | None = None,
+        begin: Tensor | None = None,
         memory: int | None = None,
         further: int | None = None,
         kernel: str = "auto",
@@ -158,6 +160,7 @@ class Network(nn.Module):
         segments   B, T whole numbers, where the model has segments
         documents  B, T whole numbers, for the pattern same_document
         edges      N, N or B, N, N booleans, for the pattern graph
+        begin      B whole numbers: where the positions of each sequence begin; None: at 0
         memory     how many positions of the past are kept, 0 for all; None: as the model says
         further    the lowest layer, from 1, whose predictions for training alone are told too
         kernel     how attention is computed; see everyformer.attention.attend
@@ -174,7 +177,9 @@ class Network(nn.Module):
             x_BTD = torch.cat((self.class_token.expand(batch, -1, -1), x_BTD), dim=1)
             visible = None if visible is None else torch.cat((visible.new_ones(batch, 1), visible), dim=1)
         before = past or Past()
-        position_BK = positions(before, visible, x_BTD)
+        if begin is not None:
+            check_begin(begin, batch, before)
+        position_BK = positions(before, visible, x_BTD, begin)
         document_BK = joined_documents(before, documents, x_BTD)
         keys = before.length + x_BTD.shape[1]
         scene = Scene(
@@ -349,9 +354,15 @@ class PairNetwork(nn.Module):
             self.decoder.embed = self.encoder.embed
 
     def encode(
-        self, inputs: Any, *, visible: Tensor | None = None, kernel: str = "auto", probe: Probe | None = None
+        self,
+        inputs: Any,
+        *,
+        visible: Tensor | None = None,
+        begin: Tensor | None = None,
+        kernel: str = "auto",
+        probe: Probe | None = None,
     ) -> Memory:
-        output: Output = self.encoder(inputs, visible=visible, kernel=kernel, probe=probe)
+        output: Output = self.encoder(inputs, visible=visible, begin=begin, kernel=kernel, probe=probe)
         return Memory(output.hidden, visible, output.aux)
 
     def decode(self, inputs: Any, memory: Memory, **options: Any) -> Output:
@@ -366,10 +377,11 @@ class PairNetwork(nn.Module):
         *,
         source_visible: Tensor | None = None,
         visible: Tensor | None = None,
+        begin: Tensor | None = None,
         kernel: str = "auto",
         probe: Probe | None = None,
     ) -> Output:
-        memory = self.encode(source, visible=source_visible, kernel=kernel, probe=probe)
-        output = self.decode(target, memory, visible=visible, kernel=kernel, probe=probe)
+        memory = self.encode(source, visible=source_visible, begin=begin, kernel=kernel, probe=probe)
+        output = self.decode(target, memory, visible=visible, begin=begin, kernel=kernel, probe=probe)
         costs = {name: cost + output.aux.get(name, 0) for name, cost in memory.aux.items()}
         return replace(output, aux=output.aux | costs)

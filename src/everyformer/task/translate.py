@@ -2,7 +2,11 @@
 
 Teacher forcing: the decoder is given [CLS] y_1 ... y_n, the target so far, and tells y_1 ... y_n [SEP]. Loss of one token with
 label smoothing e over V tokens (section 5.4): (1 - e) (-log p(y)) + e / V sum_v -log p(v). Batches are of sentences of
-about the same length. Symbols: [CLS] is the start, [SEP] the end; a source ends in [SEP] too.
+about the same length. Sets with one right answer (copy, reverse, addition: Dehghani et al. 2019) are read by characters; their
+evaluation tells how many characters are right, the target so far being given as in the published code, and how many whole
+sequences, which is then the same as if the model had written them. With `shift` positions begin anywhere below it in training
+(the paper's random offsets), at one place for source and target, so that no position of a longer test is new.
+Symbols: [CLS] is the start, [SEP] the end; a source ends in [SEP] too.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +30,7 @@ from everyformer.infer.beam import beam_search
 from everyformer.network.head import Language
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, logits, pad, shuffled, which
-from everyformer.value import Share, Size, Value
+from everyformer.value import Count, Share, Size, Value
 
 MULTIPLE = 8
 POOL = 50  # batches among which sentences of like length are found
@@ -35,13 +39,15 @@ START, END = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 
 
 class Translate(Task, Value, frozen=True):
-    """Tell the translation of a sentence. One vocabulary of byte pairs for both languages."""
+    """Tell the translation of a sentence. One vocabulary for both languages."""
 
     source: str = "en"  # the ending of the files, or the column of the records
     target: str = "de"
-    vocabulary: Size = 8192
+    tokenizer: Literal["bpe", "characters"] = "bpe"
+    vocabulary: Size = 8192  # of byte pairs, at most
     longest: Size = 128  # tokens of a sentence: longer pairs are left out in training, longer sources cut in evaluation
     smoothing: Share = 0.1
+    shift: Count = 0  # in training positions begin anywhere below this; 0: at 0
     beam: Size = 5
     penalty: float = 0.6  # of length, in the beam search
     valid: Share = 0.1  # the share of the training pairs kept for validation, where there is no split for it
@@ -57,13 +63,16 @@ class TranslateWork(Work):
     def __init__(self, task: Translate, pairs: Pairs, context: int | None, folder: Path | None):
         self.task, self.pairs, self.longest = task, pairs, min(task.longest, context or task.longest)
         self.fingerprint = pairs.fingerprint
+        kind: Literal["bpe", "characters"] = "characters" if pairs.exact else task.tokenizer
         self.tokenizer = tokenizers.make(
-            "bpe", lambda: chain(*pairs.splits["train"]), task.vocabulary, self.fingerprint, folder
+            kind, lambda: chain(*pairs.splits["train"]), task.vocabulary, self.fingerprint, folder, names=SPECIAL
         )
         if [self.tokenizer.special(name) for name in SPECIAL] != list(range(len(SPECIAL))):
             raise ValueError(
                 f"the tokenizer in {folder} does not begin with {' '.join(SPECIAL)}; begin from a run of translate"
             )
+        if pairs.exact:
+            self.hint = f"--prompt '{min(pairs.splits['valid'][0], key=len)}'"
         self.encoded: dict[str, tuple[list[Ids], list[Ids]]] = {}  # by split, when it is first needed
         self.head = 0
         self.order = lru_cache(maxsize=2)(self._order)
@@ -82,8 +91,11 @@ class TranslateWork(Work):
                         f"{len(sources)} of the {len(fits)} pairs of {self.pairs.name} have fewer than {self.longest} tokens; raise "
                         "task.longest"
                     )
-            self.encoded[split] = [np.append(x[: self.longest - 1], END) for x in sources], targets
+            self.encoded[split] = [self._ended(x) for x in sources], targets
         return self.encoded[split]
+
+    def _ended(self, source: Ids) -> Ids:
+        return np.append(source if self.pairs.exact else source[: self.longest - 1], END)
 
     def changes(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary}
@@ -93,6 +105,8 @@ class TranslateWork(Work):
             raise ValueError("translate needs an encoder and a decoder; choose the member transformer")
         for side in (value.encoder, value.decoder):
             limit = side.position.limit() if side.position else None
+            if limit is not None and self.task.shift:
+                raise ValueError(f"task.shift moves positions, but the model has a table of {limit}; leave it out")
             self.longest = min(self.longest, limit or self.longest)
             check_tokens(side, self.tokenizer.vocabulary, self.pairs.name)
         self.head = which(value.decoder, Language, "translate")
@@ -112,7 +126,10 @@ class TranslateWork(Work):
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         epoch, place = divmod(step, self.examples() // size)
-        return self._pairs("train", self.order(epoch, size, seed)[place].tolist())
+        found = self._pairs("train", self.order(epoch, size, seed)[place].tolist())
+        if not self.task.shift:
+            return found
+        return Batch({**found.tensors, "begin_B": torch.randint(self.task.shift, (size,), generator=draw(seed, step))})
 
     def _pairs(self, split: str, rows: Sequence[int]) -> Batch:
         sources, targets = self.sides(split)
@@ -139,6 +156,7 @@ class TranslateWork(Work):
             batch["given_BT"],
             source_visible=batch["source_visible_BS"],
             visible=batch["visible_BT"],
+            begin=batch.tensors.get("begin_B"),
             kernel=kernel,
         )
         visible_BT = batch["visible_BT"]
@@ -155,6 +173,8 @@ class TranslateWork(Work):
     def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
         """Perplexity of the tokens; on a whole split BLEU too, of translations by beam search."""
         assert isinstance(network, PairNetwork)
+        if self.pairs.exact and split == "test":
+            return self._by_length(network, limit, kernel)
         split = self._split(split)
         sources, targets = self.sides(split)
         order = sorted(range(len(sources)), key=lambda row: (len(sources[row]), len(targets[row])))
@@ -162,10 +182,13 @@ class TranslateWork(Work):
             order if limit is None or limit >= len(order) else sorted(range(limit), key=lambda row: len(sources[row]))
         )
         device = next(network.parameters()).device
-        smooth = plain = count = 0.0
+        smooth = plain = count = wrong = missed = 0.0
         for start in range(0, len(rows), EVALUATED):
             batch = self._pairs(split, rows[start : start + EVALUATED]).to(device)
-            _, one, other = self._losses(network, batch, kernel)
+            output, one, other = self._losses(network, batch, kernel)
+            told_BT = logits(output.logits, self.head).argmax(-1)
+            wrong_BT = (told_BT != batch["target_BT"]) & batch["visible_BT"]
+            wrong, missed = wrong + int(wrong_BT.sum()), missed + int(wrong_BT.any(1).sum())
             smooth, plain, count = smooth + float(one), plain + float(other), count + self.count(batch)
         found: dict[str, Any] = {
             "perplexity": math.exp(plain / count),
@@ -175,7 +198,19 @@ class TranslateWork(Work):
             "pairs": len(rows),
             "targets": int(count),
         }
+        if self.pairs.exact:
+            right = {"character_accuracy": 1 - wrong / count, "sequence_accuracy": 1 - missed / len(rows)}
+            return right | found
         return found | (self.bleu(network, split) if rows is order else {})
+
+    def _by_length(self, network: PairNetwork, limit: int | None, kernel: str) -> dict[str, Any]:
+        """What is right of each of the tests, which are named by their lengths."""
+        found: dict[str, Any] = {}
+        for split in (one for one in self.pairs.splits if one.startswith("test")):
+            told = self.evaluate(network, split, limit, kernel)
+            for name in ("character_accuracy", "sequence_accuracy"):
+                found[f"{name}_{split.removeprefix('test')}"] = told[name]
+        return found | {"split": "test", "pairs": told["pairs"]}
 
     def _split(self, split: str) -> str:
         """A split by its name; "test" is the first of several test sets."""
@@ -202,7 +237,7 @@ class TranslateWork(Work):
 
     def translate(self, network: PairNetwork, texts: Sequence[str], beam: int | None = None) -> list[str]:
         """Translations of some sentences."""
-        sources = [np.append(ids[: self.longest - 1], END) for ids in self.tokenizer.encode_all(texts)]
+        sources = [self._ended(ids) for ids in self.tokenizer.encode_all(texts)]
         order = sorted(range(len(sources)), key=lambda row: len(sources[row]))  # like lengths together
         found, device = [""] * len(sources), next(network.parameters()).device
         for start in range(0, len(order), EVALUATED):
@@ -214,7 +249,7 @@ class TranslateWork(Work):
                 visible=visible_BS.to(device),
                 start=START,
                 end=END,
-                longest=self.longest,
+                longest=source_BS.shape[1] + 1 if self.pairs.exact else self.longest,
                 beam=beam or self.task.beam,
                 penalty=self.task.penalty,
             )
