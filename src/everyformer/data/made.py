@@ -4,7 +4,7 @@ plays        passages of the embedded Shakespeare, classified by the play they a
 sets         points around three centres, classified by the centre that most are near to
 shapes       drawings of 28 x 28 points, classified by what is drawn
 communities  a graph of groups whose members know each other better, and words that tell the group only roughly
-algorithm    digits to copy, to reverse or to add, for sequences longer than those trained on: Dehghani et al. 2019, section 3.3
+algorithm    digits to copy, to reverse or to add, for sequences longer than those trained on: Dehghani et al. 2019
 sentences    simple sentences in English and German: "twenty-two" is "zweiundzwanzig", and verbs change their place
 """
 
