@@ -70,7 +70,7 @@ def run(given: argparse.Namespace, name: str, words: Sequence[str], seed: int) -
     told = json.loads(
         everyformer("evaluate", str(folder), "--split", "test", "--json", "--device", given.device, *limit)
     )
-    found = {key: round(value, 4) for key, value in told.items() if "accuracy" in key}
+    found = {key: round(value, 4) for key, value in told.items() if "accuracy" in key or "steps" in key}
     print(json.dumps({"data": given.data, "model": name, "seed": seed} | found), flush=True)
     return found
 

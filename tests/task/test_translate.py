@@ -237,6 +237,16 @@ def test_what_is_right_is_told_by_length_and_whole_sequences_are_those_it_writes
     assert right[:2] == [True, True]
 
 
+def test_the_steps_of_halting_sides_are_told_without_padding(few):
+    work, _ = opened("copy")
+    network = build("universal-transformer", "tiny-pair", vocabulary=work.tokenizer.vocabulary, bias=-2.0).eval()
+    network.encoder.body.unit.bias.data.fill_(9.0)  # halts at once
+    found = work.evaluate(network, "valid", None, "auto")
+    assert found["encoder_steps"] == 1 and found["decoder_steps"] == 3
+    assert work.evaluate(network, "test", None, "auto")["decoder_steps_150"] == 3
+    assert "encoder_steps" not in work.evaluate(opened("copy")[1], "valid", None, "auto")
+
+
 def test_characters_and_the_marks_before_them_are_kept_with_a_run(few, tmp_path):
     work, _ = opened("reverse")
     work.save(tmp_path)

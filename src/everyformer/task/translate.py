@@ -23,10 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention.scene import Probe
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.pairs import Pairs, open_pairs
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
+from everyformer.network.halting import Halt
 from everyformer.network.head import Language
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, logits, pad, shuffled, which
@@ -197,19 +199,40 @@ class TranslateWork(Work):
             "split": split,
             "pairs": len(rows),
             "targets": int(count),
+            **self._steps(network, self._pairs(split, rows[:EVALUATED]).to(device)),
         }
         if self.pairs.exact:
             right = {"character_accuracy": 1 - wrong / count, "sequence_accuracy": 1 - missed / len(rows)}
             return right | found
         return found | (self.bleu(network, split) if rows is order else {})
 
+    def _steps(self, network: PairNetwork, batch: Batch) -> dict[str, float]:
+        """How many steps a token takes on each side, where that is not fixed."""
+        sides = {"encoder": network.encoder, "decoder": network.decoder}
+        halting = [name for name, side in sides.items() if isinstance(side.value.body, Halt)]
+        if not halting:
+            return {}
+        probe, seen = Probe(), {"encoder": batch["source_visible_BS"], "decoder": batch["visible_BT"]}
+        network(
+            batch["source_BS"],
+            batch["given_BT"],
+            source_visible=seen["encoder"],
+            visible=seen["decoder"],
+            probe=probe,
+        )
+        return {
+            f"{name}_steps": float((share_BTN > 0).sum(-1)[seen[name]].float().mean())
+            for name, share_BTN in zip(halting, probe.halts, strict=True)
+        }
+
     def _by_length(self, network: PairNetwork, limit: int | None, kernel: str) -> dict[str, Any]:
         """What is right of each of the tests, which are named by their lengths."""
         found: dict[str, Any] = {}
         for split in (one for one in self.pairs.splits if one.startswith("test")):
             told = self.evaluate(network, split, limit, kernel)
-            for name in ("character_accuracy", "sequence_accuracy"):
-                found[f"{name}_{split.removeprefix('test')}"] = told[name]
+            for name in ("character_accuracy", "sequence_accuracy", "encoder_steps", "decoder_steps"):
+                if name in told:
+                    found[f"{name}_{split.removeprefix('test')}"] = told[name]
         return found | {"split": "test", "pairs": told["pairs"]}
 
     def _split(self, split: str) -> str:
