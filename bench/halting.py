@@ -84,7 +84,8 @@ def main() -> None:
     def tell(way: str, halted: float | None, steps: float, **times: float) -> None:
         print(json.dumps({"way": way, "halted": halted, "steps_a_position": steps} | times), flush=True)
 
-    begun = fixed(token_BT[:, :-1], past=Past()).past
+    with torch.no_grad():
+        begun = fixed(token_BT[:, :-1], past=Past()).past
     times = {name: timed(lambda f=f: f(fixed), given.rounds, now) for name, f in (("forward", forward), ("step", step))}
     tell("fixed", None, given.steps, **times, write=timed(lambda: write(fixed, begun), given.rounds, now))
     order_BT = torch.rand(given.batch, given.length, generator=torch.Generator().manual_seed(0)).argsort(1).argsort(1)

@@ -8,6 +8,11 @@ import torch
 import everyformer
 from everyformer import Convolution, EncoderDecoder, Halt, Model, Probe, Repeat, TimePosition, member
 from everyformer.family.table import parameters
+from everyformer.task.language import Language
+from everyformer.train.finished import open_run
+from everyformer.train.loop import train
+from everyformer.train.recipe import Recipe, override
+from tests.train.small import BASE, text
 
 
 @pytest.mark.spec(121, 122, 123, 125)
@@ -45,3 +50,14 @@ def test_a_high_cost_learns_to_take_fewer_steps(mode):
         output.aux["ponder"].backward()
         optimizer.step()
     assert taken[0] > 3 and taken[-1] < 1.5
+
+
+def test_a_run_gathers_what_still_runs_and_says_where_it_cannot(tmp_path):
+    start = Recipe(member="universal-transformer", size="tiny", task=Language(segment=8), data=str(text(tmp_path)))
+    small = [one for one in BASE if "context" not in one and "layers" not in one]
+    recipe = override(start, [*small, "run.steps=1", "run.evaluate=0", "run.gather=true"])
+    train(recipe, tmp_path / "run")
+    assert open_run(tmp_path / "run").network.body.gather
+    for setting in ("run.kernel=blocked", "run.compile=yes", "model.halting=graves"):
+        with pytest.raises(ValueError, match=r"run\.gather"):
+            train(override(recipe, [setting]), tmp_path / "other")

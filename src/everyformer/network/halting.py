@@ -43,6 +43,7 @@ from everyformer.network.position import Position
 from everyformer.network.wiring import Wiring
 from everyformer.value import Size, Value
 
+GATHERING = ("auto", "reference", "sdpa")  # the kernels that serve some queries alone
 GATHER = 0.6  # the share of positions that run, up to which it pays to put them together
 
 Mode = Literal["graves", "freeze", "t2t"]
@@ -188,7 +189,7 @@ class RepeatLayers(Layers):
         self, here_BTD: Tensor, scene: Scene, past: list[Any], source: Source | None, runs_BT: Tensor
     ) -> tuple[Tensor, list[Entry]]:
         """A step of the positions that run, put together; of the others the keys alone."""
-        blind = scene.probe is not None or scene.hidden or scene.kernel not in ("auto", "reference", "sdpa")
+        blind = scene.probe is not None or scene.hidden or scene.kernel not in GATHERING
         count = len(runs_BT[0]) if blind or _blind(runs_BT) else int(runs_BT.sum(1).max())
         if count > GATHER * len(runs_BT[0]):
             return self._step(here_BTD, scene, past, source)

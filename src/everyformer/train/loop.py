@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.rule import RuleModule
+from everyformer.network.halting import GATHERING
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.network.past import Past
 from everyformer.task.work import Batch, Work
@@ -152,9 +153,10 @@ class Loop:
             set_sections(self.network, run.sections)
         if run.gather:
             set_gather(self.network, True)
-            if run.compile != "no":
+            if run.compile != "no" or run.kernel not in GATHERING:
                 raise ValueError(
-                    "run.gather looks at who has halted, which a compiled step cannot; leave run.gather or run.compile out"
+                    f"run.gather looks at who has halted, which a compiled step cannot, and some queries alone are served by the "
+                    f"kernels {', '.join(GATHERING)}; leave run.gather out, or run.compile and run.kernel"
                 )
         self.called = spread(self.network, here, run.shard)
         if run.compile != "no":

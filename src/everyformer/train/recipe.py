@@ -34,9 +34,7 @@ class Run(Value, frozen=True):
     compile: Literal["no", "yes", "graphs"] = "no"  # graphs: and on CUDA the step recorded, for small models
     kernel: str = "auto"
     sections: Count = 0  # activation checkpointing: the stack in so many sections; 0: off
-    gather: bool = (
-        False  # compute halted positions no more (universal-transformer with halting=freeze), equal to rounding
-    )
+    gather: bool = False  # compute of halted positions (halting=freeze) no more than their keys: equal to rounding
     shard: bool = False  # FSDP2 instead of DDP when there are several processes
     listen: tuple[Literal["tensorboard", "wandb"], ...] = ()  # who is told of the run besides its records
 
