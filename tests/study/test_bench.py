@@ -28,9 +28,10 @@ def test_the_exponent_of_a_power_is_its_exponent(power):
     assert exponent((x, 7 * x**power) for x in (1024, 4096, 16384)) == pytest.approx(power)
 
 
-def test_the_verb_prints_a_table_and_how_each_kind_grows(capsys):
-    words = "bench attention strided --lengths 64,256 --heads 1 --width 8 --repeats 1 --device cpu"
-    assert main(words.split()) == 0
+def test_the_verb_prints_a_table_and_how_each_kind_grows(capsys, tmp_path):
+    words = "bench attention strided --lengths 64,256 --heads 1 --width 8 --repeats 1 --device cpu --figure"
+    assert main([*words.split(), str(tmp_path / "attention.png")]) == 0
+    assert (tmp_path / "attention.png").stat().st_size > 10_000
     out = capsys.readouterr().out
     assert (
         "against dense" in out and "strided    grows with the length to the power" in out and "next: everyformer" in out

@@ -11,8 +11,8 @@ A query that sees nothing answers zero. Every kernel computes this same thing; w
     tiled       dense attention in other views of the memory: windows, blocks, strides, summaries; whole causal passes
     blocked     gathers what any sparse pattern leaves and calls SDPA; any device
     hashed      sorts the keys by their buckets and attends near; the pattern hashed alone; any device
-    auto        reference where the weights are wanted; from 1,024 queries on fused, tiled, hashed or else blocked, where
-                it computes at most a quarter of the scores, on a CPU about a third; else sdpa
+    auto        reference where the weights are wanted; from 1,024 queries on fused, hashed, tiled or else blocked, where
+                it computes at most a quarter of the scores (on a CPU more, see LIVE); else sdpa
 
 A kernel asked for by name that cannot serve raises with the reason. It never falls back.
 
@@ -36,7 +36,8 @@ from everyformer.attention.rule import RuleModule, Term, narrowed
 from everyformer.attention.scene import Scene
 from everyformer.value import nearest
 
-LIVE = {"cpu": 0.35}  # by device, the share of the scores up to which a sparse kernel is the faster; 0.25 elsewhere
+LIVE = {"tiled": 1.0, "hashed": 0.5, "blocked": 0.35}  # the share of the scores up to which each is the faster on a CPU
+LIVE_ELSEWHERE = 0.25
 KERNELS: dict[str, ModuleType] = {
     "reference": reference,
     "sdpa": sdpa,
@@ -128,16 +129,17 @@ def _sparse(request: Request) -> ModuleType | None:
     pattern, scene = request.pattern, request.scene
     if scene.queries < 1024 or type(pattern) is Full or type(pattern) is Causal or torch.compiler.is_compiling():
         return None
-    most = LIVE.get(scene.device.type, 0.25)
+    most = LIVE if scene.device.type == "cpu" else dict.fromkeys(LIVE, LIVE_ELSEWHERE)
     if fused.objection(request) is None:  # a soft mask in memory would be as large as the scores
-        return fused if request.terms or fused.live_share(request) <= most else None
+        return fused if request.terms or fused.live_share(request) <= LIVE_ELSEWHERE else None
     if isinstance(pattern, Hashed) and hashed.objection(request) is None:
-        return hashed if hashed.live_share(pattern, scene.queries, scene.keys) <= most else None
-    if tiled.objection(request) is None and tiled.live_share(request) <= most:
+        return hashed if hashed.live_share(pattern, scene.queries, scene.keys) <= most["hashed"] else None
+    if tiled.objection(request) is None and tiled.live_share(request) <= most["tiled"]:
         return tiled
     if blocked.objection(request) is not None:
         return None
-    return blocked if blocked.live_share(pattern, scene.queries, scene.keys, request.heads) <= most else None
+    share = blocked.live_share(pattern, scene.queries, scene.keys, request.heads)
+    return blocked if share <= most["blocked"] else None
 
 
 def _check(q_BHQE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor) -> None:

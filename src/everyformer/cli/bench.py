@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
-from rich.table import Table
 
 from everyformer.cli.terminal import console, next_command
 
@@ -20,6 +20,7 @@ def attention(
     heads: int = 8,
     width: int = 64,
     repeats: int = 5,
+    figure: Path | None = None,
 ) -> int:
     """Sparse attention against dense causal attention: time and memory of a forward and backward pass.
 
@@ -37,8 +38,10 @@ def attention(
         How wide a head is.
     repeats
         How often each is measured; the median counts.
+    figure
+        A picture to write, as attention.png.
     """
-    from everyformer.study.bench import KINDS, exponent
+    from everyformer.study.bench import KINDS, draw, exponent
     from everyformer.study.bench import bench as measure
     from everyformer.train.distributed import find_device
 
@@ -47,15 +50,13 @@ def attention(
     sizes = _numbers(lengths or usual)
     if min(heads, width, repeats) < 1:
         raise ValueError(f"heads, width and repeats are {heads}, {width} and {repeats}; give at least 1 of each")
-    screen = console()
-    table = Table("kind", "positions", "batch", "ms", "against dense", "MiB", box=None, pad_edge=False)
-    rows = []
+    screen, rows = console(), []
+    screen.print(f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'against dense':>15}{'MiB':>8}")
     for row in measure(sizes, here, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
         rows.append(row)
         dense = next(one for one in rows if (one.kind, one.length) == ("dense", row.length))
-        faster, mib = f"{dense.time / row.time:.2f}x", f"{row.memory / 2**20:,.0f}"
-        table.add_row(row.kind, f"{row.length:,}", str(row.batch), f"{row.time:.2f}", faster, mib)
-    screen.print(table)
+        numbers = f"{row.length:>10,}{row.batch:>7}{row.time:>10.2f}{dense.time / row.time:>14.2f}x{row.memory / 2**20:>8,.0f}"
+        screen.print(f"{row.kind:<10}{numbers}")
     if len(sizes) > 1:
         screen.print()
         for kind in dict.fromkeys(row.kind for row in rows):
@@ -63,6 +64,8 @@ def attention(
             time = exponent((row.length, row.time / row.batch) for row in mine)
             memory = exponent((row.length, row.memory / row.batch) for row in mine)
             screen.print(f"{kind:<10} grows with the length to the power {time:.2f} in time, {memory:.2f} in memory")
+    if figure is not None:
+        screen.print(f"figure: {draw(rows, figure)}")
     next_command(screen, "bench attention dense local --lengths 1024,2048")
     return 0
 

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -88,6 +89,27 @@ def exponent(pairs: Iterable[tuple[float, float]]) -> float:
     """The p of y ~ x^p that fits best (least squares of the logarithms)."""
     x, y = zip(*((math.log(a), math.log(b)) for a, b in pairs), strict=True)
     return statistics.linear_regression(x, y).slope
+
+
+def draw(rows: Sequence[Row], path: Path) -> Path:
+    """Time and memory of one sequence by its length."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    for axes, name in zip(figure.subplots(1, 2), ("time", "memory"), strict=True):
+        for number, kind in enumerate(dict.fromkeys(row.kind for row in rows)):
+            mine = [row for row in rows if row.kind == kind]
+            unit = 1 if name == "time" else 2**20
+            tall = [getattr(row, name) / row.batch / unit for row in mine]
+            look = {"color": "black", "lw": 2.5} if kind == "dense" else {"color": f"C{number}", "marker": "o", "ms": 4}
+            axes.plot([row.length for row in mine], tall, label=kind, **look)
+        axes.set(xscale="log", yscale="log", xlabel="positions", ylabel="ms" if name == "time" else "MiB", title=name)
+        axes.set_xticks(sorted({row.length for row in rows}), [f"{n:,}" for n in sorted({row.length for row in rows})])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(frameon=False, ncols=2)
+    figure.savefig(path, dpi=120)
+    return path
 
 
 def _either(patterns: tuple[Pattern, Pattern]) -> Pattern:
