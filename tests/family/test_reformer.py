@@ -142,6 +142,14 @@ def test_more_rounds_find_more_of_what_full_attention_sees():
     assert found == sorted(found) and found[0] < 0.5 and found[-1] > 0.9
 
 
+def test_full_is_what_so_many_rounds_find_that_nothing_is_missed():
+    """With two buckets of all keys and many rounds everybody finds everybody, himself only when alone."""
+    pattern = member("reformer", "tiny", form="full").body.each[0].attention.pattern
+    scene, hashes = Scene(8, 8, torch.device("cpu")), Hash(Hashed(64, 2, 8), 1, 4)
+    scene = with_places(scene, hashes(hashes.buckets(torch.randn(1, 1, 8, 4)), scene))
+    assert torch.equal(pattern.mask(8), scene.mask(Hashed(64, 2, 8), 1, 1)[0])
+
+
 def test_the_published_form_is_a_setting_that_says_so():
     """And keeps every contract but those of models that look back only, which it is not among."""
     report = contracts(

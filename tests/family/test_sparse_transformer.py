@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer import ByHead, Scene, build, fixed, member, strided
+from everyformer import ByHead, Causal, Scene, build, fixed, member, strided
 from everyformer.train.loop import set_sections
 from tests.network import close, randn, ready
 from tests.spec import sparse
@@ -100,6 +100,8 @@ def test_the_sets_are_settings_of_the_member():
         }.items():
             value = member("sparse-transformer", "tiny", kind=kind, uses=uses, **tiny)
             assert [layer.attention.pattern for layer in value.body.each] == wanted
+    dense = member("sparse-transformer", "tiny", kind="dense", **tiny)
+    assert [layer.attention.pattern for layer in dense.body.each] == [Causal()]
     with pytest.raises(ValueError, match=r"sparse-transformer\.kind is 'stride': did you mean strided"):
         member("sparse-transformer", kind="stride")
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from everyformer.attention.heads import Shared, Standard
-from everyformer.attention.pattern import Causal, Chunked, Hashed, Local, Pattern
+from everyformer.attention.pattern import Causal, Chunked, Hashed, Local, Pattern, Prefix, Window
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
@@ -52,19 +52,21 @@ def reformer(
     buckets: Size = 512,
     window: Size = 256,
     local: Count = 128,
-    form: Literal["hashed", "chunked"] = "hashed",
+    form: Literal["hashed", "chunked", "full"] = "hashed",
     head: Size | None = None,
     row: Size = 512,
     chunk: Size | None = None,
     activation: Literal["relu", "gelu"] = "relu",
     dropout: Share = 0.1,
 ) -> Model:
-    """`head` is the width of a head, `row` how many positions a row of the array of positions has."""
+    """`full` sees all earlier keys, to compare with; `head` is the width of a head, `row` of the array of positions."""
     heads = heads or max(1, width // 64)
-    kind: Pattern = (
-        Hashed(rounds, buckets, window) if form == "hashed" else Chunked(rounds, buckets, window, leaks=True)
-    )
-    hashed = Attention(Shared(heads, head, head), kind, dropout=dropout)
+    kinds: dict[str, Pattern] = {
+        "hashed": Hashed(rounds, buckets, window),
+        "chunked": Chunked(rounds, buckets, window, leaks=True),
+        "full": Causal() & (~Window(1) | Prefix(1)),
+    }
+    hashed = Attention(Shared(heads, head, head), kinds[form], dropout=dropout)
     near = Attention(
         Standard(heads, head, head, merge_bias=False), Causal() & Local(local or 1, local), dropout=dropout
     )

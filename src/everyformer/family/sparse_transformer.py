@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from everyformer.attention.heads import Standard, head_width
-from everyformer.attention.pattern import ByHead, fixed, strided
+from everyformer.attention.pattern import ByHead, Causal, fixed, strided
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
@@ -46,16 +46,17 @@ def sparse_transformer(
     context: Size = 12288,
     vocabulary: Size = 256,
     dropout: Share = 0.4,
-    kind: Literal["strided", "fixed"] = "fixed",
+    kind: Literal["strided", "fixed", "dense"] = "fixed",
     uses: Literal["interleaved", "merged", "by_head"] = "merged",
     stride: Size = 128,
     columns: Size = 32,
     half: bool = False,
 ) -> Model:
-    """`half` halves the feed-forward net, queries and keys."""
+    """`half` halves the feed-forward net, queries and keys; `dense` sees all earlier positions, to compare with."""
     heads, share = heads or max(1, width // 64), 2 if half else 1
     near, far = strided(stride) if kind == "strided" else fixed(stride, columns)
     patterns = {"interleaved": (near, far), "merged": (near | far,), "by_head": (ByHead((near, far)),)}[uses]
+    patterns = (Causal(),) if kind == "dense" else patterns
     size = head_width(width, heads)
     form = Standard(heads, key_width=size // share, value_width=size, bias=True)
     net = FeedForward(4 * width // share, "gelu_sigmoid")
