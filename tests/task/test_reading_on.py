@@ -112,7 +112,7 @@ def test_a_run_that_forgets_its_memory_ends_elsewhere(tmp_path, monkeypatch):
     data = text(tmp_path)
     whole = train(recipe(data), tmp_path / "whole")
     train(recipe(data, "run.steps=3"), tmp_path / "cut")
-    monkeypatch.setattr(checkpoint, "carried", lambda folder, step: {})
+    monkeypatch.setattr(checkpoint, "kept", lambda folder, step, name: {})
     again = resume(tmp_path / "cut", steps=6)
     pairs = zip(whole.network.parameters(), again.network.parameters(), strict=True)
     assert not all(torch.equal(one, two) for one, two in pairs)

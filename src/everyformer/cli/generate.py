@@ -30,7 +30,7 @@ def generate(
     step: int | Literal["best"] | None = None,
     device: str = "auto",
 ) -> int:
-    """Write on from a prompt, translate it, or paint pictures.
+    """Write on from a prompt, translate it, paint pictures, or show an agent's episode.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def generate(
     stream
         Show the text as it is written.
     out
-        The file for pictures (.png); without it samples.png in the run's folder.
+        The file for pictures (.png), or for an episode (.gif); without it samples.png or episode.gif in the run's folder.
     pictures
         How many; without it, 16.
     given
@@ -80,8 +80,8 @@ def generate(
     screen = console()
     prompt, tokens = "\n" if prompt is None else prompt, 200 if tokens is None else tokens
     if found.work.paints:
-        some = {"pictures": 16 if pictures is None else pictures, "given": 0.0 if given is None else given}
-        screen.print(found.paint(out or run / "samples.png", **some, **choices), soft_wrap=True)
+        some = {name: asked for name, asked in (("pictures", pictures), ("given", given)) if asked is not None}
+        screen.print(found.paint(out or run / found.work.file, **some, **choices), soft_wrap=True)
     elif stream:
         for piece in found.stream(prompt, tokens, **choices):
             sys.stdout.write(piece)

@@ -70,6 +70,7 @@ def plan(
         return 0
     screen = console()
     screen.print(str(found), soft_wrap=True)
-    words = [member, *(["--size", size] if size else []), *(["--data", data] if data else []), *settings]
+    named = {"--size": size, "--data": data, "--task": task}
+    words = [member, *(word for name, given in named.items() if given for word in (name, given)), *settings]
     next_command(screen, " ".join(["train", *words, *(found.changes or ())]))
     return 0

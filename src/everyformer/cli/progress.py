@@ -66,6 +66,7 @@ class Progress:
         self.seconds = 0.0
         self.metric, self.bytes = "", None
         self.valid: float | None = None
+        self.now: float | None = None  # the metric while training, where steps tell it
 
     def take(self, line: dict[str, Any]) -> None:
         if line["kind"] == "begin":
@@ -76,6 +77,7 @@ class Progress:
         elif line["kind"] == "step":
             self.step, self.memory, self.seconds = line["step"], line["memory"], line["seconds"]
             self.first = self.first or (self.step, self.seconds)
+            self.now = line.get(self.metric, self.now)
             if math.isfinite(line["loss"]):
                 self.seen += 1
                 kept = min(MEMORY, 1 - 1 / self.seen)
@@ -98,6 +100,8 @@ class Progress:
         if self.seen and self.bytes:
             bits = self.loss / math.log(2) / self.bytes
             found.append(f"{name} {bits:.3f}" + (f" (valid {valid})" if valid else ""))
+        elif self.now is not None:
+            found.append(f"{name} {self.now:.3f}" + (f" (valid {valid})" if valid else ""))
         elif valid:
             found.append(f"valid {name} {valid}")
         if self.seen:

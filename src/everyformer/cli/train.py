@@ -40,7 +40,8 @@ def train(
     data
         A file, a folder, a named set, - for standard input. Without it: the set embedded for the task.
     task
-        language, masked, classify, translate or image. Without it: what the member is for.
+        language, masked, classify, translate, image or control; or an environment to act in, such as
+        popgym:RepeatPreviousEasy, minigrid:MemoryS7 or gymnasium:CartPole. Without it: what the member is for.
     out
         The run's folder; it must not exist yet. Without it: runs/MEMBER-1, -2, ...
     start

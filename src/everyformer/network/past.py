@@ -191,24 +191,28 @@ class Past:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """A segment memory without holes as tensors with a row for each sequence, to be saved; `from_tensors` reads them."""
-        assert self.hidden and not self.holes and self.batch is not None
+        """A segment memory as tensors with a row for each sequence, to be saved; `from_tensors` reads them."""
+        assert self.hidden and self.document_BK is None and self.batch is not None
         kinds = ["state" if isinstance(entry, State) else "layer" for entry in self.layers]
         found = {
             f"{kind}.{number}": entry.tensors[0]
             for number, (kind, entry) in enumerate(zip(kinds, self.layers, strict=True))
         }
-        return found if self.position_BK is None else found | {"position": self.position_BK.expand(self.batch, -1)}
+        if self.position_BK is None:
+            return found
+        return found | {"holes" if self.holes else "position": self.position_BK.expand(self.batch, -1)}
 
     @staticmethod
     def from_tensors(found: Mapping[str, Tensor]) -> Past:
         layers: list[Entry] = []
-        while (number := len(layers)) < sum(name != "position" for name in found):
+        while (number := len(layers)) < sum("." in name for name in found):
             state = found.get(f"state.{number}")
             layers.append(Hidden(found[f"layer.{number}"]) if state is None else State(state))
-        position_BK = found["position"][:1] if "position" in found else None  # one row for all, as it was made
+        position_BK = (
+            found["position"][:1] if "position" in found else found.get("holes")
+        )  # one row for all, as it was made
         length = layers[0].tensors[0].shape[1] if position_BK is None else position_BK.shape[1]
-        return Past(length, tuple(layers), position_BK, hidden=True)
+        return Past(length, tuple(layers), position_BK, hidden=True, holes="holes" in found)
 
     def _each(self, change: Callable[[Tensor], Tensor], batch: bool = False) -> Past:
         """The same past with every tensor changed; keys of another sequence only when the batch changes."""

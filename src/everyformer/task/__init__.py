@@ -1,9 +1,10 @@
 """Tasks: data in, loss and metrics out. Importing them makes them known by name, to JSON and to the command line."""
 
 from everyformer.task.classify import Classify
+from everyformer.task.control import Control
 from everyformer.task.image import Image
 from everyformer.task.language import Language
 from everyformer.task.masked import Masked
 from everyformer.task.translate import Translate
 
-__all__ = ["Classify", "Image", "Language", "Masked", "Translate"]
+__all__ = ["Classify", "Control", "Image", "Language", "Masked", "Translate"]

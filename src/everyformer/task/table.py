@@ -14,6 +14,7 @@ from everyformer.network.head import Masked as MaskedHead
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.position import Grid
 from everyformer.task.classify import Classify
+from everyformer.task.control import Control
 from everyformer.task.image import Image
 from everyformer.task.language import Language
 from everyformer.task.masked import Masked
@@ -27,6 +28,7 @@ TASKS: dict[str, type[Task]] = {
     "classify": Classify,
     "translate": Translate,
     "image": Image,
+    "control": Control,
 }
 BY_HEAD: dict[type, str] = {
     LanguageHead: "language",
@@ -38,11 +40,15 @@ BY_HEAD: dict[type, str] = {
 
 
 def task_for(member: str, size: str | None = None, name: str | None = None) -> Task:
-    """The task of a name, or the one that a member's first head is for."""
+    """The task of a name, or the one that a member's first head is for. An environment's name is the task of acting in it."""
     value = find(member).value(size)
     name = name or _purpose(value)
+    if ":" in name:
+        return Control(environment=name)
     if name not in TASKS:
-        raise ValueError(f"no task is named {name!r}; {nearest(name, TASKS)}")
+        raise ValueError(
+            f"no task is named {name!r}, and an environment is named as popgym:RepeatPreviousEasy; {nearest(name, TASKS)}"
+        )
     if name == "image":
         return Image(shrink=_shrink(value))
     return Classify(kind=_kind(value)) if name == "classify" else TASKS[name]()

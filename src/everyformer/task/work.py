@@ -70,6 +70,7 @@ class Work:
     higher_is_better: bool = False
     writes: bool = False  # can a model of this task generate?
     paints: bool = False  # is it pictures that it generates?
+    file: str = "samples.png"  # where they go unless told otherwise, in the run's folder
     hint: str = "--prompt 'Once'"  # what to add to `generate` for something to look at
     done: float = 0.0  # the share of the training that is behind: the loop says so before each step
     bytes_per_target: float | None = None  # of a text: how many bytes of it a target is, on average
@@ -88,6 +89,9 @@ class Work:
     def examples(self) -> int:
         """How many training examples there are; a batch may not be larger."""
         raise NotImplementedError
+
+    def gather(self, network: Network | PairNetwork, seed: int, kernel: str) -> None:
+        """Before the batch of a step: do what its data take of the network as it is now, such as an agent's steps."""
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         """The whole batch of a step, on the CPU."""
@@ -129,6 +133,17 @@ class Work:
     def paint(self, network: Network | PairNetwork, file: Path, **choices: Any) -> str:
         """Paint into a file; says what is in it."""
         raise ValueError(f"a model of the task {type(self).__name__} does not paint; leave --out out")
+
+    def facts(self) -> dict[str, Any]:
+        """What the record of a step tells besides its loss."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep of the work; nothing where batches follow from (seed, step) alone."""
+        return {}
+
+    def restore(self, found: Mapping[str, Tensor], seed: int) -> None:
+        """Go on from a state."""
 
     def save(self, folder: Path) -> None:
         """Write what is needed to use the model later, such as the tokenizer."""

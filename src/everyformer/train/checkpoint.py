@@ -66,7 +66,7 @@ def write(
     network: nn.Module,
     optimizers: list[torch.optim.Optimizer],
     average: dict[str, Tensor] | None,
-    carried: dict[str, Tensor],
+    more: dict[str, dict[str, Tensor]],
     state: dict[str, Any],
     model_json: str,
     here: World,
@@ -93,8 +93,9 @@ def write(
                 _save(moments, part / "optimizer.safetensors")
                 if whole is not None:
                     _save(whole, part / "average.safetensors")
-                if carried:
-                    _save(carried, part / "carried.safetensors")
+                for name, tensors in more.items():
+                    if tensors:
+                        _save(tensors, part / f"{name}.safetensors")
                 (part / "model.json").write_text(model_json + "\n")
                 sums = {one.name: _checksum(one) for one in sorted(part.iterdir())}
                 record = {"version": VERSION, **state, "groups": found["param_groups"], "files": sums}
@@ -176,9 +177,9 @@ def read(
     return state
 
 
-def carried(folder: Path, step: int) -> dict[str, Tensor]:
-    """What the step before left for the next one, if anything."""
-    path = place(folder, step) / "carried.safetensors"
+def kept(folder: Path, step: int, name: str) -> dict[str, Tensor]:
+    """What else was kept under a name, if anything: what the step before left for the next one, or the work's state."""
+    path = place(folder, step) / f"{name}.safetensors"
     return load_file(path) if path.is_file() else {}
 
 

@@ -222,6 +222,8 @@ class Loop:
         if step and size != batch_size(run, step - 1):  # other rows: nothing of the last ones goes on
             self.carried = [None] * run.accumulate
         self.work.done = step / run.steps
+        with self._precision():
+            self.work.gather(self.network, run.seed, run.kernel)
         batch = self.work.batch(step, size, run.seed)
         count = self.work.count(batch)
         torch.manual_seed((run.seed * 1_000_003 + step) * 4099 + self.here.rank)
@@ -239,7 +241,7 @@ class Loop:
         seconds = time.perf_counter() - began
         records.write(
             "step", step + 1, loss=loss_now, norm=norm_now, lr=optim.lr * share, batch=size,
-            targets=count, rate=count / seconds, memory=peak(self.here.device),
+            targets=count, rate=count / seconds, memory=peak(self.here.device), **self.work.facts(),
         )  # fmt: skip
 
     def gradients(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
@@ -358,8 +360,8 @@ class Loop:
         }
         model_json = to_json(self.value)
         checkpoint.write(
-            self.folder, self.network, self.optimizers, self.average, self._carried(), state, model_json, self.here,
-            self.recipe.run.keep,
+            self.folder, self.network, self.optimizers, self.average,
+            {"carried": self._carried(), "work": self.work.state()}, state, model_json, self.here, self.recipe.run.keep,
         )  # fmt: skip
         records.write("save", step, best=self.best)
 
@@ -377,7 +379,9 @@ class Loop:
                 f"the data of {self.folder} have changed since the run began ({self.recipe.data}): give it the same data, "
                 "or begin a new run"
             )
-        if found := checkpoint.carried(self.folder, start):
+        if found := checkpoint.kept(self.folder, start, "work"):
+            self.work.restore(found, self.recipe.run.seed)
+        if found := checkpoint.kept(self.folder, start, "carried"):
             mine = self.here.share(Batch(found))
             parts = [mine.rows(*bounds).to(self.here.device) for bounds in pairwise(self._pieces(mine))]
             self.carried = [Past.from_tensors(part.tensors) for part in parts]
