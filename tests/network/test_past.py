@@ -246,3 +246,13 @@ def test_features_go_on_like_tokens():
     network, x = ready(model(embed=Features(5), position=Sinusoidal())), randn(2, 6, 5)
     past = network(x[:, :4], past=Past()).past
     close(network(x[:, 4:], past=past).hidden, network(x).hidden[:, 4:])
+
+
+def test_a_memory_with_rows_begun_anew_is_the_same_after_saving() -> None:
+    network, x_BT = ready(model(memory=4, rules=(Rotary(),))), tokens(3, 9)
+    past = network(x_BT[:, :5], past=Past(hidden=True)).past.reset(torch.tensor([False, True, False]))
+    again = Past.from_tensors(past.tensors())
+    assert (again.length, again.hidden, again.holes) == (past.length, True, True)
+    assert torch.equal(again.position_BK, past.position_BK)
+    found, wanted = (network(x_BT[:, 5:], past=one) for one in (again, past))
+    assert torch.equal(found.hidden, wanted.hidden) and found.past.length == wanted.past.length
