@@ -50,6 +50,25 @@ def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
     assert (place / "run" / "checkpoints" / "00000008").is_dir()
 
 
+def test_an_agent_is_trained_evaluated_and_shown(place, capsys):
+    small = ["--size", "tiny", "--task", "control", "run.steps=2", "run.batch=2", "task.copies=2", "task.segment=8"]
+    assert main(["train", "lstm", *small, "run.evaluate=0", "task.episodes=4", "--out", "run"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "  return " in shown and "  episodes 4" in shown and "next: everyformer generate run --out episode.gif" in shown
+    )
+    assert main(["evaluate", "run", "--limit", "3", "--split", "test", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["low"] <= found["return"] <= found["high"] and found["episodes"] == 3 and found["length"] == 6
+    assert main(["generate", "run"]) == 0
+    assert "an episode of 6 steps" in capsys.readouterr().out
+    assert (place / "run" / "episode.gif").is_file() and (place / "run" / "curves.png").is_file()
+    for words in (["--pictures", "2"], ["--out", "episode.png"], ["--prompt", "to"]):
+        assert main(["generate", "run", *words]) == 2
+    assert main(["plan", "lstm", *small, "--no-measure"]) == 0
+    assert "next: everyformer train lstm --size tiny --task control run.steps=2" in capsys.readouterr().out
+
+
 @pytest.mark.spec(97)
 def test_spans_are_shown_drawn_and_told(place, capsys):
     """By layer and head, with what they save."""

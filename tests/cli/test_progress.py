@@ -12,6 +12,7 @@ from everyformer.cli.progress import Progress, watching
 
 BEGIN = {"kind": "begin", "step": 0, "seconds": 0.0, "steps": 5000, "parameters": 9_660_000}
 LANGUAGE, LABELS = {"metric": "bits_per_byte", "bytes": 2.0}, {"metric": "accuracy", "bytes": None}
+RETURN = {"metric": "return", "bytes": None}
 
 
 def step(number, loss, seconds=0.0, rate=12_345.0):
@@ -52,6 +53,14 @@ def test_a_narrow_terminal_has_a_second_line_and_nothing_is_folded():
         first, second = shown(a_run(task, evaluated), 60)
         assert first.endswith("━  1,200/5,000  812 MiB  12:40 left")
         assert second == f"loss 1.750  {words}  12.3k targets/s"
+
+
+def test_what_an_agent_gains_while_it_learns_is_told_too():
+    state = a_run(RETURN, {"return": 0.25})
+    assert "valid return 0.250" in str(state)  # before an episode has ended
+    state.take(step(1201, 1.75) | {"return": 0.125})
+    state.take(step(1202, 1.75))
+    assert "loss 1.750  return 0.125 (valid 0.250)  12.3k targets/s" in str(state)
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 200])

@@ -97,6 +97,16 @@ def test_the_learner_computes_what_the_agent_did(member, environment):
     torch.testing.assert_close((rest_N - rest_N.mean()) / rest_N.std(correction=0), gain_N, rtol=1e-6, atol=1e-6)
 
 
+def test_episodes_of_very_different_lengths_are_not_padded_to_the_longest():
+    work, network = ready("gtrxl", environment=UNEVEN, segment=24)
+    batch, read = work.batch(0, 5, 0), []
+    network.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].shape[:2]))
+    logits_NV, _, place_N, _ = work.again(network, batch, "auto")
+    told_N = work.agent.log_share(logits_NV, batch["action_BTN"].flatten(0, 1)[place_N])
+    torch.testing.assert_close(told_N, batch["told_BT"].flatten()[place_N], rtol=0, atol=1e-10)
+    assert len(read) > 2 and sum(rows * length for rows, length in read) <= 2 * work.count(batch)
+
+
 @pytest.mark.spec(128)
 @pytest.mark.parametrize("member", MEMBERS[:4])
 def test_nothing_crosses_the_end_of_an_episode(member):

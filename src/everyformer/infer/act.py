@@ -27,13 +27,13 @@ class Agent:
     kernel: str = "auto"
     temperature: float = 1.0  # 0 takes the most likely action
 
-    def look(self, network: Network, seen: Sequence[Vector], past: Past | None, longer: int = 0) -> Output:
+    def look(self, network: Network, seen: Sequence[Vector], past: Past, longer: int = 0) -> Output:
         """What a network makes of an observation of each environment; it may keep `longer` than its memory."""
         weight = next(network.parameters())
         input_BTF = torch.from_numpy(np.stack(seen))[:, None].to(weight.device, weight.dtype)
         if self.memory is None:
             return network(input_BTF, kernel=self.kernel)
-        return network(input_BTF, past=past or Past(hidden=True), memory=self.memory + longer, kernel=self.kernel)
+        return network(input_BTF, past=past, memory=self.memory + longer, kernel=self.kernel)
 
     def draw(self, logits_BV: Tensor, random: torch.Generator) -> Tensor:
         """An action of each: its parts are numbers."""
@@ -78,7 +78,7 @@ def play(
     for begin in range(0, len(seeds), len(environments)):
         live = list(range(begin, min(begin + len(environments), len(seeds))))
         seen = [environments[number - begin].begin(seeds[number]) for number in live]
-        past = None
+        past = Past()  # keys: the weights stand still
         while live:
             if watch is not None:
                 watch()
@@ -92,9 +92,9 @@ def play(
                 if not (ended or cut):
                     seen.append(vector)
                     rows.append(row)
-            past = output.past
-            if past is not None and past.layers and len(rows) < len(live):
-                past = past.reorder(torch.tensor(rows, dtype=torch.long, device=output.hidden.device)) if rows else None
+            past = output.past or past
+            if past.layers and 0 < len(rows) < len(live):
+                past = past.reorder(torch.tensor(rows, device=output.hidden.device))
             live = [live[row] for row in rows]
     if watch is not None:
         watch()

@@ -16,7 +16,7 @@ def draw(folder: Path) -> Path:
     found = [line for line in lines if line["kind"] == "evaluate"]
     names = [
         name
-        for name in ("bits_per_byte", "accuracy", "masked_accuracy", "bleu", "perplexity")
+        for name in ("bits_per_byte", "accuracy", "masked_accuracy", "bleu", "return", "perplexity")
         if any(name in one for one in found)
     ]
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -24,7 +24,7 @@ def draw(folder: Path) -> Path:
     axes.plot(
         [line["step"] for line in steps], [line["loss"] for line in steps], color="#9db7d1", lw=1, label="training loss"
     )
-    axes.set(xlabel="step", ylabel="loss in nats", title=folder.name)
+    axes.set(xlabel="step", ylabel="loss" if "return" in names else "loss in nats", title=folder.name)
     axes.grid(alpha=0.3)
     handles = axes.get_lines()
     if names:

@@ -9,7 +9,8 @@ gradients, the optimizer's state, everything kept for the backward pass, at thei
 holds anyhow and, on a CPU, the freed memory that the C library keeps (`everyformer.study.malloc`), which can be as much
 again. On CUDA the sum is what torch.cuda.max_memory_allocated then says; on a CPU it is the resident memory at its peak,
 which differs by some percent from one run to the next. A compiled step is planned as it is without, and the flex kernel
-as sdpa; both need less. Evaluations are not planned: they keep nothing for a backward pass.
+as sdpa; both need less. Evaluations are not planned: they keep nothing for a backward pass. Nor is
+the time in which an agent acts.
 """
 
 from __future__ import annotations

@@ -166,13 +166,15 @@ class ControlWork(Work):
             name: [] for name in ("input", "first", "action", "told", "value", "reward", "end", "after")
         }
         device = next(network.parameters()).device
-        past = Past.from_tensors({name: x.to(device) for name, x in self.kept.items()}) if self.kept else None
+        past = (
+            Past.from_tensors({name: x.to(device) for name, x in self.kept.items()}) if self.kept else Past(hidden=True)
+        )
         for time in range(task.segment):
             seen = [copy.seen for copy in self.copies]
             rows["input"].append(torch.from_numpy(np.stack(seen)))
             rows["first"].append(torch.tensor([not copy.taken for copy in self.copies]))
             output = agent.look(network, seen, past, longer=time + 1)
-            past, (logits_BV, value_B) = output.past, _told(output)
+            past, (logits_BV, value_B) = output.past or past, _told(output)
             action_BN = agent.draw(logits_BV, random)
             rows["action"].append(action_BN)
             rows["told"].append(agent.log_share(logits_BV, action_BN))
@@ -197,7 +199,7 @@ class ControlWork(Work):
             "worth_BT": gain_BT + x["value"],
         } | {f"past.{name}": x for name, x in self.kept.items()}
         self.kept = {}
-        if past is not None and past.layers:
+        if past.layers:
             assert agent.memory is not None
             self.kept = {name: x.cpu() for name, x in past.trim(agent.memory).tensors().items()}
         self.used, self.rollouts, self.steps = 0, self.rollouts + 1, self.steps + task.copies * task.segment
@@ -205,22 +207,20 @@ class ControlWork(Work):
     def _another(self, pictures: bool = False) -> Environment:
         return Environment(self.task.environment, self.task.remembers, pictures)
 
-    def _values(self, agent: Agent, network: Network, past: Past | None) -> Tensor:
+    def _values(self, agent: Agent, network: Network, past: Past) -> Tensor:
         """What each copy is still worth as it stands."""
         return _told(agent.look(network, [copy.seen for copy in self.copies], past))[1]
 
-    def _cut_off(self, agent: Agent, network: Network, past: Past | None, cut_B: Tensor) -> Tensor:
+    def _cut_off(self, agent: Agent, network: Network, past: Past, cut_B: Tensor) -> Tensor:
         """What was still to come where a time limit ended an episode; 0 elsewhere."""
         nothing_B = torch.zeros(len(cut_B))
         return torch.where(cut_B, self._values(agent, network, past), nothing_B) if bool(cut_B.any()) else nothing_B
 
-    def _begin_anew(self, past: Past | None, end_B: Tensor) -> Past | None:
+    def _begin_anew(self, past: Past, end_B: Tensor) -> Past:
         for row in end_B.nonzero()[:, 0].tolist():
             self.returns = [*self.returns, self.copies[row].total][-RECENT:]
             self.copies[row].begin()
-        if past is None or not past.layers:
-            return past
-        return past.reset(end_B.to(past.layers[0].tensors[0].device))
+        return past.reset(end_B.to(past.layers[0].tensors[0].device)) if past.layers else past
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         if (
@@ -252,7 +252,8 @@ class ControlWork(Work):
     def again(self, network: Any, batch: Batch, kernel: str) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
         """Logits and values of all steps in a segment, as the network is now; which steps they are of; and costs to be added.
 
-        Sequences are the parts of episodes, in two calls: those that were going on when it began, and those that began in it.
+        Sequences are the parts of episodes, in several calls: those that were going on when it began, and those that began in it,
+        together as far as they are about as long.
         """
         input_BTF, first_BT = batch["input_BTF"].to(next(network.parameters()).dtype), batch["first_BT"]
         length = first_BT.shape[1]
@@ -264,14 +265,12 @@ class ControlWork(Work):
         start_BT[:, 0] = True
         place_P = start_BT.flatten().nonzero()[:, 0]
         end_P = torch.cat((place_P[1:], place_P.new_tensor([first_BT.numel()])))
-        going_P = ~first_BT.flatten()[place_P]
-        for going in (True, False):
-            here_P, size_P = place_P[going_P == going], (end_P - place_P)[going_P == going]
+        kept, going_P, length_P = _pasts(batch.tensors), ~first_BT.flatten()[place_P], end_P - place_P
+        for chosen_P in (going_P, *_alike(length_P, ~going_P)):
+            here_P, size_P = place_P[chosen_P], length_P[chosen_P]
             if not len(here_P):
                 continue
-            kept, past = _pasts(batch.tensors), None
-            if going and kept:
-                past = Past.from_tensors(kept).reorder(here_P // length)
+            past = Past.from_tensors(kept).reorder(here_P // length) if kept and chosen_P is going_P else None
             time_T = torch.arange(int(size_P.max()), device=here_P.device)
             visible_PT = time_T < size_P[:, None]
             place_PT = (here_P[:, None] + time_T).clamp(max=first_BT.numel() - 1)
@@ -404,6 +403,15 @@ def _reader(value: Model | EncoderDecoder) -> Model:
             "an agent acts before it sees what comes, but this member reads whole sequences; choose gtrxl, transformer-xl or lstm"
         )
     return value
+
+
+def _alike(length_P: Tensor, chosen_P: Tensor) -> list[Tensor]:
+    """Which of the chosen sequences are read together: all, if padding is no more than they are, else those up to 1, 2, 4, ... long."""
+    some = length_P[chosen_P]
+    if not len(some) or len(some) * int(some.max()) <= 2 * int(some.sum()):
+        return [chosen_P]
+    power_P = (length_P - 1).float().clamp(min=0.5).log2().floor()
+    return [chosen_P & (power_P == power) for power in power_P[chosen_P].unique().tolist()]
 
 
 def _told(output: Output) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,133 @@
+"""Agents with different memories on tasks that need one: each is trained and tested by the command line, several at a time.
+
+    python -m bench.control --jobs 16 --steps 500                      # all of it: 4 agents x 3 tasks x 3 seeds
+    python -m bench.control --tasks popgym:RepeatPreviousEasy --agents gtrxl,lstm --seeds 1 --steps 100
+    python -m bench.control --only-table                               # of what there is in --out
+
+A run is one process on one core. Agents of the same task differ in the member alone: `gtrxl`, `transformer-xl` (no gates),
+`lstm` (both as wide as it takes to have as many parameters) and `feed-forward`, which is gtrxl without a memory. One JSON line for
+each run in OUT/results.jsonl: the mean return over the test episodes with its interval, the best of its validations, and whether it
+diverged: the watch stopped it, or it ended less than half of the way from where it began to its best.
+The table has the mean of the seeds, with an interval of 95 % by Student's t.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+AGENTS = {
+    "gtrxl": ("gtrxl",),
+    "transformer-xl": ("transformer-xl", "model.width=88", "model.heads=4"),
+    "lstm": ("lstm", "model.width=112"),
+    "feed-forward": ("gtrxl", "task.remembers=false"),
+}
+TASKS = ("popgym:RepeatPreviousEasy", "popgym:RepeatFirstEasy", "minigrid:MemoryS7")
+STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # 95 %, by the number of seeds
+
+
+def everyformer(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "everyformer", *words], env=environment, capture_output=True, text=True
+    )
+
+
+def one(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    folder = options.out / f"{agent}-{task.replace(':', '-')}-{seed}"
+    member, *settings = AGENTS[agent]
+    begun = time.time()
+    if not (folder / "recipe.json").is_file():
+        trained = everyformer(
+            "train", member, "--size", "tiny", "--task", task, "--out", str(folder), *settings, f"run.steps={options.steps}",
+            f"run.seed={seed}", f"run.evaluate={max(1, options.steps // 10)}", "run.examples=100", "run.save=0", "run.device=cpu",
+            *options.settings,
+        )  # fmt: skip
+        stopped = trained.returncode != 0
+        if stopped and "bad steps in a row" not in trained.stderr:
+            raise SystemExit(f"{folder}: {trained.stderr}")
+    lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    curve = [line["return"] for line in lines if line["kind"] == "evaluate"]
+    stopped = any("error" in line for line in lines)
+    found: dict[str, Any] = {"agent": agent, "task": task, "seed": seed, "curve": curve, "stopped": stopped}
+    if not stopped:
+        tested = everyformer("evaluate", str(folder), "--split", "test", "--limit", str(options.episodes), "--json")
+        found |= json.loads(tested.stdout)
+    first, best, last = curve[0] if curve else 0.0, max(curve, default=0.0), found.get("return", -math.inf)
+    found["diverged"] = stopped or last < first + (best - first) / 2
+    found["skipped"] = sum(line["kind"] == "skip" for line in lines)
+    found["parameters"] = lines[0]["parameters"]
+    found["acted"] = max((line.get("acted", 0) for line in lines), default=0)
+    found["seconds"] = round(time.time() - begun)
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    rows = [
+        "| task | agent | parameters | steps | return | interval | seeds | diverged |",
+        "| --- " * 8 + "|",
+    ]
+    for task, agent in dict.fromkeys((one["task"], one["agent"]) for one in found):
+        runs = [one for one in found if (one["task"], one["agent"]) == (task, agent)]
+        returns = [one["return"] for one in runs if "return" in one]
+        mean = statistics.mean(returns) if returns else math.nan
+        half = (
+            STUDENT[len(returns)] * statistics.stdev(returns) / math.sqrt(len(returns))
+            if len(returns) in STUDENT
+            else math.nan
+        )
+        cells = (
+            task,
+            agent,
+            f"{runs[0]['parameters']:,}",
+            f"{runs[0]['acted']:,}",
+            f"{mean:.3f}",
+            f"{mean - half:.3f} to {mean + half:.3f}",
+            ", ".join(f"{one:.3f}" for one in returns),
+            f"{sum(one['diverged'] for one in runs)} of {len(runs)}",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", default=",".join(AGENTS))
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=500, help="updates: 8 of them for 4,096 steps in the environments")
+    parser.add_argument("--episodes", type=int, default=200, help="of the test")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("runs/control"))
+    parser.add_argument("--only-table", action="store_true")
+    parser.add_argument("settings", nargs="*", help="of every run, as optim.lr=3e-4")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = options.out / "results.jsonl"
+    if not options.only_table:
+        # The slow ones first, so that none is left alone at the end.
+        order = sorted(
+            product(options.agents.split(","), options.tasks.split(","), range(options.seeds)),
+            key=lambda run: ("minigrid" not in run[1], run[0] == "lstm"),
+        )
+        with ThreadPoolExecutor(options.jobs) as pool, results.open("a") as file:
+            for found in pool.map(lambda run: one(*run, options), order):
+                file.write(json.dumps(found) + "\n")
+                file.flush()
+    last = {(one["task"], one["agent"], one["seed"]): one for one in map(json.loads, results.read_text().splitlines())}
+    print(table(sorted(last.values(), key=lambda one: (one["task"], list(AGENTS).index(one["agent"]), one["seed"]))))
+
+
+if __name__ == "__main__":
+    main()
