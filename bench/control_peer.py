@@ -6,7 +6,8 @@
 
 Without `--own` its settings are those of our task and of the `lstm` of `bench.control`, as far as it has them: 64 environments, 64
 steps, 4 epochs, batches of 2,048 steps, the same rate, discount, trace, clip, entropy; two layers of 112 shared by actor and
-critic. With `--own` they are its own defaults, with 8 environments. One JSON line with the mean return over the test episodes and its interval.
+critic. With `--own` they are its own defaults, with 8 environments. One JSON line with the mean return over the test episodes and
+its interval.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ HELD = [
     *range(1, 68),
     *range(69, 73),
     *range(74, 86),
-    *range(92, 128),
-    *range(129, 138),
+    *range(92, 138),
 ]
 
 
