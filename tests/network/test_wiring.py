@@ -121,6 +121,19 @@ def test_the_gated_stack_is_its_equations(gate):
     close(network(x).hidden, literal(network, network.embed.table.weight[x], gate, lambda i, j: j <= i))
 
 
+@pytest.mark.spec(129)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize(
+    "kind", [torch.float32, torch.bfloat16]
+)  # of the stream: tokens come in full, features in low precision
+def test_gates_take_a_stream_and_an_answer_of_different_precision(gate, kind):
+    torch.manual_seed(0)
+    built, x_BTD, y_BTD = Gated(gate).step(8).gate, torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = built(x_BTD.to(kind), y_BTD.bfloat16())
+    torch.testing.assert_close(found.float(), built(x_BTD, y_BTD), rtol=0.05, atol=0.05)
+
+
 @pytest.mark.spec(127)
 @pytest.mark.parametrize("gate", GATES[2:])
 def test_gates_begin_near_the_identity_and_b_says_how_near(gate):

@@ -212,12 +212,18 @@ class Gate(nn.Module):
         if self.kind == "output":
             return x_BTD + (maps["w"](x_BTD) - bias).sigmoid() * y_BTD
         if self.kind == "highway":
-            return torch.lerp(y_BTD, x_BTD, (maps["w"](x_BTD) + bias).sigmoid())
+            return _mix(y_BTD, x_BTD, (maps["w"](x_BTD) + bias).sigmoid())
         if self.kind == "sigmoid_tanh":
             return x_BTD + (maps["w"](y_BTD) - bias).sigmoid() * maps["u"](y_BTD).tanh()
         reset_BTD = (maps["w_r"](y_BTD) + maps["u_r"](x_BTD)).sigmoid()
         share_BTD = (maps["w_z"](y_BTD) + maps["u_z"](x_BTD) - bias).sigmoid()
-        return torch.lerp(x_BTD, (maps["w_h"](y_BTD) + maps["u_h"](reset_BTD * x_BTD)).tanh(), share_BTD)
+        return _mix(x_BTD, (maps["w_h"](y_BTD) + maps["u_h"](reset_BTD * x_BTD)).tanh(), share_BTD)
+
+
+def _mix(x_BTD: Tensor, y_BTD: Tensor, share_BTD: Tensor) -> Tensor:
+    """(1 - share) x + share y. Under autocast the three may differ in precision, which lerp does not take."""
+    exact = torch.promote_types(torch.promote_types(x_BTD.dtype, y_BTD.dtype), share_BTD.dtype)
+    return torch.lerp(x_BTD.to(exact), y_BTD.to(exact), share_BTD.to(exact))
 
 
 class GatedStep(NormedStep):
