@@ -264,6 +264,8 @@ def test_names_and_spaces_that_cannot_be_served_are_refused(monkeypatch):
     for name, reason in wrong.items():
         with pytest.raises(ValueError, match=reason):
             task_for("gtrxl", "tiny", name).open(None, None)
+    with pytest.raises(ValueError, match=r"leave model.episodes out"):
+        train(recipe("gtrxl", "control", "model.episodes=true"))
     with pytest.raises(ValueError, match=r"not from text.txt; leave --data out"):
         Control().open("text.txt", None)
     for member in ("bert", "transformer"):

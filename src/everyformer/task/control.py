@@ -67,7 +67,7 @@ class Control(Task, Value, frozen=True):
         True  # False: a feed-forward agent, which knows what it sees and nothing before, not even its actions
     )
     memory: Size | None = None  # how many positions are remembered; None: as the member says, or 64
-    episodes: Size = 200  # of an evaluation that is not limited
+    episodes: Annotated[int, Meta(ge=2)] = 200  # of an evaluation that is not limited
     choose: Literal["draw", "likeliest"] = "draw"  # how actions are chosen in evaluations
 
     def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
@@ -145,6 +145,12 @@ class ControlWork(Work):
             raise ValueError(
                 f"{self.task.environment} shows {self.one.inputs} numbers and has actions of {self.one.choices} choices, but the "
                 f"model is made for {one.embed} and {one.heads}; begin a new run"
+            )
+        needs = {part.needs for layer in one.body.each for each in layer.attentions() for part in each.pattern.walk()}
+        if needs & {"document_BP", "edges_BNN"}:
+            raise ValueError(
+                "the model asks of every call which document or edges a position has, but an agent is told none: its episodes are kept "
+                "apart without; leave model.episodes out, or choose another member"
             )
         self.agent = Agent(self.one.choices, (self.task.memory or one.memory) if self.task.remembers else None)
 
