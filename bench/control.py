@@ -4,10 +4,11 @@
     python -m bench.control --tasks popgym:RepeatPreviousEasy --agents gtrxl,lstm --seeds 1 --steps 100
     python -m bench.control --only-table                               # of what there is in --out
 
-A run is one process on one core. Agents of the same task differ in the member alone: `gtrxl`, `transformer-xl` (no gates),
-`lstm` (both as wide as it takes to have as many parameters) and `feed-forward`, which is gtrxl without a memory. One JSON line for
-each run in OUT/results.jsonl: the mean return over the test episodes with its interval, the best of its validations, and whether it
-diverged: the watch stopped it, or it ended less than half of the way from where it began to its best.
+A run is one process on one core; begun again, the command goes on with what was not finished. Agents of the same task differ in the
+member alone: `gtrxl`, `transformer-xl` (no gates), `lstm` (both as wide as it takes to have as many parameters) and `feed-forward`,
+which is gtrxl without a memory. One JSON line for each run in OUT/results.jsonl: the mean return over the test episodes with its
+interval, its validations, and whether it diverged: the watch stopped it, or it ended less than half of the way from where it
+began to its best.
 The table has the mean of the seeds, with an interval of 95 % by Student's t.
 """
 
@@ -26,6 +27,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from everyformer.train.record import read
+
 AGENTS = {
     "gtrxl": ("gtrxl",),
     "transformer-xl": ("transformer-xl", "model.width=88", "model.heads=4"),
@@ -43,20 +46,25 @@ def everyformer(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def records(folder: Path) -> list[dict[str, Any]]:
+    return list(read(folder / "records.jsonl")) if (folder / "records.jsonl").is_file() else []
+
+
 def one(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     folder = options.out / f"{agent}-{task.replace(':', '-')}-{seed}"
     member, *settings = AGENTS[agent]
-    begun = time.time()
+    begun, words = time.time(), ["resume", str(folder)]
     if not (folder / "recipe.json").is_file():
-        trained = everyformer(
+        words = [
             "train", member, "--size", "tiny", "--task", task, "--out", str(folder), *settings, f"run.steps={options.steps}",
-            f"run.seed={seed}", f"run.evaluate={max(1, options.steps // 10)}", "run.examples=100", "run.save=0", "run.device=cpu",
+            f"run.seed={seed}", f"run.evaluate={max(1, options.steps // 10)}", "run.examples=100", "run.save=50", "run.device=cpu",
             *options.settings,
-        )  # fmt: skip
-        stopped = trained.returncode != 0
-        if stopped and "bad steps in a row" not in trained.stderr:
+        ]  # fmt: skip
+    if not any(line["kind"] == "end" and "stopped" not in line for line in records(folder)):
+        trained = everyformer(*words)
+        if trained.returncode != 0 and "bad steps in a row" not in trained.stderr:
             raise SystemExit(f"{folder}: {trained.stderr}")
-    lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    lines = records(folder)
     curve = [line["return"] for line in lines if line["kind"] == "evaluate"]
     stopped = any("error" in line for line in lines)
     found: dict[str, Any] = {"agent": agent, "task": task, "seed": seed, "curve": curve, "stopped": stopped}

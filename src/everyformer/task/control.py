@@ -63,9 +63,7 @@ class Control(Task, Value, frozen=True):
     clip: Annotated[float, Meta(gt=0)] = 0.2
     critic: Annotated[float, Meta(ge=0)] = 0.5
     entropy: Annotated[float, Meta(ge=0)] = 0.01
-    remembers: bool = (
-        True  # False: a feed-forward agent, which knows what it sees and nothing before, not even its actions
-    )
+    remembers: bool = True  # False: a feed-forward agent, to which all but what it sees now is unknown
     memory: Size | None = None  # how many positions are remembered; None: as the member says, or 64
     episodes: Annotated[int, Meta(ge=2)] = 200  # of an evaluation that is not limited
     choose: Literal["draw", "likeliest"] = "draw"  # how actions are chosen in evaluations
@@ -164,17 +162,20 @@ class ControlWork(Work):
         if self.rollout and self.used < task.epochs * task.copies:
             return
         assert isinstance(network, Network)
-        network.eval()
+        weight = next(network.eval().parameters())
+        if hasattr(weight, "full_tensor"):
+            raise ValueError(
+                "each process reads the episodes that it learns from in calls of its own, but a sharded model is called by all at once; "
+                "leave run.shard out"
+            )
         if not self.copies:
             self.copies = [Copy(self._another(), seed, row) for row in range(task.copies)]
         agent, random = dataclasses.replace(self.agent, kernel=kernel), draw(seed, self.rollouts)
         rows: dict[str, list[Any]] = {
             name: [] for name in ("input", "first", "action", "told", "value", "reward", "end", "after")
         }
-        device = next(network.parameters()).device
-        past = (
-            Past.from_tensors({name: x.to(device) for name, x in self.kept.items()}) if self.kept else Past(hidden=True)
-        )
+        kept = {name: x.to(weight.device) for name, x in self.kept.items()}
+        past = Past.from_tensors(kept) if kept else Past(hidden=True)
         for time in range(task.segment):
             seen = [copy.seen for copy in self.copies]
             rows["input"].append(torch.from_numpy(np.stack(seen)))
@@ -229,9 +230,7 @@ class ControlWork(Work):
         return past.reset(end_B.to(past.layers[0].tensors[0].device)) if past.layers else past
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
-        if (
-            not self.rollout
-        ):  # it is only asked what a step takes: two segments, because the first has nothing to remember
+        if not self.rollout:  # asked by a plan. Two segments, because the first has nothing to remember.
             network = self.value.build()
             for _ in range(2):
                 self.used = self.task.epochs * self.task.copies
