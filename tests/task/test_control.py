@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from typing import Any
 
 import numpy as np
@@ -221,16 +222,22 @@ def recipe(member: str, environment: str, *settings: str) -> Recipe:
 @pytest.mark.parametrize(("member", "pieces"), [("gtrxl", 1), ("lstm", 2)])
 def test_a_resumed_run_acts_on_where_it_was(tmp_path, member, pieces):
     """From between two segments, or in the midst of one: weights, environments and what was gathered, to the last bit."""
-    asked = recipe(member, UNEVEN, f"run.accumulate={pieces}")
-    train(asked, tmp_path / "whole")
-    names = ("model", "optimizer", "work")
+    train(recipe(member, UNEVEN, f"run.accumulate={pieces}"), tmp_path / "whole")
+    first, second, last = (checkpoint.place(tmp_path / "whole", step) for step in (3, 4, 7))
+    assert not same(first, second, ("work",))
     for cut in (3, 4):
-        train(override(asked, [f"run.steps={cut}"]), tmp_path / f"cut{cut}")
-        resume(tmp_path / f"cut{cut}", steps=7)
-    first, second = (checkpoint.place(tmp_path / "whole", step) for step in (3, 4))
-    assert same(first, checkpoint.place(tmp_path / "cut3", 3), ("work",)) and not same(first, second, ("work",))
-    for cut in (3, 4):
-        assert same(checkpoint.place(tmp_path / "whole", 7), checkpoint.place(tmp_path / f"cut{cut}", 7), names)
+        shutil.copytree(tmp_path / "whole", tmp_path / f"cut{cut}")
+        shutil.rmtree(checkpoint.place(tmp_path / f"cut{cut}", 7))
+        resume(tmp_path / f"cut{cut}", step=cut)
+        assert same(last, checkpoint.place(tmp_path / f"cut{cut}", 7), ("model", "optimizer", "work"))
+
+
+def test_a_sharded_agent_is_refused():
+    work, network = ready("lstm")
+    next(network.parameters()).full_tensor = None
+    work.used = 10**6
+    with pytest.raises(ValueError, match=r"leave run.shard out"):
+        work.gather(network, 0, "auto")
 
 
 def test_an_environment_that_does_not_repeat_itself_cannot_be_gone_on_with(tmp_path, monkeypatch):
