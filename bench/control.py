@@ -2,6 +2,7 @@
 
     python -m bench.control --jobs 16 --steps 500                      # all of it: 4 agents x 3 tasks x 3 seeds
     python -m bench.control --tasks popgym:RepeatPreviousEasy --agents gtrxl,lstm --seeds 1 --steps 100
+    python -m bench.control --jobs 16 --steps 2000 --tasks minigrid:MemoryS7     # a million steps, which it takes
     python -m bench.control --only-table                               # of what there is in --out
 
 A run is one process on one core; begun again, the command goes on with what was not finished. Agents of the same task differ in the
@@ -35,7 +36,7 @@ AGENTS = {
     "lstm": ("lstm", "model.width=112"),
     "feed-forward": ("gtrxl", "task.remembers=false"),
 }
-TASKS = ("popgym:RepeatPreviousEasy", "popgym:RepeatFirstEasy", "minigrid:MemoryS7")
+TASKS = ("popgym:RepeatPreviousEasy", "popgym:RepeatPreviousMedium", "popgym:RepeatFirstEasy")
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # 95 %, by the number of seeds
 
 

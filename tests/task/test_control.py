@@ -69,9 +69,9 @@ def test_the_loss_is_the_clipped_one_of_the_paper(moved, gain):
     wanted = 0.0
     for logits, value, place in zip(logits_NV.tolist(), value_N.tolist(), place_N.tolist(), strict=True):
         row, time = divmod(place, 7)
-        step = {name: batch[name][row, time].tolist() for name in ("action_BTN", "told_BT", "worth_BT")}
+        step = {name: batch[name][row, time].tolist() for name in ("action_BTP", "told_BT", "worth_BT")}
         wanted += spec.loss(
-            [logits[:4], logits[4:]], step["action_BTN"], step["told_BT"], gain, value, step["worth_BT"], 0.1, 0.3, 0.2
+            [logits[:4], logits[4:]], step["action_BTP"], step["told_BT"], gain, value, step["worth_BT"], 0.1, 0.3, 0.2
         )
     assert sorted(place_N.tolist()) == list(range(35)) and work.count(batch) == 35
     assert work.loss(network, batch, "auto").item() == pytest.approx(wanted, rel=1e-6)
@@ -90,7 +90,7 @@ def test_the_learner_computes_what_the_agent_did(member, environment):
     assert first_BT.any() and not first_BT[:, 0].all() and any(name.startswith("past.") for name in batch.tensors)
     for other in (network.eval(), network.train()):
         logits_NV, value_N, place_N, _ = work.again(other, batch, "auto")
-        told_N = work.agent.log_share(logits_NV, batch["action_BTN"].flatten(0, 1)[place_N])
+        told_N = work.agent.log_share(logits_NV, batch["action_BTP"].flatten(0, 1)[place_N])
         torch.testing.assert_close(told_N, batch["told_BT"].flatten()[place_N], rtol=0, atol=1e-10)
     # R_t - A_t is the value of the agent, but for the advantages' mean and deviation.
     rest_N = (batch["worth_BT"].flatten()[place_N] - value_N).detach()
@@ -103,7 +103,7 @@ def test_episodes_of_very_different_lengths_are_not_padded_to_the_longest():
     batch, read = work.batch(0, 5, 0), []
     network.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].shape[:2]))
     logits_NV, _, place_N, _ = work.again(network, batch, "auto")
-    told_N = work.agent.log_share(logits_NV, batch["action_BTN"].flatten(0, 1)[place_N])
+    told_N = work.agent.log_share(logits_NV, batch["action_BTP"].flatten(0, 1)[place_N])
     torch.testing.assert_close(told_N, batch["told_BT"].flatten()[place_N], rtol=0, atol=1e-10)
     assert len(read) > 2 and sum(rows * length for rows, length in read) <= 2 * work.count(batch)
 
@@ -141,7 +141,7 @@ def test_a_forgetful_agent_sees_one_observation():
     logits_NV, _, place_N, _ = work.again(network, batch, "auto")
     alone = network(batch["input_BTF"].double().flatten(0, 1)[:, None]).logits[0][:, 0]
     torch.testing.assert_close(logits_NV, alone[place_N])
-    told_N = work.agent.log_share(logits_NV, batch["action_BTN"].flatten(0, 1)[place_N])
+    told_N = work.agent.log_share(logits_NV, batch["action_BTP"].flatten(0, 1)[place_N])
     torch.testing.assert_close(told_N, batch["told_BT"].flatten()[place_N])
 
 
@@ -176,7 +176,7 @@ def test_a_time_limit_is_no_end_of_the_reward(monkeypatch):
     value_T = []
     for begin in range(0, 6, 3):  # episodes of three steps, and what is seen after them
         after_B1F = torch.tensor([0.3, 0, 0]).expand(5, 1, 3).clone()
-        after_B1F[range(5), 0, 1 + batch["action_BTN"][:, begin + 2, 0]] = 1
+        after_B1F[range(5), 0, 1 + batch["action_BTP"][:, begin + 2, 0]] = 1
         whole = torch.cat((batch["input_BTF"][:, begin : begin + 3], after_B1F), dim=1).double()
         value_T.append(network(whole).logits[1][..., 0])
     for number, value_BT in enumerate(value_T):

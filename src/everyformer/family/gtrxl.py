@@ -1,7 +1,7 @@
 """Paper: Parisotto et al. 2019, Stabilizing Transformers for Reinforcement Learning (GTrXL, the gated Transformer-XL).
 
 Equations: Transformer-XL's layers and memory (see transformer_xl.py) with the norm moved to what enters a sublayer and a gate where
-the stream and its answer met by addition (network/wiring.py). Here it reads text; as an agent's memory it reads observations.
+the stream and its answer met by addition (network/wiring.py). It reads text, or, in the task control, observations.
 Symbols: `gate` is g, `gate_bias` b_g where it begins (2 for gru, 1 for the others). The gates `none` (TrXL-I), `input`, `output`,
 `highway`, `sigmoid_tanh` and `gru` are the paper's rows. With `episodes` a position sees its own episode alone, told by
 `documents=`; between calls `Past.reset` begins sequences of the batch anew.

@@ -83,9 +83,9 @@ def play(
             if watch is not None:
                 watch()
             output = agent.look(network, seen, past)
-            action_BN = agent.draw(output.logits[0][:, 0], random)
+            action_BP = agent.draw(output.logits[0][:, 0], random)
             seen, rows = [], []
-            for row, (number, action) in enumerate(zip(live, action_BN.tolist(), strict=True)):
+            for row, (number, action) in enumerate(zip(live, action_BP.tolist(), strict=True)):
                 vector, reward, ended, cut = environments[number - begin].step(action)
                 returns[number] += reward
                 lengths[number] += 1

@@ -182,11 +182,11 @@ class ControlWork(Work):
             rows["first"].append(torch.tensor([not copy.taken for copy in self.copies]))
             output = agent.look(network, seen, past, longer=time + 1)
             past, (logits_BV, value_B) = output.past or past, _told(output)
-            action_BN = agent.draw(logits_BV, random)
-            rows["action"].append(action_BN)
-            rows["told"].append(agent.log_share(logits_BV, action_BN))
+            action_BP = agent.draw(logits_BV, random)
+            rows["action"].append(action_BP)
+            rows["told"].append(agent.log_share(logits_BV, action_BP))
             rows["value"].append(value_B)
-            found = [copy.step(action) for copy, action in zip(self.copies, action_BN.tolist(), strict=True)]
+            found = [copy.step(action) for copy, action in zip(self.copies, action_BP.tolist(), strict=True)]
             reward_B, ended_B, cut_B = (torch.tensor(one) for one in zip(*found, strict=True))
             cut_B &= ~ended_B
             rows["reward"].append(reward_B)
@@ -200,7 +200,7 @@ class ControlWork(Work):
         self.rollout = {
             "input_BTF": x["input"],
             "first_BT": x["first"],
-            "action_BTN": x["action"],
+            "action_BTP": x["action"],
             "told_BT": x["told"],
             "gain_BT": (gain_BT - gain_BT.mean()) / (gain_BT.std(correction=0) + 1e-8),
             "worth_BT": gain_BT + x["value"],
@@ -245,10 +245,10 @@ class ControlWork(Work):
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         agent, task = self.agent, self.task
         logits_NV, value_N, place_N, costs = self.again(network, batch, kernel)
-        action_NM, told_N, gain_N, worth_N = (
-            batch[name].flatten(0, 1)[place_N] for name in ("action_BTN", "told_BT", "gain_BT", "worth_BT")
+        action_NP, told_N, gain_N, worth_N = (
+            batch[name].flatten(0, 1)[place_N] for name in ("action_BTP", "told_BT", "gain_BT", "worth_BT")
         )
-        ratio_N = (agent.log_share(logits_NV, action_NM) - told_N).exp()
+        ratio_N = (agent.log_share(logits_NV, action_NP) - told_N).exp()
         clipped_N = ratio_N.clamp(1 - task.clip, 1 + task.clip)
         actor = -torch.minimum(ratio_N * gain_N, clipped_N * gain_N).sum()
         critic = (value_N.float() - worth_N).square().sum()
@@ -355,12 +355,12 @@ class ControlWork(Work):
         found |= {f"past.{name}": x for name, x in self.kept.items()}
         length_B = torch.tensor([len(copy.taken) for copy in self.copies])
         parts = len(self.one.choices)
-        action_NM = torch.tensor([action for copy in self.copies for action in copy.taken]).reshape(-1, parts)
+        action_NP = torch.tensor([action for copy in self.copies for action in copy.taken]).reshape(-1, parts)
         return found | {
             "seen_BF": torch.from_numpy(np.stack([copy.seen for copy in self.copies])),
             "episode_B": torch.tensor([copy.episode for copy in self.copies]),
             "length_B": length_B,
-            "action_NM": action_NM,
+            "action_NP": action_NP,
             "returns": torch.tensor(self.returns, dtype=torch.float64),
             "counts": torch.tensor([self.used, self.rollouts, self.steps]),
         }
@@ -371,7 +371,7 @@ class ControlWork(Work):
         self.returns = found["returns"].tolist()
         self.used, self.rollouts, self.steps = found["counts"].tolist()
         self.copies = [Copy(self._another(), seed, row) for row in range(self.task.copies)]
-        actions = found["action_NM"].split(found["length_B"].tolist())
+        actions = found["action_NP"].split(found["length_B"].tolist())
         for copy, episode, taken, seen in zip(
             self.copies, found["episode_B"].tolist(), actions, found["seen_BF"].numpy(), strict=True
         ):
