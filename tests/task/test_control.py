@@ -24,7 +24,7 @@ from tests.train.small import same
 
 # Short episodes of different lengths, and actions of two parts.
 UNEVEN = "popgym:MineSweeperEasy"
-MEMBERS = ["gtrxl", "transformer-xl", "lstm", "ablated-lstm", "universal-transformer"]
+MEMBERS = ["gtrxl", "transformer-xl", "lstm", "ablated-lstm", "act-rnn", "universal-transformer"]
 
 
 def ready(member: str, segments: int = 3, **task: Any) -> tuple[Any, Any]:
@@ -109,7 +109,7 @@ def test_episodes_of_very_different_lengths_are_not_padded_to_the_longest():
 
 
 @pytest.mark.spec(128)
-@pytest.mark.parametrize("member", MEMBERS[:4])
+@pytest.mark.parametrize("member", MEMBERS[:5])
 def test_nothing_crosses_the_end_of_an_episode(member):
     """What was seen before an episode's first step, and the past, move nothing after it by even the last bit."""
     work, network = ready(member, environment=UNEVEN)
