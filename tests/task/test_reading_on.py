@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from everyformer import Past, build, generate
-from everyformer.infer.evaluate import nats, nats_reading_on
+from everyformer.infer.evaluate import nats, nats_reading_on, side_by_side
 from everyformer.network.past import Hidden
 from everyformer.task.language import Language, LanguageWork
 from everyformer.train import checkpoint
@@ -154,6 +154,25 @@ def test_evaluation_reads_each_token_once_and_equals_reading_all_anew():
         network(torch.from_numpy(token_N)[None, :-1]).logits[0], torch.from_numpy(token_N)[1:], reduction="sum"
     )
     assert found == pytest.approx(float(whole.detach()), rel=1e-9)
+
+
+@pytest.mark.spec(88)
+@pytest.mark.parametrize("rows, length", [(2, 101), (3, 101), (3, 115), (4, 116)])
+def test_rows_side_by_side_score_each_target_once_and_equal_one_row(rows, length):
+    """Where the lead is as long as a target sees back."""
+    network, token_N = small(memory=6, same_length=True), np.random.default_rng(0).integers(0, 11, length)
+    seen: list[int] = []
+    found, targets = nats_reading_on(network, token_N, 7, rows=rows, lead=12, progress=lambda n, _: seen.append(n))
+    total, count = nats_reading_on(network, token_N, 7)
+    assert found == pytest.approx(total, rel=1e-9) and targets == count == seen[-1] == length - 1
+
+
+def test_a_long_text_is_read_in_rows_and_says_so():
+    assert side_by_side(5_000_000, 128, 512) == {"rows": 32, "lead": 512}
+    assert side_by_side(100_000, 128, 512) == {"rows": 6, "lead": 512}
+    assert side_by_side(30_000, 128, 512) == {}
+    with pytest.raises(ValueError, match=r"100 targets in 9 rows with a lead of 98: give fewer rows, or 1"):
+        nats_reading_on(small(memory=6), np.zeros(101, int), 7, rows=9, lead=98)
 
 
 @pytest.mark.spec(88)

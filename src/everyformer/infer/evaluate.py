@@ -7,7 +7,8 @@ Every target is scored once, from a window of at most `window` tokens that moves
 The first targets of the text have only what is there; the last window ends with the text. No window is padded.
 
 A model with a memory reads on instead, segment by segment: every token is read once, and what was computed for those before
-is used again (Dai et al. 2019), where a window of stride 1 would compute all of it anew for each token.
+is used again (Dai et al. 2019), where a window of stride 1 would compute all of it anew for each token. A long text is read in
+several rows side by side, each of which begins a little before its own part.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from everyformer.network.past import Past
 
 LOGITS = 1 << 26  # in one call, unless a batch is asked for: a quarter of a GiB of them in float32
 WINDOWS = 32  # in one call on a CPU, where more are no faster
+ROWS = 32  # of a text read on side by side, at most
+LEAD = 256  # tokens that a row reads before its own, at least
 
 
 @torch.no_grad()
@@ -82,31 +85,57 @@ def nats_reading_on(
     segment: int,
     memory: int | None = None,
     *,
+    rows: int = 1,
+    lead: int = 0,
     kernel: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[float, int]:
     """The same for a model that remembers: `segment` tokens at a time, seen with `memory` positions before them.
 
-    Without a memory length it is the model's own. A key cache serves: weights do not change here.
+    Without a memory length it is the model's own. A key cache serves: weights do not change here. With several `rows` as many
+    parts of the text are read side by side; all but the first begin `lead` tokens earlier, which are not scored there.
     """
     if segment < 1 or len(token_N) < 2:
         raise ValueError(f"{len(token_N)} tokens in segments of {segment}: give at least 2, and segments of 1 or more")
-    number, device, count = language_head(network), next(network.parameters()).device, len(token_N) - 1
-    total, past, was_training = torch.zeros((), dtype=torch.float64, device=device), Past(), network.training
+    count, was_training = len(token_N) - 1, network.training
+    lead = -(-lead // segment) * segment
+    each = (count - lead) // rows // segment * segment
+    if rows < 1 or (rows > 1 and each < 1):
+        raise ValueError(f"{count} targets in {rows} rows with a lead of {lead}: give fewer rows, or 1")
+    # Row r reads from r * each on; the last targets, that make no whole segments, are read on by one row.
+    starts, ends = (np.arange(rows) * each, lead + each) if rows > 1 else (np.zeros(1, int), count)
+    parts = [(starts, ends, lead if rows > 1 else 0, 1)]
+    if rows > 1 and (done := lead + rows * each) < count:
+        parts.append((np.array([done - lead]), lead + count - done, lead, 0))
+    number, device = language_head(network), next(network.parameters()).device
+    total, scored = torch.zeros((), dtype=torch.float64, device=device), 0
     network.eval()
     try:
-        for start in range(0, count, segment):
-            piece = np.asarray(token_N[start : start + segment + 1]).astype(np.int64)
-            token_BT = torch.from_numpy(piece).to(device)[None]
-            output = network(token_BT[:, :-1], past=past, memory=memory, kernel=kernel)
-            past = output.past
-            logits_BTV = output.logits[number] if isinstance(output.logits, tuple) else output.logits
-            total += _loss(logits_BTV, token_BT[:, 1:])
-            if progress is not None:
-                progress(min(start + segment, count), count)
+        for start_B, end, unscored, first in parts:
+            past = Past()
+            for at in range(0, end, segment):
+                size = min(segment, end - at)
+                piece = np.stack([np.asarray(token_N[start + at : start + at + size + 1]) for start in start_B])
+                token_BT = torch.from_numpy(piece.astype(np.int64)).to(device)
+                output = network(token_BT[:, :-1], past=past, memory=memory, kernel=kernel)
+                past = output.past
+                logits_BTV = output.logits[number] if isinstance(output.logits, tuple) else output.logits
+                counted = first if at < unscored else len(start_B)
+                if counted:
+                    total += _loss(logits_BTV[:counted], token_BT[:counted, 1:])
+                    scored += counted * size
+                if progress is not None:
+                    progress(scored, count)
     finally:
         network.train(was_training)
     return float(total), count
+
+
+def side_by_side(count: int, segment: int, memory: int) -> dict[str, int]:
+    """In how many rows a text is read on, and with how long a lead: so that leads are a small part of it."""
+    lead = max(memory, LEAD)
+    rows = min(ROWS, count // (ROWS * max(lead, segment)))
+    return {"rows": rows, "lead": lead} if rows > 1 else {}
 
 
 def _calls(count: int, window: int, stride: int, batch: int) -> Iterator[tuple[int, int, int]]:

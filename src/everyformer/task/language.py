@@ -28,7 +28,7 @@ from everyformer.data.stream import tokens
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import Ids
 from everyformer.infer.beam import beam_search
-from everyformer.infer.evaluate import bits_per_byte, nats, nats_reading_on
+from everyformer.infer.evaluate import bits_per_byte, nats, nats_reading_on, side_by_side
 from everyformer.infer.generate import generate, stream
 from everyformer.infer.halting import ponder
 from everyformer.infer.spans import spans
@@ -181,8 +181,9 @@ class LanguageWork(Work):
             token_N = token_N[: limit * self.context + 1]
         if self.carries:
             segment, memory = self.task.stride or self.context, self.task.memory or network.value.memory
-            total, count = nats_reading_on(network, token_N, segment, memory, kernel=kernel)
-            how = {"segment": segment, "memory": memory}
+            rows = side_by_side(len(token_N) - 1, segment, memory)
+            total, count = nats_reading_on(network, token_N, segment, memory, kernel=kernel, **rows)
+            how = {"segment": segment, "memory": memory, **rows}
         else:
             stride = self.task.stride or max(1, self.context // 2)
             total, count = nats(network, token_N, self.context, stride, kernel=kernel)
