@@ -168,9 +168,9 @@ def test_rows_side_by_side_score_each_target_once_and_equal_one_row(rows, length
 
 
 def test_a_long_text_is_read_in_rows_and_says_so():
-    assert side_by_side(5_000_000, 128, 512) == {"rows": 32, "lead": 512}
-    assert side_by_side(100_000, 128, 512) == {"rows": 6, "lead": 512}
-    assert side_by_side(30_000, 128, 512) == {}
+    assert side_by_side(5_000_000, 128, 512) == (32, 512)
+    assert side_by_side(100_000, 128, 512) == (6, 512)
+    assert side_by_side(30_000, 128, 512) == (1, 0)
     with pytest.raises(ValueError, match=r"100 targets in 9 rows with a lead of 98: give fewer rows, or 1"):
         nats_reading_on(small(memory=6), np.zeros(101, int), 7, rows=9, lead=98)
 

@@ -131,11 +131,11 @@ def nats_reading_on(
     return float(total), count
 
 
-def side_by_side(count: int, segment: int, memory: int) -> dict[str, int]:
+def side_by_side(count: int, segment: int, memory: int) -> tuple[int, int]:
     """In how many rows a text is read on, and with how long a lead: so that leads are a small part of it."""
     lead = max(memory, LEAD)
     rows = min(ROWS, count // (ROWS * max(lead, segment)))
-    return {"rows": rows, "lead": lead} if rows > 1 else {}
+    return (rows, lead) if rows > 1 else (1, 0)
 
 
 def _calls(count: int, window: int, stride: int, batch: int) -> Iterator[tuple[int, int, int]]:

@@ -181,9 +181,9 @@ class LanguageWork(Work):
             token_N = token_N[: limit * self.context + 1]
         if self.carries:
             segment, memory = self.task.stride or self.context, self.task.memory or network.value.memory
-            rows = side_by_side(len(token_N) - 1, segment, memory)
-            total, count = nats_reading_on(network, token_N, segment, memory, kernel=kernel, **rows)
-            how = {"segment": segment, "memory": memory, **rows}
+            rows, lead = side_by_side(len(token_N) - 1, segment, memory)
+            total, count = nats_reading_on(network, token_N, segment, memory, rows=rows, lead=lead, kernel=kernel)
+            how = {"segment": segment, "memory": memory} | ({"rows": rows, "lead": lead} if rows > 1 else {})
         else:
             stride = self.task.stride or max(1, self.context // 2)
             total, count = nats(network, token_N, self.context, stride, kernel=kernel)
