@@ -92,7 +92,8 @@ class PonderCell(nn.Module):
                     break
                 now_BC = self.cell.after(inputs[min(step, 1)], now_BC)
                 now_B1C = now_BC[:, None]
-                weights.append(account.add(self.unit(now_B1C[..., :own]), now_B1C, step + 1 == limit))
+                halt_B1 = self.unit(now_B1C[..., :own].to(x_BTD.dtype))
+                weights.append(account.add(halt_B1, now_B1C, step + 1 == limit))
             mean_B1C, ponder_B1 = account.y_BTD, account.ponder_BT
             assert isinstance(mean_B1C, Tensor) and isinstance(ponder_B1, Tensor)
             state_BC = torch.where(seen_B1, mean_B1C[:, 0], state_BC)
