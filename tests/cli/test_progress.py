@@ -96,4 +96,5 @@ def test_a_pipe_gets_plain_lines():
         "  | a       b·[31mc",
         "  | d",
         "step 5,000/5,000  loss 3.000  bits/byte 2.164 (valid 2.500)  12.3k targets/s  812 MiB",
+        "evaluating on all that is held out; Ctrl-C leaves it out",
     ]

@@ -16,6 +16,7 @@ import torch
 
 import everyformer
 from everyformer.cli.thread import one_thread
+from everyformer.task.language import LanguageWork
 from everyformer.train import checkpoint
 from everyformer.train.finished import open_run
 from everyformer.train.loop import Loop, resume, train
@@ -205,8 +206,6 @@ def test_a_loss_that_leaps_is_skipped_and_one_hard_example_is_not():
 
 @pytest.mark.spec(137)
 def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(tmp_path, monkeypatch):
-    from everyformer.task.language import LanguageWork
-
     original = LanguageWork.read
 
     def broken(work, network, batch, kernel, past):
@@ -305,8 +304,6 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, size):
 @pytest.fixture
 def scripted(monkeypatch):
     """Metrics by the step, as a table says; the last step has two: of all examples, and of some."""
-    from everyformer.task.language import LanguageWork
-
     original, step = Loop._evaluate, 0
 
     def evaluate(work, network, split, limit, kernel):
@@ -378,6 +375,19 @@ def test_a_stop_signal_saves_and_ends_cleanly(tmp_path):
     assert process.returncode == 0, output
     last = list(read(tmp_path / "run" / "records.jsonl"))[-1]
     assert last["stopped"] == "asked to stop by SIGTERM" and last["step"] == checkpoint.steps(tmp_path / "run")[-1]
+
+
+def test_an_evaluation_is_given_up_for_a_stop_signal_and_the_last_step_is_saved(tmp_path, monkeypatch):
+    def endless(*given):
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(LanguageWork, "evaluate", endless)
+    trained = train(recipe(text(tmp_path), "run.evaluate=0"), tmp_path / "run")
+    assert trained.stopped == "asked to stop by SIGTERM" and trained.metrics == {}
+    assert checkpoint.steps(tmp_path / "run")[-1] == 12
+    monkeypatch.undo()
+    assert open_run(tmp_path / "run", device="cpu").evaluate()["bits_per_byte"] > 0
 
 
 def test_one_ctrl_c_saves_the_step_in_hand_and_a_second_stops_at_once(tmp_path):

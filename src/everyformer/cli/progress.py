@@ -40,10 +40,13 @@ class _Teller:
             left = line["steps"] - line["step"]
             to_go = f"{left:,} steps to go" if left > 0 else "no step left to go; --steps takes it further"
             self.screen.print(f"{line['parameters']:,} parameters, {to_go}")
-        elif kind == "step" and not self.live:
-            if time.monotonic() - self.last > EVERY or line["step"] == self.state.total:
+        elif kind == "step":
+            last = line["step"] == self.state.total
+            if not self.live and (last or time.monotonic() - self.last > EVERY):
                 self.last = time.monotonic()
                 self.screen.print(f"step {self.state}")
+            if last:
+                self.screen.print("evaluating on all that is held out; Ctrl-C leaves it out", style="dim")
         elif kind == "evaluate":
             self.screen.print(f"step {line['step']}  {metrics(line)}")
             if line.get("sample"):

@@ -116,6 +116,10 @@ def _open(recipe: Recipe, folder: Path | None, here: World) -> Work:
     return recipe.task.open(recipe.data, recipe.model.get("context"), folder)
 
 
+class Stopped(Exception):
+    """Asked to stop in the middle of an evaluation, which may be long."""
+
+
 class Loop:
     """One run in one process."""
 
@@ -172,6 +176,7 @@ class Loop:
         if run.compile == "graphs" and here.device.type == "cuda":
             self.captured = Captured(self.descend, list(self.network.parameters()), here.device)
         self.interrupted: str | None = None
+        self.evaluating = False
         self.step = 0
 
     def run(self, start: int | None) -> Trained:
@@ -318,15 +323,21 @@ class Loop:
         with self._averaged(), torch.no_grad(), self._precision():
             network = self._whole()
             if network is not None:
-                last = step == run.steps
-                metrics = work.evaluate(network, "valid", None if last else run.examples, run.kernel)
-                sample = work.sample(network, run.seed)
-                # Only numbers on the same examples can be compared.
-                again = last and run.examples is not None and run.evaluate
-                judged = work.evaluate(network, "valid", run.examples, run.kernel) if again and judge else metrics
-                if judge and self._better(judged[work.metric]):
-                    self.best = {"step": step, work.metric: judged[work.metric]}
-        records.write("evaluate", step, **metrics, **({} if sample is None else {"sample": sample}))
+                last, self.evaluating = step == run.steps, True
+                try:
+                    metrics = work.evaluate(network, "valid", None if last else run.examples, run.kernel)
+                    sample = work.sample(network, run.seed)
+                    # Only numbers on the same examples can be compared.
+                    again = last and run.examples is not None and run.evaluate
+                    judged = work.evaluate(network, "valid", run.examples, run.kernel) if again and judge else metrics
+                    if judge and self._better(judged[work.metric]):
+                        self.best = {"step": step, work.metric: judged[work.metric]}
+                except Stopped:
+                    metrics = {}
+                finally:
+                    self.evaluating = False
+        if metrics:
+            records.write("evaluate", step, **metrics, **({} if sample is None else {"sample": sample}))
         self.here.wait()
         return metrics
 
@@ -418,13 +429,18 @@ class Loop:
 
     @contextmanager
     def _signals(self, records: Records) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run after the step in hand, with a checkpoint. A second SIGINT ends it at once."""
+        """SIGINT and SIGTERM end the run after the step in hand, with a checkpoint. A second SIGINT ends it at once.
+
+        An evaluation is given up; the checkpoint is written as ever.
+        """
 
         def stop(number: int, frame: Any) -> None:
             if self.interrupted is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.interrupted = f"asked to stop by {signal.Signals(number).name}"
             records.write("stop", self.step, reason=self.interrupted)
+            if self.evaluating:
+                raise Stopped
 
         before: dict[int, Any] = {}
         try:
