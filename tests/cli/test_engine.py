@@ -89,8 +89,18 @@ def test_spans_are_shown_drawn_and_told(place, capsys):
 
 def test_a_refused_run_leaves_its_name_free(place, capsys):
     assert train("--out", "run", "run.batch=100000") == 2
-    assert "is larger than the set" in capsys.readouterr().err
+    assert "is larger than the set" in capsys.readouterr().err and not (place / "run").exists()
     assert train("--out", "run", "run.steps=1") == 0
+
+
+def test_a_run_does_not_go_back_by_its_steps_and_says_what_of_it_is_broken(place, capsys):
+    assert train("--out", "run") == 0
+    assert main(["resume", "run", "--steps", "2"]) == 2
+    assert "run is at step 6, which is past --steps 2; give more" in capsys.readouterr().err
+    assert '"steps": 6' in (place / "run" / "recipe.json").read_text()
+    (place / "run" / "recipe.json").write_text("{")
+    assert main(["evaluate", "run"]) == 2
+    assert "recipe.json is broken" in capsys.readouterr().err
 
 
 def test_data_come_from_standard_input(place, monkeypatch, capsys):

@@ -41,7 +41,7 @@ def attention(
     figure
         A picture to write, as attention.png.
     """
-    from everyformer.study.bench import KINDS, draw, exponent
+    from everyformer.study.bench import KINDS, Row, draw, exponent
     from everyformer.study.bench import bench as measure
     from everyformer.train.distributed import find_device
 
@@ -50,9 +50,12 @@ def attention(
     sizes = _numbers(lengths or usual)
     if min(heads, width, repeats) < 1:
         raise ValueError(f"heads, width and repeats are {heads}, {width} and {repeats}; give at least 1 of each")
-    screen, rows = console(), []
-    screen.print(f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'against dense':>15}{'MiB':>8}")
+    if figure is not None and not figure.parent.is_dir():
+        raise ValueError(f"there is no folder {figure.parent} for the figure; make it first, or give another --figure")
+    screen, rows = console(), list[Row]()
     for row in measure(sizes, here, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
+        if not rows:
+            screen.print(f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'against dense':>15}{'MiB':>8}")
         rows.append(row)
         dense = next(one for one in rows if (one.kind, one.length) == ("dense", row.length))
         numbers = f"{row.length:>10,}{row.batch:>7}{row.time:>10.2f}{dense.time / row.time:>14.2f}x{row.memory / 2**20:>8,.0f}"

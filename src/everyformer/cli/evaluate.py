@@ -69,7 +69,6 @@ def evaluate(
         return 0
     screen = console()
     screen.print(metrics(answer))
-    next_command(
-        screen, f"generate {run} {found.work.hint}" if found.writes else f"resume {run} --steps {2 * found.step}"
-    )
+    further = "" if found.step < found.recipe.run.steps else f" --steps {2 * found.step}"
+    next_command(screen, f"generate {run} {found.work.hint}" if found.writes else f"resume {run}{further}")
     return 0

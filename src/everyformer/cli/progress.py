@@ -38,7 +38,9 @@ class _Teller:
         self.state.take(line)
         if kind == "begin":
             left = line["steps"] - line["step"]
-            to_go = f"{left:,} steps to go" if left > 0 else "no step left to go; --steps takes it further"
+            to_go = (
+                f"{left:,} step{'s' * (left > 1)} to go" if left > 0 else "no step left to go; --steps takes it further"
+            )
             self.screen.print(f"{line['parameters']:,} parameters, {to_go}")
         elif kind == "step":
             last = line["step"] == self.state.total

@@ -160,7 +160,7 @@ def existing(data: str) -> Path:
     path = Path(data).expanduser()
     if not path.exists():
         from everyformer.data.made import ALGORITHMS
-        from everyformer.data.named import NAMED
+        from everyformer.data.named import NAMED, VOCABULARY
 
         if data in ALGORITHMS:
             raise ValueError(
@@ -169,6 +169,6 @@ def existing(data: str) -> Path:
             )
         raise ValueError(
             f"there is no file or folder {path}; give a path, - for standard input, nothing for the embedded set, or a named "
-            f"set: {', '.join(sorted(NAMED))}"
+            f"set: {', '.join(sorted({*NAMED, *ALGORITHMS} - {VOCABULARY}))}"
         )
     return path

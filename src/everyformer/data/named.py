@@ -64,6 +64,7 @@ _MORE_PAIRS = {
     "test_2018_flickr.de": "39fcc8b3331d76fb42d648d019c6898b0d5e58baac87bc2a0bb93f44ec8db207",
 }
 
+VOCABULARY = "gpt2_bpe"  # is among them, but no text
 NAMED: dict[str, tuple[Form, ...]] = {
     "enwik8": (
         Form(
@@ -120,7 +121,7 @@ NAMED: dict[str, tuple[Form, ...]] = {
             "https://raw.githubusercontent.com/kimiyoung/planetoid/master/data/",
         ),
     ),
-    "gpt2_bpe": (
+    VOCABULARY: (
         Form(
             {
                 "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",

@@ -43,8 +43,8 @@ def reading(network: Network | PairNetwork, work: Work, text: str) -> Sight:
     tokenizer: Tokenizer | None = getattr(work, "tokenizer", None)
     if tokenizer is None or not isinstance(network, Network):
         raise ValueError(
-            f"the attention of a {type(network.value).__name__.lower()} for {type(work).__name__} cannot be drawn "
-            "over a text; give a run that reads one text"
+            "a run that reads no single text (pairs, pictures, an environment) has no attention to draw over a text; give one "
+            "that does"
         )
     ids = tokenizer.encode(text.encode())
     names = [tokenizer.decode([int(one)]).replace("\n", "\\n") for one in ids]

@@ -43,7 +43,7 @@ def task_for(member: str, size: str | None = None, name: str | None = None) -> T
     """The task of a name, or the one that a member's first head is for. An environment's name is the task of acting in it."""
     value = find(member).value(size)
     name = name or _purpose(value)
-    if ":" in name:
+    if ":" in name or name == Control().environment:
         return Control(environment=name)
     if name not in TASKS:
         raise ValueError(

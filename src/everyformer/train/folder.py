@@ -30,7 +30,12 @@ def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 def read_recipe(folder: Path) -> Recipe:
     if not (folder / "recipe.json").is_file():
         raise ValueError(f"{folder} is not a run: it has no recipe.json; give a folder that train wrote")
-    return from_json((folder / "recipe.json").read_text(), Recipe)
+    try:
+        return from_json((folder / "recipe.json").read_text(), Recipe)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / 'recipe.json'} is broken ({error}); bring the file back that train wrote"
+        ) from None
 
 
 def read_model(folder: Path) -> Model | EncoderDecoder:

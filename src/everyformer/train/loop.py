@@ -67,16 +67,17 @@ def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[
     if target is not None and restarted() and (target / "recipe.json").is_file() and read_recipe(target) == recipe:
         return resume(target, listeners=listeners)
     with world(recipe.run.device) as here:
-        with here.in_turn():
-            if here.first and target is not None:
-                if target.exists() and any(target.iterdir()):
-                    raise ValueError(
-                        f"{target} already exists and is not empty; give another --out, or go on with resume {target}"
-                    )
-                target.mkdir(parents=True, exist_ok=True)
-            work = _open(recipe, None if recipe.start is None else Path(recipe.start), here)
-        value = work.adapt(recipe.value(work.changes()))
-        loop = Loop(recipe, work, value, target, here, listeners)  # what it refuses leaves nothing behind
+        with _unless_refused(target):
+            with here.in_turn():
+                if here.first and target is not None:
+                    if target.exists() and any(target.iterdir()):
+                        raise ValueError(
+                            f"{target} already exists and is not empty; give another --out, or go on with resume {target}"
+                        )
+                    target.mkdir(parents=True, exist_ok=True)
+                work = _open(recipe, None if recipe.start is None else Path(recipe.start), here)
+            value = work.adapt(recipe.value(work.changes()))
+            loop = Loop(recipe, work, value, target, here, listeners)
         if here.first and target is not None:
             with writing(target):
                 work.save(target)
@@ -84,6 +85,18 @@ def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[
             write_recipe(recipe, target)  # last: where it is, the rest is
         here.wait()
         return loop.run(None)
+
+
+@contextmanager
+def _unless_refused(folder: Path | None) -> Iterator[None]:
+    """What is refused leaves no empty folder behind, which would take its name."""
+    try:
+        yield
+    except Exception:
+        if folder is not None:
+            with suppress(OSError):  # not made, or not empty
+                folder.rmdir()
+        raise
 
 
 def resume(
@@ -104,6 +117,10 @@ def resume(
     check(recipe.run.listen, target)
     with world(recipe.run.device) as here:
         start = checkpoint.find(target, step) if step is not None or checkpoint.steps(target) else None
+        if steps is not None and steps < (start or 0):
+            raise ValueError(
+                f"{target} is at step {start}, which is past --steps {steps}; give more, or begin at an earlier --step"
+            )
         with here.in_turn():
             work = _open(recipe, target, here)
         value = read_model(target)
