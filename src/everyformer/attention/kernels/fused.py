@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from everyformer.attention.hashing import BUCKET
 from everyformer.attention.kernels.request import Request
@@ -77,7 +76,7 @@ NOWHERE = (None, None, None)
 
 
 def objection(request: Request) -> str | None:
-    scene, q = request.scene, request.q_BHQE
+    q = request.q_BHQE
     if reason := request.weights_are_wanted():
         return reason
     if q.device.type != "cuda" or q.dtype not in HALF:
@@ -86,8 +85,8 @@ def objection(request: Request) -> str | None:
         return "Triton, which comes with PyTorch for CUDA on Linux, is not installed; use blocked"
     if request.dropout or [term for term in request.terms if not isinstance(term, SoftMask)] or len(request.terms) > 1:
         return "a rule adds to the score something else than one soft mask, or weights are dropped; use blocked"
-    if not scene.in_place or scene.queries != scene.keys:
-        return "the queries are not all the positions, each at its number (a past, padding, another sequence); use sdpa"
+    if reason := request.is_in_part():
+        return reason
     if max(q.shape[-1], request.v_BHKE.shape[-1]) > WIDEST:
         return f"heads are wider than {WIDEST}; use blocked"
     if parts_of(request) is None:
@@ -164,10 +163,8 @@ def _bare(pattern: Pattern) -> Pattern | None:
 
 
 def run(request: Request) -> Tensor:
-    given = (request.q_BHQE, request.k_BHKE, request.v_BHKE)
-    width = max(16, 1 << (max(x.shape[-1] for x in given) - 1).bit_length())  # zeros change nothing
-    wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in given)
-    q, k, v = (x.transpose(1, 2).contiguous() for x in wide)
+    widest = max(request.q_BHQE.shape[-1], request.v_BHKE.shape[-1])
+    q, k, v = request.by_position(max(16, 1 << (widest - 1).bit_length()))
     groups = parts_of(request)
     assert groups is not None
     ramp, z_BHT = 1, None

@@ -28,38 +28,31 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _program(blocks, heads, turn, turns, KIND: tl.constexpr, SIZE: tl.constexpr):
-    """Which block of slots, sequence, head and residue class a program is for."""
-    block, row = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+def _program(
+    order, place, alone, blocks, length, heads, turn, turns, rounds,
+    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, ROUND: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """What a program is for: which block of slots; the row, first number and residue class of its sequence and head; how many
+    slots queries and keys have there; and the tables of the row."""
+    block, number = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     residue = 0
-    if KIND == RESIDUE:
-        residue = row % SIZE
-        row = row // SIZE
-    group = heads // turns
-    return block, row // group, turn + row % group * turns, residue
-
-
-@triton.jit
-def _tables(order, place, alone, row, rounds, length, KIND: tl.constexpr, ROUND: tl.constexpr):
-    """Those of one sequence and head."""
-    if KIND == BUCKET:
-        order += (row * rounds + ROUND) * length
-        place += row * rounds * length
-        alone += row * length
-    return order, place, alone
-
-
-@triton.jit
-def _counts(length, residue, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
-    """How many slots queries and keys have."""
     queries = length
     keys = length
     if KIND == RESIDUE:
+        residue = number % SIZE
+        number = number // SIZE
         queries = (length - residue + SIZE - 1) // SIZE
         keys = queries
     if KIND == FAR:
         keys = length // SIZE * COLUMNS
-    return queries, keys
+    group = heads // turns
+    b, h = (number // group).to(tl.int64), turn + number % group * turns
+    row = b * heads + h
+    if KIND == BUCKET:
+        order += (row * rounds + ROUND) * length
+        place += row * rounds * length
+        alone += row * length
+    return block, row, b * length * heads * E + h * E, residue, queries, keys, order, place, alone
 
 
 @triton.jit
@@ -155,12 +148,10 @@ def forward(
     KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, FIRST: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    block, b, h, residue = _program(blocks, heads, turn, turns, KIND, SIZE)
-    queries, keys = _counts(length, residue, KIND, SIZE, COLUMNS)
-    row = (b * heads + h).to(tl.int64)
-    base, step, e = b.to(tl.int64) * length * heads * E + h * E, heads * E, tl.arange(0, E)
-    order, place, alone = _tables(order, place, alone, row, rounds, length, KIND, ROUND)
-
+    block, row, base, residue, queries, keys, order, place, alone = _program(
+        order, place, alone, blocks, length, heads, turn, turns, rounds, KIND, SIZE, COLUMNS, ROUND, E
+    )
+    step, e = heads * E, tl.arange(0, E)
     start = (blocks - 1 - block) * M  # the longest first
     x = start + tl.arange(0, M)
     i = _positions(x, queries, order, residue, False, KIND, SIZE, COLUMNS)
@@ -208,12 +199,10 @@ def to_queries(
     M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """The slopes of queries and spans, and for `to_keys` the product `delta` of each answer and its slope."""
-    block, b, h, residue = _program(blocks, heads, turn, turns, KIND, SIZE)
-    queries, keys = _counts(length, residue, KIND, SIZE, COLUMNS)
-    row = (b * heads + h).to(tl.int64)
-    base, step, e = b.to(tl.int64) * length * heads * E + h * E, heads * E, tl.arange(0, E)
-    order, place, alone = _tables(order, place, alone, row, rounds, length, KIND, ROUND)
-
+    block, row, base, residue, queries, keys, order, place, alone = _program(
+        order, place, alone, blocks, length, heads, turn, turns, rounds, KIND, SIZE, COLUMNS, ROUND, E
+    )
+    step, e = heads * E, tl.arange(0, E)
     start = (blocks - 1 - block) * M
     x = start + tl.arange(0, M)
     i = _positions(x, queries, order, residue, False, KIND, SIZE, COLUMNS)
@@ -266,12 +255,10 @@ def to_keys(
     M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """The slopes of keys and values."""
-    block, b, h, residue = _program(blocks, heads, turn, turns, KIND, SIZE)
-    queries, keys = _counts(length, residue, KIND, SIZE, COLUMNS)
-    row = (b * heads + h).to(tl.int64)
-    base, step, e = b.to(tl.int64) * length * heads * E + h * E, heads * E, tl.arange(0, E)
-    order, place, alone = _tables(order, place, alone, row, rounds, length, KIND, ROUND)
-
+    block, row, base, residue, queries, keys, order, place, alone = _program(
+        order, place, alone, blocks, length, heads, turn, turns, rounds, KIND, SIZE, COLUMNS, ROUND, E
+    )
+    step, e = heads * E, tl.arange(0, E)
     start = block * N
     y = start + tl.arange(0, N)
     j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from everyformer.attention.pattern import Pattern
 from everyformer.attention.rule import RuleModule, Term
@@ -36,6 +37,17 @@ class Request:
     @property
     def wants_gradient(self) -> bool:
         return any(x.requires_grad for x in (self.q_BHQE, self.k_BHKE, self.v_BHKE))
+
+    def is_in_part(self) -> str | None:
+        """Why a kernel that takes positions for numbers cannot serve, or None."""
+        if self.scene.in_place and self.scene.queries == self.scene.keys:
+            return None
+        return "the queries are not all the positions, each at its number (a past, padding, another sequence); use sdpa"
+
+    def by_position(self, width: int) -> list[Tensor]:
+        """q, k and v as B, T, H, E, one as wide as the other: the zeros change nothing."""
+        wide = (F.pad(x, (0, width - x.shape[-1])) for x in (self.q_BHQE, self.k_BHKE, self.v_BHKE))
+        return [x.transpose(1, 2).contiguous() for x in wide]
 
     def weights_are_wanted(self) -> str | None:
         """Why a kernel that never holds the weights cannot serve, or None."""

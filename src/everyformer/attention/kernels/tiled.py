@@ -22,7 +22,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import (
@@ -74,15 +73,14 @@ Part = Tile | Few
 
 
 def objection(request: Request) -> str | None:
-    scene = request.scene
     if reason := request.weights_are_wanted():
         return reason
     if request.terms or request.dropout:
         return "a rule adds to the score, or weights are dropped, inside a dense kernel that does neither; use blocked"
-    if not scene.in_place or scene.queries != scene.keys:
-        return "the queries are not all the positions, each at its number (a past, padding, another sequence); use sdpa"
+    if reason := request.is_in_part():
+        return reason
     if parts_of(request) is None:
-        return f"{request.pattern} over {scene.keys} positions is no union of whole tiles; use blocked"
+        return f"{request.pattern} over {request.scene.keys} positions is no union of whole tiles; use blocked"
     return None
 
 
@@ -93,10 +91,7 @@ def live_share(request: Request) -> float:
 
 
 def run(request: Request) -> Tensor:
-    given = (request.q_BHQE, request.k_BHKE, request.v_BHKE)
-    width = max(x.shape[-1] for x in given)  # the dense kernels want one; zeros change nothing
-    wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in given)
-    q, k, v = (x.transpose(1, 2).contiguous() for x in wide)
+    q, k, v = request.by_position(max(request.q_BHQE.shape[-1], request.v_BHKE.shape[-1]))
     groups = parts_of(request)
     assert groups is not None
     turns = len(groups)  # head h is of group h mod turns
