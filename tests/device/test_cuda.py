@@ -127,6 +127,14 @@ def test_members_keep_the_contracts_on_a_gpu(name):
     assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("name", everyformer.members())
+def test_members_train_in_bfloat16(name):
+    settings = ["run.precision=bf16", "run.steps=2", "run.batch=2", "run.evaluate=0", "run.save=0", "run.examples=2"]
+    lines: list[dict[str, Any]] = []
+    train(override(Recipe(member=name, size="tiny", task=task_for(name, "tiny")), settings), listeners=(lines.append,))
+    assert len([line for line in lines if line["kind"] == "step"]) == 2
+
+
 def test_refusals():
     with pytest.raises(CannotServe, match="float64"):
         attend(*made(torch.float64), kernel="flex")

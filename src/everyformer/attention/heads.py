@@ -237,7 +237,9 @@ class ProjectedHeads(HeadsModule):
         return y_BTD if self.out is None else self.out(y_BTD)
 
     def _unit(self, k_BHTE: Tensor) -> Tensor:
-        return F.normalize(k_BHTE, dim=-1) if self.unit_keys else k_BHTE
+        if not self.unit_keys:
+            return k_BHTE
+        return F.normalize(k_BHTE, dim=-1).to(k_BHTE.dtype)  # CUDA's autocast computes a norm in float32
 
     def _map(self, x_BTD: Tensor, start: int, end: int) -> Tensor:
         assert self.qkv is not None

@@ -72,9 +72,6 @@ class Places(NamedTuple):
     alone: Tensor
 
 
-NOWHERE = (None, None, None)
-
-
 def objection(request: Request) -> str | None:
     q = request.q_BHQE
     if reason := request.weights_are_wanted():
@@ -194,6 +191,11 @@ def _places(pattern: Hashed, table_BHRP: Tensor | None) -> Places:
     return Places(order.view(*sizes, length), apart.view(*sizes, length), alone.to(torch.int32).contiguous())
 
 
+def _tables(places: Places | None, instead: Tensor) -> tuple[Tensor, ...]:
+    """Programs that read no places are given something all the same: a Triton function returns no None."""
+    return places or (instead,) * 3
+
+
 def _launches(
     program: Any,
     q_BTHE: Tensor,
@@ -238,7 +240,7 @@ class Fused(torch.autograd.Function):
         answer = torch.empty_like(q)
         total = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
         for launch in _launches(programs.forward, q, z, *call):
-            launch(q, k, v, answer, total, z, *(call[1] or NOWHERE))
+            launch(q, k, v, answer, total, z, *_tables(call[1], q))
         ctx.save_for_backward(q, k, v, z, answer, total)
         ctx.call = call
         return answer
@@ -249,7 +251,7 @@ class Fused(torch.autograd.Function):
         from everyformer.attention.kernels import programs
 
         q, k, v, z, answer, total = ctx.saved_tensors
-        places, ramp, slope = ctx.call[1] or NOWHERE, ctx.call[3], slope.contiguous()
+        places, ramp, slope = _tables(ctx.call[1], q), ctx.call[3], slope.contiguous()
         delta, to_q, to_k, to_v = (torch.empty_like(x) for x in (total, q, k, v))
         to_z, reach = None, None
         if z is not None:
