@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from everyformer.attention import hashing
 from everyformer.attention.attend import CannotServe, attend
 from everyformer.attention.hashing import Hash, with_places
 from everyformer.attention.kernels import fused, reference
@@ -42,12 +43,14 @@ def small_blocks(monkeypatch):
             monkeypatch.setitem(fused.SIZES, name, {"M": sizes[0], "N": sizes[1]})
 
 
-def request_of(text: str, rules: tuple[Rule, ...] = (), batch: int = 1) -> tuple[Request, list[torch.Tensor]]:
+def request_of(
+    text: str, rules: tuple[Rule, ...] = (), batch: int = 1, length: int = LENGTH
+) -> tuple[Request, list[torch.Tensor]]:
     """A request in float32, and what it has slopes for."""
     torch.manual_seed(0)
-    pattern, drawn = parse(text), torch.randn(3, batch, HEADS, LENGTH, WIDTH, device=DEVICE)
+    pattern, drawn = parse(text), torch.randn(3, batch, HEADS, length, WIDTH, device=DEVICE)
     q, k, v = (x.requires_grad_() for x in drawn.to(torch.bfloat16 if CUDA else torch.float32).float())
-    scene = Scene(LENGTH, LENGTH, DEVICE, x_BQD=torch.randn(batch, LENGTH, 8, device=DEVICE))
+    scene = Scene(length, length, DEVICE, x_BQD=torch.randn(batch, length, 8, device=DEVICE))
     if isinstance(pattern, Hashed):
         hash_ = Hash(pattern, HEADS, WIDTH).to(DEVICE)
         scene = with_places(scene, hash_(hash_.buckets(k), scene))
@@ -80,6 +83,28 @@ def test_the_parts_in_turn_are_the_pattern(text):
 @pytest.mark.parametrize("rule", (Span(20, ramp=4), DynamicSpan(8, 20, ramp=4)), ids=("span", "dynamic"))
 def test_spans_are_a_soft_mask_with_slopes_of_their_own(text, rule):
     equal(*request_of(text, (rule,), batch=2 if text == "causal" else 1))
+
+
+@pytest.mark.parametrize(
+    "text", ("causal & window(60)", "causal & local(16, 48)", "causal & (window(3) | stride(2))", "causal & (block(8) | summary(8, 7))")
+)  # fmt: skip
+def test_blocks_that_see_each_other_wholly_are_not_asked(text):
+    length = 300 if CUDA else 75
+    equal(*request_of(text, length=length))
+
+
+@pytest.mark.parametrize("rule", (Span(64, ramp=8), DynamicSpan(8, 64, ramp=8)), ids=("span", "dynamic"))
+def test_spans_of_several_blocks(rule):
+    equal(*request_of("causal", (rule,), length=300 if CUDA else 75))
+
+
+def test_buckets_at_once_are_those_of_each_round():
+    torch.manual_seed(0)
+    k_BHKE, rotation = torch.randn(2, 3, 70, 6, device=DEVICE), torch.randn(4, 3, 6, 5, device=DEVICE)
+    k_BHKE = k_BHKE.bfloat16().float()
+    assert torch.equal(hashing._buckets_at_once(k_BHKE, rotation), hashing.buckets(k_BHKE, rotation))
+    turned = k_BHKE.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(hashing._buckets_at_once(turned, rotation), hashing.buckets(k_BHKE, rotation))
 
 
 def test_what_it_cannot_serve_it_refuses():

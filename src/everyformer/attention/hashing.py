@@ -19,15 +19,19 @@ model's, not the length's. Hashing sees keys as projected, before rules turn the
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from everyformer.attention.pattern import Chunked, Hashed, Pattern
 from everyformer.attention.scene import Scene
 
 BUCKET = 2**32  # how far apart the places of two buckets are: ranks are smaller
+HALF = (torch.bfloat16, torch.float16)
+MOST = 256  # directions that a program turns to at once
 
 
 class Hash(nn.Module):
@@ -66,6 +70,8 @@ def with_places(scene: Scene, place_BHRP: Tensor) -> Scene:
 
 def buckets(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
     """argmax([k R; -k R]) for each round, B, H, K, R. In float32 at least: a bucket must not depend on the precision."""
+    if k_BHKE.is_cuda and k_BHKE.dtype in HALF and rotation_RHEN.shape[-1] <= MOST and find_spec("triton"):
+        return _buckets_at_once(k_BHKE, rotation_RHEN)
     exact = torch.promote_types(k_BHKE.dtype, torch.float32)
     found = []
     with torch.autocast(k_BHKE.device.type, enabled=False):
@@ -76,17 +82,35 @@ def buckets(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
     return torch.stack(found, dim=3)
 
 
+def _buckets_at_once(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
+    """The same by a Triton program that keeps what it turns to itself."""
+    from everyformer.attention.kernels import programs
+
+    k_BHKE = k_BHKE if k_BHKE.stride(-1) == 1 else k_BHKE.contiguous()
+    batch, heads, keys, width = k_BHKE.shape
+    rounds, half = rotation_RHEN.shape[0], rotation_RHEN.shape[-1]
+    found_BHKR = torch.empty(batch, heads, keys, rounds, dtype=torch.int64, device=k_BHKE.device)
+    if isinstance(k_BHKE, FakeTensor):
+        return found_BHKR
+    sizes = {"M": 64, "N": max(16, 1 << (half - 1).bit_length()), "E": max(16, 1 << (width - 1).bit_length())}
+    programs.buckets[(-(-keys // 64), batch * heads)](
+        k_BHKE, rotation_RHEN.float().contiguous(), found_BHKR, keys, heads, *k_BHKE.stride()[:3],
+        ROUNDS=rounds, HALF=half, WIDTH=width, **sizes,
+    )  # fmt: skip
+    return found_BHKR
+
+
 def _sorted(bucket_BHRK: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
     """Where each key stands among those of its row by bucket and position, and where its bucket begins."""
     keys, kinds = bucket_BHRK.shape[-1], buckets + 1  # and that of padding
     row = torch.arange(bucket_BHRK[..., 0].numel(), device=bucket_BHRK.device).view(*bucket_BHRK.shape[:3], 1)
     group_BHRK = bucket_BHRK + row * kinds
     at_once = 1 if bucket_BHRK.is_cuda else row.numel()  # a GPU sorts one long row faster than many
-    order = group_BHRK.reshape(at_once, -1).to(torch.int32).argsort(dim=-1, stable=True)
+    group, order = group_BHRK.reshape(at_once, -1).to(torch.int32).sort(dim=-1, stable=True)
     count = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    place_BHRK = torch.empty_like(order).scatter(-1, order, count).view_as(group_BHRK) % keys
-    size = row.new_zeros(row.numel() * kinds).scatter_add(0, group_BHRK.flatten(), torch.ones_like(count).flatten())
-    return place_BHRK, (size.cumsum(0) - size)[group_BHRK] - row * keys
+    place_BHRK = torch.empty_like(order).scatter_(-1, order, count).view_as(group_BHRK) % keys
+    first = torch.searchsorted(group.flatten(), torch.arange(row.numel() * kinds, device=row.device, dtype=torch.int32))
+    return place_BHRK, first[group_BHRK] - row * keys
 
 
 def _ranks(bucket_BHRK: Tensor, buckets: int) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
-from everyformer.attention.hashing import BUCKET
+from everyformer.attention.hashing import BUCKET, HALF
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import (
     And,
@@ -37,14 +37,14 @@ from everyformer.attention.pattern import (
 )
 from everyformer.attention.span import SoftMask
 
-HALF = (torch.bfloat16, torch.float16)
 WIDEST = 128
 NEAR, RESIDUE, FAR, IN_BUCKET = range(4)  # as programs.py numbers them
 SIZES = {  # of the blocks of each program
-    "forward": {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3},
-    "to_queries": {"M": 128, "N": 64, "num_warps": 8, "num_stages": 2},
-    "to_keys": {"M": 32, "N": 128, "num_warps": 8, "num_stages": 2},
+    "forward": {"M": 64, "N": 64, "num_warps": 4, "num_stages": 3},
+    "to_queries": {"M": 64, "N": 64, "num_warps": 4, "num_stages": 2},
+    "to_keys": {"M": 64, "N": 64, "num_warps": 4, "num_stages": 2},
 }
+SHARED = 4  # programs for a block of far keys, which many queries see
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def run(request: Request) -> Tensor:
     ramp, z_BHT = 1, None
     for term in request.terms:
         assert isinstance(term, SoftMask)
-        ramp, z_BHT = term.value.ramp, term.z_BHQ.expand(request.q_BHQE.shape[:3]).contiguous()
+        ramp, z_BHT = term.value.ramp, term.z_BHQ.float().expand(request.q_BHQE.shape[:3]).contiguous()
     places = _places(request.pattern, request.scene.place_BHRP) if isinstance(request.pattern, Hashed) else None
     answer_BTHE: Tensor = Fused.apply(q, k, v, z_BHT, groups, places, request.scale, ramp)  # type: ignore[no-untyped-call]
     return answer_BTHE.transpose(1, 2)[..., : request.v_BHKE.shape[-1]]
@@ -204,8 +204,8 @@ def _launches(
     places: Places | None,
     scale: float,
     ramp: int,
-) -> Iterator[Callable[..., None]]:
-    """One for each part of each group of heads: call it with the program's tensors."""
+) -> Iterator[tuple[Part, slice, Callable[..., None]]]:
+    """One for each part of each group of heads, with both: call it with the program's tensors."""
     batch, length, heads, width = q_BTHE.shape
     rounds = 1 if places is None else places.order.shape[2]
     for turn, parts in enumerate(groups):
@@ -214,7 +214,8 @@ def _launches(
             slots, rows = length, batch * heads // len(groups)
             if part.kind == RESIDUE:
                 slots, rows = -(-length // part.size), rows * part.size
-            if part.kind == FAR and program.__name__ == "to_keys":
+            shared = part.kind == FAR and program.__name__ == "to_keys"
+            if shared:
                 slots = length // part.size * part.columns
             blocks = -(-slots // sizes["N" if program.__name__ == "to_keys" else "M"])
             if blocks == 0:
@@ -222,7 +223,8 @@ def _launches(
             numbers = (blocks, length, heads, turn, len(groups), rounds, scale, ramp, part.back)
             fixed = {"KIND": part.kind, "SIZE": part.size, "COLUMNS": part.columns, "ROUND": part.round, "E": width}
             fixed |= {"SOFT": z_BHT is not None, "FIRST": number == 0}
-            yield partial(_launch, program[(blocks * rows,)], numbers, fixed | sizes)
+            grid = blocks * rows, SHARED if shared else 1
+            yield part, slice(turn, None, len(groups)), partial(_launch, program[grid], numbers, fixed | sizes)
 
 
 def _launch(program: Any, numbers: tuple[float, ...], fixed: dict[str, int], *tensors: Tensor) -> None:
@@ -239,7 +241,7 @@ class Fused(torch.autograd.Function):
 
         answer = torch.empty_like(q)
         total = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
-        for launch in _launches(programs.forward, q, z, *call):
+        for _, _, launch in _launches(programs.forward, q, z, *call):
             launch(q, k, v, answer, total, z, *_tables(call[1], q))
         ctx.save_for_backward(q, k, v, z, answer, total)
         ctx.call = call
@@ -255,9 +257,18 @@ class Fused(torch.autograd.Function):
         delta, to_q, to_k, to_v = (torch.empty_like(x) for x in (total, q, k, v))
         to_z, reach = None, None
         if z is not None:
-            to_z, reach = torch.empty_like(z), (z.amax(-1) + ramp).ceil().to(torch.int32)
-        for launch in _launches(programs.to_queries, q, z, *ctx.call):
+            to_z, reach = torch.empty_like(z), torch.stack((z.amax(-1) + ramp, z.amin(-1)), -1).ceil().to(torch.int32)
+        for _, _, launch in _launches(programs.to_queries, q, z, *ctx.call):
             launch(q, k, v, slope, answer, total, delta, to_q, to_z, z, *places)
-        for launch in _launches(programs.to_keys, q, z, *ctx.call):
-            launch(q, k, v, slope, total, delta, to_k, to_v, z, reach, *places)
+        for part, heads, launch in _launches(programs.to_keys, q, z, *ctx.call):
+            if part.kind != FAR:
+                launch(q, k, v, slope, total, delta, to_k, to_v, z, reach, *places)
+                continue
+            many = q.shape[1] // part.size
+            shape = (2, q.shape[0], q.shape[2], SHARED, many * part.columns, q.shape[3])
+            far_2BHPSE = torch.empty(shape, dtype=torch.float32, device=q.device)
+            launch(q, k, v, slope, total, delta, *far_2BHPSE, z, reach, *places)
+            for x_BTHE, far_BHSE in zip((to_k, to_v), far_2BHPSE.sum(3), strict=True):
+                last = x_BTHE[:, : many * part.size].unflatten(1, (many, part.size))[:, :, -part.columns :, heads]
+                last += far_BHSE[:, heads].unflatten(2, (many, part.columns)).permute(0, 2, 3, 1, 4)
         return to_q, to_k, to_v, to_z, *(None for _ in ctx.call)

@@ -1,4 +1,4 @@
-"""The Triton programs of `fused`: flash attention (Dao 2023) over slots.
+"""The Triton programs of `fused`: flash attention (Dao 2023) over slots, and the buckets of keys.
 
 A part of a pattern numbers its queries and keys and says who sees whom. Query slot x is position i, key slot y position j:
 
@@ -13,6 +13,7 @@ with l the SIZE, m `back` and c the COLUMNS of the part.
 `near` may be soft: the weight of a key counts min(max((ramp + z_i - (i - j)) / ramp, 0), 1) times, and what counts nothing is not read.
 Scores are never in memory. A part that is not the first goes on from the answers, sums and slopes of those before it.
 Numbers are as given in products and float32 elsewhere; `total` is the logarithm to base 2 of a query's sum.
+A block meets the others from `low` to `high` in three pieces; in the flat one everybody sees everybody, and nothing is asked.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ RESIDUE = tl.constexpr(1)
 FAR = tl.constexpr(2)
 BUCKET = tl.constexpr(3)
 LOG2E = tl.constexpr(1.4426950408889634)
+FLAT = tl.constexpr(1)  # the numbers of pieces
+LAST = tl.constexpr(2)
 
 
 @triton.jit
@@ -98,48 +101,65 @@ def _seen(
 
 @triton.jit
 def _soft(i, j, z, ramp):
-    """What a key counts, 1 where it counts nothing; and the same without bounds."""
-    raw = (ramp + z[:, None] - (i[:, None] - j[None, :])) / ramp
-    return tl.where(raw > 0, tl.minimum(raw, 1.0), 1.0), raw
+    """What a key counts; and the same without bounds."""
+    raw = (ramp + z[:, None] - (i[:, None] - j[None, :])) * (1.0 / ramp)
+    return tl.minimum(tl.maximum(raw, 0.0), 1.0), raw
+
+
+@triton.jit
+def _pieces(low, flat, bent, high, STEP: tl.constexpr):
+    """Bounds of three pieces, the middle one within `flat` to `bent`, in whole steps."""
+    flat = tl.minimum(low + tl.cdiv(tl.maximum(flat - low, 0), STEP) * STEP, high)
+    bent = flat + tl.maximum(tl.minimum(bent, high) - flat, 0) // STEP * STEP
+    return low, flat, bent, high
 
 
 @triton.jit
 def _keys_of(
     start, queries, keys, z, ramp, back,
-    M: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr,
 ):  # fmt: skip
-    """From which key slot to which the queries from a slot on may see."""
+    """The pieces of the key slots that the queries from a slot on may see."""
     end = tl.minimum(start + M, queries)
-    low = 0
+    low, flat, bent = 0, 0, 0
     high = tl.minimum(end, keys)
     if KIND == NEAR:
         low = tl.maximum(start // SIZE * SIZE - back, 0)
+        if COLUMNS == SIZE:
+            flat, bent = (end - 1) // SIZE * SIZE - back, start + 1
         if SOFT:
             low = tl.maximum(low, start - tl.ceil(tl.max(z, 0) + ramp).to(tl.int32))
+            flat = tl.maximum(flat, end - tl.ceil(tl.min(z, 0)).to(tl.int32))
+    if KIND == RESIDUE:
+        bent = start - back + 1
     if KIND == BUCKET:
         low = tl.maximum(start - back, 0)
     if KIND == FAR:
-        high = (end - 1) // SIZE * COLUMNS
-    return low, high
+        bent, high = start // SIZE * COLUMNS, (end - 1) // SIZE * COLUMNS
+    return _pieces(low, flat, bent, high, N)
 
 
 @triton.jit
 def _queries_of(
-    start, queries, reach, back,
-    N: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr,
+    start, queries, reach, whole, back,
+    M: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr,
 ):  # fmt: skip
-    """From which query slot to which the keys from a slot on may be seen."""
-    low = start
+    """The pieces of the query slots that may see the keys from a slot on."""
+    low, flat, bent = start, 0, 0
     high = queries
     if KIND == NEAR:
         high = tl.minimum(high, (start + N - 1 + back) // SIZE * SIZE + SIZE)
+        if COLUMNS == SIZE:
+            flat, bent = start + N - 1, (start + back) // SIZE * SIZE + SIZE
         if SOFT:
-            high = tl.minimum(high, start + N + reach)
+            high, bent = tl.minimum(high, start + N + reach), tl.minimum(bent, start + whole)
+    if KIND == RESIDUE:
+        flat, bent = start + N - 1 + back, queries
     if KIND == BUCKET:
         high = tl.minimum(high, start + N + back)
     if KIND == FAR:
-        low = (start // COLUMNS + 1) * SIZE
-    return low, high
+        low, flat, bent = (start // COLUMNS + 1) * SIZE, tl.cdiv(start + N, COLUMNS) * SIZE, queries
+    return _pieces(low, flat, bent, high, M)
 
 
 @triton.jit
@@ -166,26 +186,31 @@ def forward(
         sum_ = tl.where(top == float("-inf"), 0.0, 1.0)
         acc = tl.load(answer + mine, mask=real[:, None], other=0.0).to(tl.float32)
 
-    low, high = _keys_of(start, queries, keys, z_M, ramp, back, M, KIND, SIZE, COLUMNS, SOFT)
-    for at in range(low, high, N):
-        y = at + tl.arange(0, N)
-        j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
-        theirs = base + j[:, None] * step + e[None, :]
-        k_NE = tl.load(k + theirs, mask=(y < keys)[:, None], other=0.0)
-        score = tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E)
-        seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
-        if SOFT:
-            weight, raw = _soft(i, j, z_M, ramp)
-            seen = seen & (raw > 0)
-            score += tl.log2(weight)
-        score = tl.where(seen, score, float("-inf"))
-        new = tl.maximum(top, tl.max(score, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2(score - safe[:, None])
-        fade = tl.exp2(top - safe)
-        v_NE = tl.load(v + theirs, mask=(y < keys)[:, None], other=0.0)
-        acc = acc * fade[:, None] + tl.dot(p.to(v_NE.dtype), v_NE)
-        sum_, top = sum_ * fade + tl.sum(p, 1), new
+    bounds = _keys_of(start, queries, keys, z_M, ramp, back, M, N, KIND, SIZE, COLUMNS, SOFT)
+    for piece in tl.static_range(LAST if KIND == BUCKET else 0, 3):
+        for at in range(bounds[piece], bounds[piece + 1], N):
+            y = at + tl.arange(0, N)
+            j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
+            theirs = base + j[:, None] * step + e[None, :]
+            k_NE = tl.load(k + theirs, mask=(y < keys)[:, None], other=0.0)
+            score = tl.dot(q_ME, tl.trans(k_NE))
+            if piece != FLAT:
+                seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
+                if SOFT:
+                    weight, raw = _soft(i, j, z_M, ramp)
+                    seen &= raw > 0.0
+                score = tl.where(seen, score, float("-inf"))
+            new = tl.maximum(top, tl.max(score, 1) * (scale * LOG2E))
+            safe = new
+            if piece != FLAT:
+                safe = tl.where(new == float("-inf"), 0.0, new)
+            p = tl.exp2(score * (scale * LOG2E) - safe[:, None])
+            if SOFT and piece != FLAT:
+                p *= weight
+            fade = tl.exp2(top - safe)
+            v_NE = tl.load(v + theirs, mask=(y < keys)[:, None], other=0.0)
+            acc = acc * fade[:, None] + tl.dot(p.to(v_NE.dtype), v_NE)
+            sum_, top = sum_ * fade + tl.sum(p, 1), new
     sum_ = tl.where(sum_ == 0.0, 1.0, sum_)
     tl.store(answer + mine, (acc / sum_[:, None]).to(q_ME.dtype), mask=real[:, None])
     tl.store(total + stat, top + tl.log2(sum_), mask=real)
@@ -221,30 +246,32 @@ def to_queries(
         z_M = tl.load(z + stat, mask=real, other=0.0)
     acc, acc_z = tl.zeros([M, E], tl.float32), tl.zeros([M], tl.float32)
 
-    low, high = _keys_of(start, queries, keys, z_M, ramp, back, M, KIND, SIZE, COLUMNS, SOFT)
-    for at in range(low, high, N):
-        y = at + tl.arange(0, N)
-        j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
-        theirs = base + j[:, None] * step + e[None, :]
-        k_NE = tl.load(k + theirs, mask=(y < keys)[:, None], other=0.0)
-        v_NE = tl.load(v + theirs, mask=(y < keys)[:, None], other=0.0)
-        score = tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E)
-        seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
-        if SOFT:
-            weight, raw = _soft(i, j, z_M, ramp)
-            seen = seen & (raw > 0)
-            score += tl.log2(weight)
-        p = tl.where(seen, tl.exp2(score - total_M[:, None]), 0.0)
-        to_score = p * (tl.dot(slope_ME, tl.trans(v_NE)) - delta_M[:, None])
-        acc += tl.dot(to_score.to(k_NE.dtype), k_NE)
-        if SOFT:
-            acc_z += tl.sum(tl.where(seen & (raw <= 1.0), to_score / (ramp * weight), 0.0), 1)
+    bounds = _keys_of(start, queries, keys, z_M, ramp, back, M, N, KIND, SIZE, COLUMNS, SOFT)
+    for piece in tl.static_range(LAST if KIND == BUCKET else 0, 3):
+        for at in range(bounds[piece], bounds[piece + 1], N):
+            y = at + tl.arange(0, N)
+            j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
+            theirs = base + j[:, None] * step + e[None, :]
+            k_NE = tl.load(k + theirs, mask=(y < keys)[:, None], other=0.0)
+            v_NE = tl.load(v + theirs, mask=(y < keys)[:, None], other=0.0)
+            p = tl.exp2(tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E) - total_M[:, None])
+            if piece != FLAT:
+                seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
+                if SOFT:
+                    weight, raw = _soft(i, j, z_M, ramp)
+                    seen &= raw > 0.0
+                p = tl.where(seen, p, 0.0)
+            to_score = p * (tl.dot(slope_ME, tl.trans(v_NE)) - delta_M[:, None])
+            if SOFT and piece != FLAT:
+                acc_z += tl.sum(tl.where(raw <= 1.0, to_score, 0.0), 1)
+                to_score *= weight
+            acc += tl.dot(to_score.to(k_NE.dtype), k_NE)
     acc *= scale
     if not FIRST:
         acc += tl.load(to_q + mine, mask=real[:, None], other=0.0).to(tl.float32)
     tl.store(to_q + mine, acc.to(q_ME.dtype), mask=real[:, None])
     if SOFT:
-        tl.store(to_z + stat, acc_z, mask=real)
+        tl.store(to_z + stat, acc_z * (1.0 / ramp), mask=real)
 
 
 @triton.jit
@@ -254,7 +281,8 @@ def to_keys(
     KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, FIRST: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """The slopes of keys and values."""
+    """The slopes of keys and values. The few far ones are seen by all: several programs share the queries of a block of them,
+    and each leaves what it finds in a place of its own, B, H, programs, keys, E."""
     block, row, base, residue, queries, keys, order, place, alone = _program(
         order, place, alone, blocks, length, heads, turn, turns, rounds, KIND, SIZE, COLUMNS, ROUND, E
     )
@@ -266,33 +294,58 @@ def to_keys(
     k_NE = tl.load(k + mine, mask=real, other=0.0)
     v_NE = tl.load(v + mine, mask=real, other=0.0)
     acc_k, acc_v = tl.zeros([N, E], tl.float32), tl.zeros([N, E], tl.float32)
-    far = 0
+    far, whole = 0, 0
     if SOFT:
-        far = tl.load(reach + row)
+        far, whole = tl.load(reach + row * 2), tl.load(reach + row * 2 + 1)
 
-    low, high = _queries_of(start, queries, far, back, N, KIND, SIZE, COLUMNS, SOFT)
-    for at in range(low, high, M):
-        x = at + tl.arange(0, M)
-        i = _positions(x, queries, order, residue, False, KIND, SIZE, COLUMNS)
-        here, stat = x < queries, row * length + i
-        theirs = base + i[:, None] * step + e[None, :]
-        q_ME = tl.load(q + theirs, mask=here[:, None], other=0.0)
-        slope_ME = tl.load(slope + theirs, mask=here[:, None], other=0.0)
-        total_M = tl.load(total + stat, mask=here, other=0.0)
-        delta_M = tl.load(delta + stat, mask=here, other=0.0)
-        score = tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E)
-        seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
-        if SOFT:
-            weight, raw = _soft(i, j, tl.load(z + stat, mask=here, other=0.0), ramp)
-            seen = seen & (raw > 0)
-            score += tl.log2(weight)
-        p = tl.where(seen, tl.exp2(score - total_M[:, None]), 0.0)
-        acc_v += tl.dot(tl.trans(p.to(slope_ME.dtype)), slope_ME)
-        to_score = p * (tl.dot(slope_ME, tl.trans(v_NE)) - delta_M[:, None])
-        acc_k += tl.dot(tl.trans(to_score.to(q_ME.dtype)), q_ME)
+    bounds = _queries_of(start, queries, far, whole, back, M, N, KIND, SIZE, COLUMNS, SOFT)
+    for piece in tl.static_range(LAST if KIND == BUCKET else 0, 3):
+        for at in range(bounds[piece] + tl.program_id(1) * M, bounds[piece + 1], tl.num_programs(1) * M):
+            x = at + tl.arange(0, M)
+            i = _positions(x, queries, order, residue, False, KIND, SIZE, COLUMNS)
+            here, stat = x < queries, row * length + i
+            theirs = base + i[:, None] * step + e[None, :]
+            q_ME = tl.load(q + theirs, mask=here[:, None], other=0.0)
+            slope_ME = tl.load(slope + theirs, mask=here[:, None], other=0.0)
+            total_M = tl.load(total + stat, mask=here, other=0.0)
+            delta_M = tl.load(delta + stat, mask=here, other=0.0)
+            p = tl.exp2(tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E) - total_M[:, None])
+            if piece != FLAT:
+                seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
+                if SOFT:
+                    weight, raw = _soft(i, j, tl.load(z + stat, mask=here, other=0.0), ramp)
+                    seen &= raw > 0.0
+                p = tl.where(seen, p, 0.0)
+            if SOFT and piece != FLAT:
+                p *= weight
+            acc_v += tl.dot(tl.trans(p.to(slope_ME.dtype)), slope_ME)
+            to_score = p * (tl.dot(slope_ME, tl.trans(v_NE)) - delta_M[:, None])
+            acc_k += tl.dot(tl.trans(to_score.to(q_ME.dtype)), q_ME)
     acc_k *= scale
-    if not FIRST:
+    if KIND == FAR:
+        mine = ((row * tl.num_programs(1) + tl.program_id(1)) * keys + y[:, None]) * E + e[None, :]
+    elif not FIRST:
         acc_k += tl.load(to_k + mine, mask=real, other=0.0).to(tl.float32)
         acc_v += tl.load(to_v + mine, mask=real, other=0.0).to(tl.float32)
-    tl.store(to_k + mine, acc_k.to(k_NE.dtype), mask=real)
-    tl.store(to_v + mine, acc_v.to(v_NE.dtype), mask=real)
+    tl.store(to_k + mine, acc_k.to(to_k.dtype.element_ty), mask=real)
+    tl.store(to_v + mine, acc_v.to(to_v.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def buckets(
+    k, rotation, found, length, heads, per_sequence, per_head, per_position,
+    ROUNDS: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """argmax([k R; -k R]) of M keys, in every round; HALF buckets are directions, as many their opposites."""
+    row, i = tl.program_id(1).to(tl.int64), tl.program_id(0) * M + tl.arange(0, M)
+    b, h, e, n = row // heads, row % heads, tl.arange(0, E), tl.arange(0, N)
+    mine = b * per_sequence + h * per_head + i[:, None] * per_position + e[None, :]
+    k_ME = tl.load(k + mine, mask=(i < length)[:, None] & (e < WIDTH)[None, :], other=0.0).to(tl.float32)
+    for number in tl.static_range(ROUNDS):
+        theirs = ((number * heads + h) * WIDTH + e[:, None]) * HALF + n[None, :]
+        turn_EN = tl.load(rotation + theirs, mask=(e < WIDTH)[:, None] & (n < HALF)[None, :], other=0.0)
+        turned_MN = tl.dot(k_ME, turn_EN, input_precision="tf32x3")
+        most, at = tl.max(turned_MN, 1, return_indices=True)
+        least, opposite = tl.min(turned_MN, 1, return_indices=True)
+        bucket = tl.where(most >= -least, at, opposite + HALF)
+        tl.store(found + (row * length + i) * ROUNDS + number, bucket.to(tl.int64), mask=i < length)

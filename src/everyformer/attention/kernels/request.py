@@ -46,7 +46,8 @@ class Request:
 
     def by_position(self, width: int) -> list[Tensor]:
         """q, k and v as B, T, H, E, one as wide as the other: the zeros change nothing."""
-        wide = (F.pad(x, (0, width - x.shape[-1])) for x in (self.q_BHQE, self.k_BHKE, self.v_BHKE))
+        given = (self.q_BHQE, self.k_BHKE, self.v_BHKE)
+        wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in given)  # a pad of 0 copies
         return [x.transpose(1, 2).contiguous() for x in wide]
 
     def weights_are_wanted(self) -> str | None:
