@@ -8,9 +8,9 @@
 A run is one process on one core; begun again, the command goes on with what was not finished. Agents of the same task differ in the
 member alone: `gtrxl`, `transformer-xl` (no gates), `lstm` (both as wide as it takes to have as many parameters) and `feed-forward`,
 which is gtrxl without a memory. One JSON line for each run in OUT/results.jsonl: the mean return over the test episodes with its
-interval, its validations, and whether it diverged: the watch stopped it, or it ended less than half of the way from where it
+interval, and its validations. The table has the mean of the seeds with an interval of 95 % by Student's t, and how many of
+them diverged: the watch stopped it, or it ended, by the upper end of its interval, less than half of the way from where it
 began to its best.
-The table has the mean of the seeds, with an interval of 95 % by Student's t.
 """
 
 from __future__ import annotations
@@ -72,14 +72,17 @@ def one(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[s
     if not stopped:
         tested = everyformer("evaluate", str(folder), "--split", "test", "--limit", str(options.episodes), "--json")
         found |= json.loads(tested.stdout)
-    first, best, last = curve[0] if curve else 0.0, max(curve, default=0.0), found.get("return", -math.inf)
-    found["diverged"] = stopped or last < first + (best - first) / 2
     found["skipped"] = sum(line["kind"] == "skip" for line in lines)
     found["parameters"] = lines[0]["parameters"]
     found["acted"] = max((line.get("acted", 0) for line in lines), default=0)
     found["seconds"] = round(time.time() - begun)
     print(json.dumps(found), flush=True)
     return found
+
+
+def diverged(run: dict[str, Any]) -> bool:
+    first, best = run["curve"][0] if run["curve"] else 0.0, max(run["curve"], default=0.0)
+    return bool(run["stopped"]) or run["high"] < first + (best - first) / 2
 
 
 def table(found: list[dict[str, Any]]) -> str:
@@ -104,7 +107,7 @@ def table(found: list[dict[str, Any]]) -> str:
             f"{mean:.3f}",
             f"{mean - half:.3f} to {mean + half:.3f}",
             ", ".join(f"{one:.3f}" for one in returns),
-            f"{sum(one['diverged'] for one in runs)} of {len(runs)}",
+            f"{sum(map(diverged, runs))} of {len(runs)}",
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -40,7 +40,8 @@ def small_blocks(monkeypatch):
     """So that a short sequence is many of them."""
     if not CUDA:
         for name, sizes in {"forward": (16, 32), "to_queries": (32, 16), "to_keys": (16, 16)}.items():
-            monkeypatch.setitem(fused.SIZES, name, {"M": sizes[0], "N": sizes[1]})
+            for table in (fused.SIZES, fused.FAR_SIZES):
+                monkeypatch.setitem(table, name, {"M": sizes[0], "N": sizes[1]})
 
 
 def request_of(

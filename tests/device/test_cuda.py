@@ -16,6 +16,7 @@ from everyformer.attention.kernels import blocked, fused
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Hashed
+from everyformer.attention.relative import FourTerm
 from everyformer.attention.rule import Alibi, ImageBias, Rotary, Shaw, T5Bias
 from everyformer.attention.scene import Scene
 from everyformer.attention.span import Span
@@ -39,7 +40,7 @@ PATTERNS = (
     "by_head(causal, window(9), ~causal, block(32))",
 )
 SPARSE = (*PATTERNS[2:5], "causal & local(32, 40)", "causal & summary(16, 4)", "hashed(4, 8, 16)")
-RULES = ((), (Rotary(),), (Alibi(),), (Shaw(8),), (T5Bias(),), (ImageBias(16, 16),))
+RULES = ((), (Rotary(),), (Alibi(),), (Shaw(8),), (T5Bias(),), (ImageBias(16, 16),), (FourTerm(64),))
 
 
 def made(dtype, queries=256, keys=256):

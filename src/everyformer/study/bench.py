@@ -4,7 +4,8 @@
 
 A measurement is one forward and backward pass of `attend` by the kernel that `auto` takes. All kinds of one length are
 measured in turn, several times over, and the median counts; so what else the machine does falls on all alike. Memory is
-that of the tensors alive at the peak of such a pass, besides its inputs, as torch asks for it.
+that of the tensors alive at the peak of such a pass, besides its inputs, as torch asks for it. On a GPU memory is cleared
+for a while before: so the caches are cold, and the work waits for the GPU, not the GPU for Python, as in a training step.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from everyformer.study.tally import Tally
 from everyformer.value import nearest
 
 TOKENS = 65_536  # in a pass on a GPU: as many sequences as make so many
+CLEARED, TIMES = 2**28, 24  # bytes, and how often: milliseconds on any GPU
 Kind = Callable[[int], tuple[Pattern, tuple[Rule, ...]]]
 
 KINDS: dict[str, Kind] = {
@@ -137,6 +139,9 @@ def _pass(kind: tuple[Pattern, tuple[Rule, ...]], qkv: list[Tensor]) -> Callable
 def _time(once: Callable[[], None], device: torch.device) -> float:
     if device.type == "cuda":
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        cleared = torch.empty(CLEARED, dtype=torch.uint8, device=device)
+        for _ in range(TIMES):
+            cleared.zero_()
         begin.record()
         once()
         end.record()
