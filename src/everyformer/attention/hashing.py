@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
+from everyformer.attention.kernels.request import HALF
 from everyformer.attention.pattern import Chunked, Hashed, Pattern
 from everyformer.attention.scene import Scene
 
 BUCKET = 2**32  # how far apart the places of two buckets are: ranks are smaller
-HALF = (torch.bfloat16, torch.float16)
 MOST = 256  # directions that a program turns to at once
 
 

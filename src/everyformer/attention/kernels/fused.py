@@ -20,8 +20,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
-from everyformer.attention.hashing import BUCKET, HALF
-from everyformer.attention.kernels.request import Request
+from everyformer.attention.hashing import BUCKET
+from everyformer.attention.kernels.request import HALF, Request
 from everyformer.attention.pattern import (
     And,
     Block,

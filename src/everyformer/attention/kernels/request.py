@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.attention.pattern import Pattern
 from everyformer.attention.rule import RuleModule, Term
 from everyformer.attention.scene import Scene
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)

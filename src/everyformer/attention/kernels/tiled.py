@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from everyformer.attention.kernels.request import Request
+from everyformer.attention.kernels.request import HALF, Request
 from everyformer.attention.pattern import (
     And,
     Block,
@@ -38,17 +38,15 @@ from everyformer.attention.pattern import (
 )
 
 aten = torch.ops.aten
-HALF = (torch.bfloat16, torch.float16)
-WIDEST = 256  # head of the flash kernels
 
 
 @dataclass(frozen=True)
 class Tile:
     """One view: queries from number `back` on, keys up to as many before the end, both folded."""
 
-    fold: Literal["block", "residue", "none"]
+    fold: Literal["block", "residue"]
     size: int
-    sees: Literal["causal", "all", "later", "band"]  # later: keys whose number in the tile is higher than the query's
+    sees: Literal["causal", "all", "later"]  # later: keys whose number in the tile is higher than the query's
     back: int = 0
     columns: int = 0  # the keys are the last so many of each block of `back`, repeated
 
@@ -75,6 +73,8 @@ Part = Tile | Few
 def objection(request: Request) -> str | None:
     if reason := request.weights_are_wanted():
         return reason
+    if request.scene.device.type != "cpu" and request.q_BHQE.dtype in HALF:
+        return "away from a CPU it computes its scores as precisely as its numbers, and half is too little; use blocked"
     if request.terms or request.dropout:
         return "a rule adds to the score, or weights are dropped, inside a dense kernel that does neither; use blocked"
     if reason := request.is_in_part():
@@ -109,16 +109,13 @@ def parts_of(request: Request) -> list[tuple[Part, ...]] | None:
     patterns = pattern.patterns if isinstance(pattern, ByHead) else (pattern,)
     if request.heads % len(patterns):
         return None
-    fused = request.scene.device.type == "cuda" and request.q_BHQE.dtype in HALF
-    found = [tiles(one, length, fused) for one in patterns]
+    found = [tiles(one, length) for one in patterns]
     return None if any(one is None for one in found) else found  # type: ignore[return-value]
 
 
-def tiles(pattern: Pattern, length: int, fused: bool = False) -> tuple[Part, ...] | None:
-    """The disjoint parts of a causal pattern; `fused` says that one kernel knows windows."""
+def tiles(pattern: Pattern, length: int) -> tuple[Part, ...] | None:
+    """The disjoint parts of a causal pattern."""
     match [_without_causal(one) for one in alternatives(pattern)]:
-        case [Window(w)] if fused:
-            return (Tile("none", w, "band"),)
         case [Window(w)]:
             found: tuple[Part, ...] = (Tile("block", w, "causal"), Tile("block", w, "later", back=w))
         case [Block(l)]:
@@ -128,7 +125,7 @@ def tiles(pattern: Pattern, length: int, fused: bool = False) -> tuple[Part, ...
         case [Stride(g)]:
             found = (Tile("residue", g, "causal"),)
         case [Window(w), Stride(g)] if w == g:  # every g-th before, without the query's own, which the window has
-            near = tiles(Causal() & Window(w), length, fused)
+            near = tiles(Causal() & Window(w), length)
             return near and (*near, Tile("residue", g, "causal", back=g))
         case [Block(l), Summary(m, c)] if l == m and l % c == 0:
             found = (Tile("block", l, "causal"), *_far(l, c))
@@ -243,7 +240,7 @@ def _fold(part: Tile, x_BTHE: Tensor) -> Tensor:
     batch, _, heads, width = x_BTHE.shape
     if part.fold == "block":
         return x_BTHE.reshape(-1, part.size, heads, width)
-    return x_BTHE.reshape(batch, -1, part.size * heads, width) if part.fold == "residue" else x_BTHE
+    return x_BTHE.reshape(batch, -1, part.size * heads, width)
 
 
 def _unfold(part: Tile, x: Tensor, like_BTHE: Tensor) -> Tensor:
@@ -266,10 +263,6 @@ def _few(part: Few, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tens
 
 def _dense(part: Tile, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The answer N, T, H, E and the log-sum-exp N, H, T of a dense tile."""
-    if _fused(q):
-        how = _window(part, q, k)
-        answer, total, *_ = aten._flash_attention_forward(q, k, v, None, None, *how, scale=scale, **_reach(part))
-        return answer, total
     heads = [x.transpose(1, 2) for x in (q, k, v)]
     mask = _mask(part, q)
     if q.device.type == "cpu":
@@ -288,30 +281,6 @@ def _dense(part: Tile, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[T
 def _dense_backward(
     part: Tile, slope: Tensor, q: Tensor, k: Tensor, v: Tensor, answer: Tensor, total: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if _fused(q):
-        unused = (
-            torch.zeros(2, dtype=torch.uint64, device=q.device),
-            torch.zeros((), dtype=torch.uint64, device=q.device),
-        )
-        queries, keys, nothing, causal, _ = _window(part, q, k)
-        found = aten._flash_attention_backward(
-            slope,
-            q,
-            k,
-            v,
-            answer,
-            total,
-            None,
-            None,
-            queries,
-            keys,
-            nothing,
-            causal,
-            *unused,
-            scale=scale,
-            **_reach(part),
-        )
-        return found
     slope, q, k, v, answer = (x.transpose(1, 2) for x in (slope, q, k, v, answer))
     if q.device.type == "cpu":
         found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -322,18 +291,6 @@ def _dense_backward(
         to_score = weight * (slope @ v.transpose(-1, -2) - (slope * answer).sum(-1, keepdim=True)) * scale
         found = to_score @ k, to_score.transpose(-1, -2) @ q, weight.transpose(-1, -2) @ slope
     return tuple(x.transpose(1, 2) for x in found)
-
-
-def _fused(q: Tensor) -> bool:
-    return q.device.type == "cuda" and q.dtype in HALF and q.shape[-1] <= WIDEST
-
-
-def _window(part: Tile, q: Tensor, k: Tensor) -> tuple[int, int, float, bool, bool]:
-    return q.shape[1], k.shape[1], 0.0, part.sees != "all", False
-
-
-def _reach(part: Tile) -> dict[str, int]:
-    return {"window_size_left": part.size - 1, "window_size_right": 0} if part.sees == "band" else {}
 
 
 def _mask(part: Tile, q: Tensor) -> Tensor | None:
