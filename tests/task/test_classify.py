@@ -109,6 +109,8 @@ def test_the_answer_names_the_classes(texts):
         network.heads[0].map.weight.zero_()
         network.heads[0].map.bias.copy_(torch.tensor([0.0, 3.0]))
     assert work.write(network, "a b", 0) == "odd 95.3%, even 4.7%"
+    with pytest.raises(ValueError, match="nothing to classify"):
+        work.write(network, "\n", 0)
     assert "odd 95.3%" in work.sample(network, 0)
 
 

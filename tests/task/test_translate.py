@@ -151,6 +151,8 @@ def test_translations_come_in_the_order_of_their_sources(plain):
     texts = work.pairs.splits["valid"][0][:4]
     assert work.translate(network, texts, beam=1) == [work.translate(network, [text], beam=1)[0] for text in texts]
     assert work.write(network, texts[0], 0, beam=1) == work.translate(network, texts[:1], beam=1)[0]
+    with pytest.raises(ValueError, match="nothing to translate"):
+        work.write(network, "\n", 0)
 
 
 def test_test_sets_are_splits_by_their_names(tmp_path):

@@ -251,6 +251,8 @@ class TextWork(LabelledWork):
     @torch.no_grad()
     def write(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> str:
         """The classes of a text, the most likely first."""
+        if not prompt.strip():
+            raise ValueError(f"there is nothing to classify in {prompt!r}; give a text with --prompt")
         batch = Batch(self.tensors(self.tokens([prompt]))).to(next(network.parameters()).device)
         share_C = self.answer(self.call(network, batch, "auto"), batch)[0].softmax(-1)
         order = share_C.argsort(descending=True).tolist()

@@ -283,6 +283,8 @@ class TranslateWork(Work):
     def write(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> str:
         """The translation of a sentence."""
         assert isinstance(network, PairNetwork)
+        if not prompt.strip():
+            raise ValueError(f"there is nothing to translate in {prompt!r}; give a sentence with --prompt")
         return self.translate(network, [prompt], choices.get("beam"))[0]
 
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
