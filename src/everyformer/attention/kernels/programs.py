@@ -77,24 +77,24 @@ def _seen(
     x, y, i, j, queries, keys, place, alone, length, back,
     KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
-    seen = (x < queries)[:, None] & (y < keys)[None, :]
+    """Of queries along one axis and keys along the other."""
+    seen = (x < queries) & (y < keys)
     if KIND == NEAR:
-        low = i // SIZE * SIZE - back
-        seen &= (j[None, :] <= i[:, None]) & (j[None, :] >= low[:, None])
+        seen &= (j <= i) & (j >= i // SIZE * SIZE - back)
         if COLUMNS < SIZE:
-            seen &= (j % SIZE >= SIZE - COLUMNS)[None, :]
+            seen &= j % SIZE >= SIZE - COLUMNS
     if KIND == RESIDUE:
-        seen &= x[:, None] - y[None, :] >= back
+        seen &= x - y >= back
     if KIND == FAR:
-        seen &= y[None, :] < (i // SIZE * COLUMNS)[:, None]
+        seen &= y < i // SIZE * COLUMNS
     if KIND == BUCKET:
-        away = tl.load(place + ROUND * length + i)[:, None] - tl.load(place + ROUND * length + j)[None, :]
+        away = tl.load(place + ROUND * length + i) - tl.load(place + ROUND * length + j)
         near = (away > 0) & (away <= back)
         for before in tl.static_range(ROUND):
-            away = tl.load(place + before * length + i)[:, None] - tl.load(place + before * length + j)[None, :]
+            away = tl.load(place + before * length + i) - tl.load(place + before * length + j)
             near &= (away <= 0) | (away > back)
         if ROUND == 0:
-            near |= (x[:, None] == y[None, :]) & (tl.load(alone + i) > 0)[:, None]
+            near |= (x == y) & (tl.load(alone + i) > 0)
         seen &= near
     return seen
 
@@ -102,7 +102,7 @@ def _seen(
 @triton.jit
 def _soft(i, j, z, ramp):
     """What a key counts; and the same without bounds."""
-    raw = (ramp + z[:, None] - (i[:, None] - j[None, :])) * (1.0 / ramp)
+    raw = (ramp + z - (i - j)) * (1.0 / ramp)
     return tl.minimum(tl.maximum(raw, 0.0), 1.0), raw
 
 
@@ -195,9 +195,12 @@ def forward(
             k_NE = tl.load(k + theirs, mask=(y < keys)[:, None], other=0.0)
             score = tl.dot(q_ME, tl.trans(k_NE))
             if piece != FLAT:
-                seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
+                seen = _seen(
+                    x[:, None], y[None, :], i[:, None], j[None, :], queries, keys, place, alone, length, back,
+                    KIND, SIZE, COLUMNS, ROUND,
+                )  # fmt: skip
                 if SOFT:
-                    weight, raw = _soft(i, j, z_M, ramp)
+                    weight, raw = _soft(i[:, None], j[None, :], z_M[:, None], ramp)
                     seen &= raw > 0.0
                 score = tl.where(seen, score, float("-inf"))
             new = tl.maximum(top, tl.max(score, 1) * (scale * LOG2E))
@@ -256,9 +259,12 @@ def to_queries(
             v_NE = tl.load(v + theirs, mask=(y < keys)[:, None], other=0.0)
             p = tl.exp2(tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E) - total_M[:, None])
             if piece != FLAT:
-                seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
+                seen = _seen(
+                    x[:, None], y[None, :], i[:, None], j[None, :], queries, keys, place, alone, length, back,
+                    KIND, SIZE, COLUMNS, ROUND,
+                )  # fmt: skip
                 if SOFT:
-                    weight, raw = _soft(i, j, z_M, ramp)
+                    weight, raw = _soft(i[:, None], j[None, :], z_M[:, None], ramp)
                     seen &= raw > 0.0
                 p = tl.where(seen, p, 0.0)
             to_score = p * (tl.dot(slope_ME, tl.trans(v_NE)) - delta_M[:, None])
@@ -309,18 +315,22 @@ def to_keys(
             slope_ME = tl.load(slope + theirs, mask=here[:, None], other=0.0)
             total_M = tl.load(total + stat, mask=here, other=0.0)
             delta_M = tl.load(delta + stat, mask=here, other=0.0)
-            p = tl.exp2(tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E) - total_M[:, None])
+            # Keys along the first axis: what is computed then stays where it is for the next product.
+            p = tl.exp2(tl.dot(k_NE, tl.trans(q_ME)) * (scale * LOG2E) - total_M[None, :])
             if piece != FLAT:
-                seen = _seen(x, y, i, j, queries, keys, place, alone, length, back, KIND, SIZE, COLUMNS, ROUND)
+                seen = _seen(
+                    x[None, :], y[:, None], i[None, :], j[:, None], queries, keys, place, alone, length, back,
+                    KIND, SIZE, COLUMNS, ROUND,
+                )  # fmt: skip
                 if SOFT:
-                    weight, raw = _soft(i, j, tl.load(z + stat, mask=here, other=0.0), ramp)
+                    weight, raw = _soft(i[None, :], j[:, None], tl.load(z + stat, mask=here, other=0.0)[None, :], ramp)
                     seen &= raw > 0.0
                 p = tl.where(seen, p, 0.0)
             if SOFT and piece != FLAT:
                 p *= weight
-            acc_v += tl.dot(tl.trans(p.to(slope_ME.dtype)), slope_ME)
-            to_score = p * (tl.dot(slope_ME, tl.trans(v_NE)) - delta_M[:, None])
-            acc_k += tl.dot(tl.trans(to_score.to(q_ME.dtype)), q_ME)
+            acc_v += tl.dot(p.to(slope_ME.dtype), slope_ME)
+            to_score = p * (tl.dot(v_NE, tl.trans(slope_ME)) - delta_M[None, :])
+            acc_k += tl.dot(to_score.to(q_ME.dtype), q_ME)
     acc_k *= scale
     if KIND == FAR:
         mine = ((row * tl.num_programs(1) + tl.program_id(1)) * keys + y[:, None]) * E + e[None, :]
