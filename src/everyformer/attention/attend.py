@@ -80,7 +80,10 @@ def attend(
     for rule in rules:
         q, k = rule.turn(q, k, scene)
     terms = tuple(term for rule in rules if (term := rule.score(q, k, scale, scene)) is not None)
-    scene.costs.extend([("penalty", cost) for rule in rules if (cost := rule.penalty(scene)) is not None])
+    for rule in rules:
+        cost = rule.penalty(scene)
+        if cost is not None:
+            scene.costs.append(("penalty", cost))
     answers = tuple(rule for rule in rules if rule.needs_weights)
     request = Request(q, k, v_BHKE, seen, terms, answers, scene, scale, dropout)
     chosen = choose(request, kernel or scene.kernel)
