@@ -74,10 +74,11 @@ def _positions(
 
 @triton.jit
 def _seen(
-    x, y, i, j, queries, keys, place, alone, length, back,
-    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, ROUND: tl.constexpr,
+    x, y, i, j, z, queries, keys, place, alone, length, ramp, back,
+    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
-    """Of queries along one axis and keys along the other."""
+    """Who sees whom, of queries along one axis and keys along the other. Where it is soft, also what a key counts, and the same
+    without bounds."""
     seen = (x < queries) & (y < keys)
     if KIND == NEAR:
         seen &= (j <= i) & (j >= i // SIZE * SIZE - back)
@@ -96,14 +97,12 @@ def _seen(
         if ROUND == 0:
             near |= (x == y) & (tl.load(alone + i) > 0)
         seen &= near
-    return seen
-
-
-@triton.jit
-def _soft(i, j, z, ramp):
-    """What a key counts; and the same without bounds."""
-    raw = (ramp + z - (i - j)) * (1.0 / ramp)
-    return tl.minimum(tl.maximum(raw, 0.0), 1.0), raw
+    weight, raw = seen, seen
+    if SOFT:
+        raw = (ramp + z - (i - j)) * (1.0 / ramp)
+        weight = tl.minimum(tl.maximum(raw, 0.0), 1.0)
+        seen &= raw > 0.0
+    return seen, weight, raw
 
 
 @triton.jit
@@ -195,13 +194,10 @@ def forward(
             k_NE = tl.load(k + theirs, mask=(y < keys)[:, None], other=0.0)
             score = tl.dot(q_ME, tl.trans(k_NE))
             if piece != FLAT:
-                seen = _seen(
-                    x[:, None], y[None, :], i[:, None], j[None, :], queries, keys, place, alone, length, back,
-                    KIND, SIZE, COLUMNS, ROUND,
+                seen, weight, _ = _seen(
+                    x[:, None], y[None, :], i[:, None], j[None, :], z_M[:, None], queries, keys, place, alone, length, ramp, back,
+                    KIND, SIZE, COLUMNS, SOFT, ROUND,
                 )  # fmt: skip
-                if SOFT:
-                    weight, raw = _soft(i[:, None], j[None, :], z_M[:, None], ramp)
-                    seen &= raw > 0.0
                 score = tl.where(seen, score, float("-inf"))
             new = tl.maximum(top, tl.max(score, 1) * (scale * LOG2E))
             safe = new
@@ -259,13 +255,10 @@ def to_queries(
             v_NE = tl.load(v + theirs, mask=(y < keys)[:, None], other=0.0)
             p = tl.exp2(tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E) - total_M[:, None])
             if piece != FLAT:
-                seen = _seen(
-                    x[:, None], y[None, :], i[:, None], j[None, :], queries, keys, place, alone, length, back,
-                    KIND, SIZE, COLUMNS, ROUND,
+                seen, weight, raw = _seen(
+                    x[:, None], y[None, :], i[:, None], j[None, :], z_M[:, None], queries, keys, place, alone, length, ramp, back,
+                    KIND, SIZE, COLUMNS, SOFT, ROUND,
                 )  # fmt: skip
-                if SOFT:
-                    weight, raw = _soft(i[:, None], j[None, :], z_M[:, None], ramp)
-                    seen &= raw > 0.0
                 p = tl.where(seen, p, 0.0)
             to_score = p * (tl.dot(slope_ME, tl.trans(v_NE)) - delta_M[:, None])
             if SOFT and piece != FLAT:
@@ -318,16 +311,16 @@ def to_keys(
             # Keys along the first axis: what is computed then stays where it is for the next product.
             p = tl.exp2(tl.dot(k_NE, tl.trans(q_ME)) * (scale * LOG2E) - total_M[None, :])
             if piece != FLAT:
-                seen = _seen(
-                    x[None, :], y[:, None], i[None, :], j[:, None], queries, keys, place, alone, length, back,
-                    KIND, SIZE, COLUMNS, ROUND,
-                )  # fmt: skip
+                z_M = tl.zeros([M], tl.float32)
                 if SOFT:
-                    weight, raw = _soft(i[None, :], j[:, None], tl.load(z + stat, mask=here, other=0.0)[None, :], ramp)
-                    seen &= raw > 0.0
+                    z_M = tl.load(z + stat, mask=here, other=0.0)
+                seen, weight, _ = _seen(
+                    x[None, :], y[:, None], i[None, :], j[:, None], z_M[None, :], queries, keys, place, alone, length, ramp, back,
+                    KIND, SIZE, COLUMNS, SOFT, ROUND,
+                )  # fmt: skip
                 p = tl.where(seen, p, 0.0)
-            if SOFT and piece != FLAT:
-                p *= weight
+                if SOFT:
+                    p *= weight
             acc_v += tl.dot(p.to(slope_ME.dtype), slope_ME)
             to_score = p * (tl.dot(v_NE, tl.trans(slope_ME)) - delta_M[None, :])
             acc_k += tl.dot(to_score.to(q_ME.dtype), q_ME)
