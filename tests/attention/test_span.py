@@ -116,7 +116,7 @@ def test_keys_that_nobody_sees_are_not_read(
         return fused(q, k, v, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    found = attend(*qkv, pattern, modules, scene=replace(scene, masks={}), kernel="sdpa")
+    found = attend(*qkv, pattern, modules, scene=replace(scene, made={}), kernel="sdpa")
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     assert given[0] <= queries + 8 + 8 * padded < keys  # at most the longest span before the first query, and a hole
     weights = [*qkv, *(weight for module in modules for weight in module.parameters())]

@@ -65,7 +65,7 @@ def hashing(pattern: Pattern) -> set[Hashed | Chunked]:
 
 
 def with_places(scene: Scene, place_BHRP: Tensor) -> Scene:
-    return replace(scene, place_BHRP=place_BHRP, masks={}, shorter={})
+    return replace(scene, place_BHRP=place_BHRP, made={}, shorter={})
 
 
 def buckets(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everyformer.attention.rule import Rule, RuleModule, Term
+from everyformer.attention.rule import Rule, RuleModule, Term, waves, waves_of
 from everyformer.attention.scene import Scene
 from everyformer.value import Size, Value
+
+BASE = 10000.0  # of the frequencies
 
 
 class FourTerm(Rule, Value, frozen=True):
@@ -53,8 +55,8 @@ class FourTermRule(RuleModule):
             return q_BHQE, k_BHKE
         dtype = q_BHQE.dtype
         sines, cosines = ((q_BHQE + self.v_HE.to(dtype)[:, None]) @ self._place(dtype)).chunk(2, dim=-1)
-        sin_i, cos_i = self._waves(scene.query_positions(), dtype)
-        sin_j, cos_j = self._waves(scene.key_positions(), dtype)
+        sin_i, cos_i = waves_of(scene, "queries", self.width, BASE, dtype)
+        sin_j, cos_j = waves_of(scene, "keys", self.width, BASE, dtype)
         content_BHQE = q_BHQE + self.u_HE.to(dtype)[:, None]
         query = torch.cat((content_BHQE, sines * sin_i + cosines * cos_i, cosines * sin_i - sines * cos_i), dim=-1)
         waves = torch.cat((cos_j, sin_j), dim=-1).expand(*k_BHKE.shape[:3], -1)
@@ -65,7 +67,7 @@ class FourTermRule(RuleModule):
         if reach is None:
             return None
         distance_R = torch.arange(-reach, reach + 1, device=q_BHQE.device)
-        r_RD = torch.cat(self._waves(distance_R[None], dtype), dim=-1)[0, 0]
+        r_RD = torch.cat(waves(distance_R[None], self.width, BASE, dtype), dim=-1)[0, 0]
         place_BHQR = scale * (q_BHQE + self.v_HE.to(dtype)[:, None]) @ (self._place(dtype) @ r_RD.T)
         content_BHK = scale * (k_BHKE @ self.u_HE.to(dtype)[:, :, None])[..., 0]
 
@@ -77,9 +79,3 @@ class FourTermRule(RuleModule):
 
     def _place(self, dtype: torch.dtype) -> Tensor:
         return self.place.weight.to(dtype).unflatten(0, self.u_HE.shape)
-
-    def _waves(self, position_BT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Sines and cosines, B or 1, 1, T, width / 2. Angles in float64, because positions are large numbers."""
-        exponent = torch.arange(0, self.width, 2, device=position_BT.device, dtype=torch.float64) / self.width
-        angle = position_BT[:, None, :, None].double() * 10000.0**-exponent
-        return angle.sin().to(dtype), angle.cos().to(dtype)

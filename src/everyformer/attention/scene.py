@@ -7,14 +7,17 @@ over what is visible, so a sequence has the same positions wherever its padding 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from everyformer.attention.pattern import Pattern
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Scene:
     costs: list[tuple[str, Tensor]] = field(
         default_factory=list, compare=False, repr=False
     )  # what layers and rules add to the loss, by name
-    masks: dict[tuple[int, int, int], tuple[Pattern, Tensor]] = field(default_factory=dict, compare=False, repr=False)
+    made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # see `once`
     shorter: dict[int, Scene] = field(
         default_factory=dict, compare=False, repr=False
     )  # by distance, without what is further
@@ -105,8 +108,8 @@ class Scene:
             if count == 0:
                 return self
             key_BK = self.key_positions()[:, count:]
-            self.shorter[distance] = replace(self, keys=self.keys - count, key_BK=key_BK, masks={}, shorter={})
-        # Masks are kept from attention to attention, what only this one knows is not.
+            self.shorter[distance] = replace(self, keys=self.keys - count, key_BK=key_BK, made={}, shorter={})
+        # What is made once is kept from attention to attention, what only this one knows is not.
         return replace(self.shorter[distance], x_BQD=self.x_BQD, far=self.far)
 
     def _beyond(self, distance: int) -> int:
@@ -132,12 +135,19 @@ class Scene:
 
     def mask(self, pattern: Pattern, batch: int, heads: int) -> Tensor:
         """Who sees whom as booleans that broadcast to B, H, Q, K. Computed once per scene and pattern."""
-        key = (id(pattern), batch, heads)  # the pattern is kept beside its mask, so its id stays its own
-        if key not in self.masks:
+
+        def make() -> tuple[Pattern, Tensor]:
             b, h, i, j = self.indices(batch, heads)
             q, k = self.query_at(b, i), self.key_at(b, j)
             seen = pattern.sees(b, h, q, k, self)
-            if self.key_BK is not None:
-                seen = seen & (k >= 0)
-            self.masks[key] = (pattern, seen)
-        return self.masks[key][1]
+            return pattern, seen if self.key_BK is None else seen & (k >= 0)
+
+        # The pattern is kept beside its mask, so its id stays its own.
+        return self.once(("mask", id(pattern), batch, heads), make)[1]
+
+    def once(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
+        """What is the same in every attention of a pass, made by the first that asks."""
+        if key not in self.made:
+            self.made[key] = make()
+        found: T = self.made[key]
+        return found

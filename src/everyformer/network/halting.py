@@ -196,7 +196,7 @@ class RepeatLayers(Layers):
         index_BQ = (~runs_BT).to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
         position_BQ = scene.query_positions().expand_as(runs_BT).gather(1, index_BQ)
         position_BQ = torch.where(runs_BT.gather(1, index_BQ), position_BQ, -1)
-        some: dict[str, Any] = {"queries": count, "query_BQ": position_BQ, "masks": {}, "shorter": {}}
+        some: dict[str, Any] = {"queries": count, "query_BQ": position_BQ, "made": {}, "shorter": {}}
         near = replace(scene, **some, key_BK=scene.key_positions())
         if source is not None:
             source = replace(source, scene=replace(source.scene, **some))

@@ -302,7 +302,7 @@ class Network(nn.Module):
             )
         if not self.ahead or torch.compiler.is_compiling():
             return
-        whole = replace(scene, queries=scene.keys, masks={})
+        whole = replace(scene, queries=scene.keys, made={})
         for attention in self.ahead:
             if hashing(attention.pattern):
                 raise ValueError(

@@ -34,7 +34,8 @@ def run(request: Request) -> Tensor:
         return _fused(request, None)
     if everything:
         return _fused(request, _bias(request))
-    seen, alive = shown(scene.mask(pattern, request.batch, request.heads))
+    mask = scene.mask(pattern, request.batch, request.heads)
+    seen, alive = scene.once(("shown", id(mask)), lambda: shown(mask))
     bias = _bias(request).masked_fill(~seen, -torch.inf) if not bare else seen
     return _fused(request, bias).masked_fill(~alive, 0)
 
