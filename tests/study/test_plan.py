@@ -147,6 +147,20 @@ def test_real_steps_give_time_and_memory():
     assert "s a step" in str(found)
 
 
+@pytest.mark.parametrize("enough, wanted", [(-1.0, 1), (60.0, 5)])
+def test_steps_that_take_long_are_not_repeated(enough, wanted, monkeypatch):
+    found, taken = plan(recipe("gpt2", "model.layers=1")), []
+
+    def step(*given):
+        taken.append(given)
+        return torch.zeros(())
+
+    monkeypatch.setattr(plans, "ENOUGH", enough)
+    monkeypatch.setattr(plans, "_step", step)
+    plans._measure(found, found.recipe.task.open(None, None), torch.device("cpu"))
+    assert len(taken) == wanted
+
+
 def test_planning_leaves_the_random_numbers_alone():
     torch.manual_seed(0)
     wanted = torch.rand(3)

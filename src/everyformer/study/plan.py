@@ -39,7 +39,8 @@ from everyformer.train.recipe import Recipe, override
 from everyformer.train.schedule import batch_size, sequences_before
 
 LOOKED = 8  # steps whose batches are looked at for the largest
-MEASURED = 5  # real steps, the first of which does not count
+MEASURED = 5  # real steps, the first of which does not count where there are more
+ENOUGH = 20.0  # seconds of them
 NARROW = 32  # a model is not made narrower than this to fit
 REPEATED = 4  # times a step comes again; the C library keeps some more after each of the first few
 SAFE = 0.95  # of the device's memory; the rest is for what the allocator cannot use
@@ -200,7 +201,9 @@ def _measure(found: Plan, work: Work, device: torch.device) -> Plan:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - began)
-    return dataclasses.replace(found, seconds=statistics.median(seconds[1:]), measured=peak(device))
+            if sum(seconds) > ENOUGH:
+                break
+    return dataclasses.replace(found, seconds=statistics.median(seconds[1:] or seconds), measured=peak(device))
 
 
 def _first_that_fits(found: Plan, work: Work, device: torch.device) -> tuple[str, ...] | None:
