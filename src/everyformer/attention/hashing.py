@@ -70,7 +70,8 @@ def with_places(scene: Scene, place_BHRP: Tensor) -> Scene:
 
 def buckets(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
     """argmax([k R; -k R]) for each round, B, H, K, R. In float32 at least: a bucket must not depend on the precision."""
-    if k_BHKE.is_cuda and k_BHKE.dtype in HALF and rotation_RHEN.shape[-1] <= MOST and find_spec("triton"):
+    at_once = k_BHKE.is_cuda and k_BHKE.dtype in HALF and rotation_RHEN.shape[-1] <= MOST
+    if at_once and not torch.compiler.is_compiling() and find_spec("triton"):
         return _buckets_at_once(k_BHKE, rotation_RHEN)
     exact = torch.promote_types(k_BHKE.dtype, torch.float32)
     found = []

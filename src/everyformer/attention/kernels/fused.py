@@ -44,9 +44,8 @@ SIZES = {  # of the blocks of each program
     "to_queries": {"M": 64, "N": 64, "num_warps": 4, "num_stages": 2},
     "to_keys": {"M": 64, "N": 64, "num_warps": 4, "num_stages": 3},
 }
-FAR_SIZES = SIZES | {
-    "forward": {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}
-}  # there the blocks see each other wholly
+# Far blocks mostly see each other wholly.
+FAR_SIZES = SIZES | {"forward": {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}}
 SHARED = 4  # programs for a block of far keys, which many queries see
 
 

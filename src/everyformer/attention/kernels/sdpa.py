@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Causal, Full
@@ -50,32 +45,19 @@ def shown(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fused(request: Request, bias: Tensor | None, causal: bool = False) -> Tensor:
-    q, k, v = request.q_BHQE, request.k_BHKE, request.v_BHKE
-    kernels: AbstractContextManager[None] = nullcontext()
-    spare = 0
-    if v.shape[-1] < q.shape[-1] <= FLASH:  # a rule may have made the keys wider
-        if bias is None and _cudnn_serves(q, k, v, request.dropout, causal):
-            kernels = sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
-        else:  # the flash kernels want values as wide as keys; zeros change nothing
-            spare = q.shape[-1] - v.shape[-1]
-    with kernels:
-        answer = F.scaled_dot_product_attention(
-            q,
-            k,
-            F.pad(v, (0, spare)) if spare else v,
-            attn_mask=bias,
-            is_causal=causal,
-            dropout_p=request.dropout,
-            scale=request.scale,
-        )
-    return answer[..., : v.shape[-1]]
-
-
-def _cudnn_serves(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool) -> bool:
-    """Whether there is cuDNN's kernel for this: it alone takes values narrower than keys."""
-    if q.device.type != "cuda" or isinstance(q, FakeTensor) or torch.compiler.is_compiling():
-        return False
-    return bool(can_use_cudnn_attention(SDPAParams(q, k, v, None, dropout, causal, False)))
+    width, values = request.q_BHQE.shape[-1], request.v_BHKE.shape[-1]
+    # The flash kernels want values as wide as keys, which a rule may have widened, and at most 256; zeros change nothing.
+    spare = width - values if values < width <= FLASH else 0
+    answer = F.scaled_dot_product_attention(
+        request.q_BHQE,
+        request.k_BHKE,
+        F.pad(request.v_BHKE, (0, spare)) if spare else request.v_BHKE,
+        attn_mask=bias,
+        is_causal=causal,
+        dropout_p=request.dropout,
+        scale=request.scale,
+    )
+    return answer[..., :values]
 
 
 def _bias(request: Request) -> Tensor:
