@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -73,26 +74,48 @@ def attend(
         raise ValueError(f"dropout is {dropout}: it is a probability; give 0 or more and less than 1")
     scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
     pattern = Full() if pattern is None else pattern
-    seen = narrowed(pattern, rules, scene)
-    end = None if torch.compiler.is_compiling() else far(seen)
-    scene = scene if end is None else replace(scene, far=end)
-    q, k = q_BHQE, k_BHKE  # a rule may make them wider
+    kernel, seen, end = kernel or scene.kernel, pattern, None
+    asked = partial(_request, q_BHQE, k_BHKE, v_BHKE, rules, scale, dropout)
+    request = None
+    if (
+        q_BHQE.is_cuda
+        and scene.probe is None
+        and kernel in ("auto", "fused")
+        and [rule.soft for rule in rules] == [True]
+    ):
+        request = asked(pattern, scene)  # unread: reading weights waits for the GPU, and `fused` reads them there
+    if request is None or choose(request, kernel) is not fused:
+        seen = narrowed(pattern, rules, scene)
+        end = None if torch.compiler.is_compiling() else far(seen)
+        request = asked(seen, scene if end is None else replace(scene, far=end))
     for rule in rules:
-        q, k = rule.turn(q, k, scene)
-    terms = tuple(term for rule in rules if (term := rule.score(q, k, scale, scene)) is not None)
-    for rule in rules:
-        cost = rule.penalty(scene)
+        cost = rule.penalty(request.scene)
         if cost is not None:
             scene.costs.append(("penalty", cost))
-    answers = tuple(rule for rule in rules if rule.needs_weights)
-    request = Request(q, k, v_BHKE, seen, terms, answers, scene, scale, dropout)
-    chosen = choose(request, kernel or scene.kernel)
+    chosen = choose(request, kernel)
     if chosen is not blocked and seen is not pattern:
         request = replace(request, pattern=pattern)  # the terms hide the rest, and one mask serves every layer
     if chosen is sdpa and end is not None:
         request = _in_sight(request, end)
     answer: Tensor = chosen.run(request)
     return answer
+
+
+def _request(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rules: Sequence[RuleModule],
+    scale: float,
+    dropout: float,
+    pattern: Pattern,
+    scene: Scene,
+) -> Request:
+    for rule in rules:  # which may make them wider
+        q, k = rule.turn(q, k, scene)
+    terms = tuple(term for rule in rules if (term := rule.score(q, k, scale, scene)) is not None)
+    answers = tuple(rule for rule in rules if rule.needs_weights)
+    return Request(q, k, v, pattern, terms, answers, scene, scale, dropout)
 
 
 def _in_sight(request: Request, end: int) -> Request:
@@ -130,11 +153,13 @@ def choose(request: Request, kernel: str) -> ModuleType:
 def _sparse(request: Request) -> ModuleType | None:
     """The kernel that leaves most of the scores out, where that is worth its while."""
     pattern, scene = request.pattern, request.scene
-    if scene.queries < 1024 or type(pattern) is Full or type(pattern) is Causal or torch.compiler.is_compiling():
+    if scene.queries < 1024 or torch.compiler.is_compiling():
         return None
-    most = LIVE if scene.device.type == "cpu" else dict.fromkeys(LIVE, LIVE_ELSEWHERE)
     if fused.objection(request) is None:  # a soft mask in memory would be as large as the scores
         return fused if request.terms or fused.live_share(request) <= LIVE_ELSEWHERE else None
+    if type(pattern) is Full or type(pattern) is Causal:
+        return None
+    most = LIVE if scene.device.type == "cpu" else dict.fromkeys(LIVE, LIVE_ELSEWHERE)
     if isinstance(pattern, Hashed) and hashed.objection(request) is None:
         return hashed if hashed.live_share(pattern, scene.queries, scene.keys) <= most["hashed"] else None
     if tiled.objection(request) is None and tiled.live_share(request) <= most["tiled"]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everyformer.attention.rule import Rule, RuleModule, Term, waves, waves_of
+from everyformer.attention.rule import Rule, RuleModule, Term, picked, waves, waves_of
 from everyformer.attention.scene import Scene
 from everyformer.value import Size, Value
 
@@ -53,14 +53,15 @@ class FourTermRule(RuleModule):
     def turn(self, q_BHQE: Tensor, k_BHKE: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
         if self.reach is not None:
             return q_BHQE, k_BHKE
-        dtype = q_BHQE.dtype
-        sines, cosines = ((q_BHQE + self.v_HE.to(dtype)[:, None]) @ self._place(dtype)).chunk(2, dim=-1)
+        dtype, k = q_BHQE.dtype, k_BHKE.contiguous()
+        q = q_BHQE.contiguous()  # once: else the product copies it, and joining in another order of memory is slow
+        sines, cosines = ((q + self.v_HE.to(dtype)[:, None]) @ self._place(dtype)).chunk(2, dim=-1)
         sin_i, cos_i = waves_of(scene, "queries", self.width, BASE, dtype)
         sin_j, cos_j = waves_of(scene, "keys", self.width, BASE, dtype)
-        content_BHQE = q_BHQE + self.u_HE.to(dtype)[:, None]
-        query = torch.cat((content_BHQE, sines * sin_i + cosines * cos_i, cosines * sin_i - sines * cos_i), dim=-1)
-        waves = torch.cat((cos_j, sin_j), dim=-1).expand(*k_BHKE.shape[:3], -1)
-        return query, torch.cat((k_BHKE, waves), dim=-1)
+        first = torch.addcmul(sines * sin_i, cosines, cos_i)
+        second = torch.addcmul(cosines * sin_i, sines, -cos_i)
+        waves = torch.cat((cos_j, sin_j), dim=-1).expand(*k.shape[:3], -1).contiguous()
+        return torch.cat((q + self.u_HE.to(dtype)[:, None], first, second), dim=-1), torch.cat((k, waves), dim=-1)
 
     def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term | None:
         reach, dtype = self.reach, q_BHQE.dtype
@@ -73,7 +74,7 @@ class FourTermRule(RuleModule):
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
             row = (scene.query_at(b, i) - scene.key_at(b, j)).clamp(-reach, reach) + reach
-            return content_BHK[b, h, j] + place_BHQR[b, h, i, row]
+            return content_BHK[b, h, j] + picked(place_BHQR, b, h, i, row)
 
         return term
 

@@ -50,6 +50,7 @@ class RuleModule(nn.Module):
 
     needs_weights = False  # does `answer` do anything?
     reads_inputs = False  # does it read `scene.x_BQD`?
+    soft = False  # is its term a soft mask, which a kernel on a GPU reads there?
 
     def turn(self, q_BHQE: Tensor, k_BHKE: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
         return q_BHQE, k_BHKE
@@ -131,6 +132,14 @@ def waves(position_BT: Tensor, width: int, base: float, dtype: torch.dtype) -> t
     return angle.sin().to(dtype), angle.cos().to(dtype)
 
 
+def picked(x_BHQR: Tensor, b: Any, h: Any, i: Any, row: Any) -> Tensor:
+    """x_BHQR[b, h, i, row]. Where all keys of a query stand in a row, by `gather`, whose slope needs no sorting of them."""
+    if i.dim() == 0 or i.shape[-1] > 1:
+        return x_BHQR[b, h, i, row]
+    of_query = x_BHQR[b, h, i][..., 0, :]
+    return of_query.gather(-1, row.expand(*of_query.shape[:-1], -1))
+
+
 class Alibi(Rule, Value, frozen=True):
     """Subtracts a slope times the distance: -m_h |i - j|, m_h = 2^(-8h/H) for h = 1..H."""
 
@@ -192,7 +201,7 @@ class ShawRule(RuleModule):
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
             row = (scene.key_at(b, j) - scene.query_at(b, i)).clamp(-back, ahead) + back
-            return term_BHQR[b, h, i, row]
+            return picked(term_BHQR, b, h, i, row)
 
         return term
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.attention.kernels.request import Request
-from everyformer.attention.kernels.sdpa import shown
+from everyformer.attention.kernels.sdpa import dense, shown
 from everyformer.attention.pattern import Pattern, Stride, alternatives, bound, for_head
 from everyformer.attention.scene import Scene
 
@@ -106,14 +106,8 @@ def _attend(request: Request, part: Part, head_H: Tensor, alone: bool) -> tuple[
     shape = (request.batch, len(head_H), *i_NQ.shape, j_NK.shape[1])
     bias_BHNQK = bias.masked_fill(~some, -torch.inf).expand(shape)
 
-    answer = F.scaled_dot_product_attention(
-        q.flatten(1, 2),
-        k.flatten(1, 2),
-        v_BHNKE.flatten(1, 2),
-        attn_mask=bias_BHNQK.flatten(1, 2),
-        dropout_p=request.dropout,
-        scale=request.scale,
-    )
+    q_, k_, v_, bias_ = (x.flatten(1, 2) for x in (q, k, v_BHNKE, bias_BHNQK))
+    answer = dense(q_, k_, v_, bias_, request.scale, request.dropout)
     answer_BHNQE = answer.unflatten(1, q.shape[1:3]).masked_fill(~alive, 0)
     answer_BHTE = answer_BHNQE.flatten(2, 3)[:, :, part.back_Q]
     if alone:

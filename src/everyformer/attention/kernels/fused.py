@@ -45,7 +45,8 @@ SIZES = {  # of the blocks of each program
     "to_keys": {"M": 64, "N": 64, "num_warps": 4, "num_stages": 3},
 }
 # Far blocks mostly see each other wholly.
-FAR_SIZES = SIZES | {"forward": {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}}
+LARGE = {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}
+FAR_SIZES = SIZES | {"forward": LARGE, "to_queries": LARGE}
 SHARED = 4  # programs for a block of far keys, which many queries see
 
 

@@ -190,8 +190,8 @@ def forward(
         for at in range(bounds[piece], bounds[piece + 1], N):
             y = at + tl.arange(0, N)
             j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
-            theirs = base + j[:, None] * step + e[None, :]
-            k_NE = tl.load(k + theirs, mask=(y < keys)[:, None], other=0.0)
+            theirs, here = base + j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
+            k_NE = tl.load(k + theirs, mask=here, other=0.0)
             score = tl.dot(q_ME, tl.trans(k_NE))
             if piece != FLAT:
                 seen, weight, _ = _seen(
@@ -207,7 +207,7 @@ def forward(
             if SOFT and piece != FLAT:
                 p *= weight
             fade = tl.exp2(top - safe)
-            v_NE = tl.load(v + theirs, mask=(y < keys)[:, None], other=0.0)
+            v_NE = tl.load(v + theirs, mask=here, other=0.0)
             acc = acc * fade[:, None] + tl.dot(p.to(v_NE.dtype), v_NE)
             sum_, top = sum_ * fade + tl.sum(p, 1), new
     sum_ = tl.where(sum_ == 0.0, 1.0, sum_)
@@ -250,9 +250,9 @@ def to_queries(
         for at in range(bounds[piece], bounds[piece + 1], N):
             y = at + tl.arange(0, N)
             j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
-            theirs = base + j[:, None] * step + e[None, :]
-            k_NE = tl.load(k + theirs, mask=(y < keys)[:, None], other=0.0)
-            v_NE = tl.load(v + theirs, mask=(y < keys)[:, None], other=0.0)
+            theirs, here = base + j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
+            k_NE = tl.load(k + theirs, mask=here, other=0.0)
+            v_NE = tl.load(v + theirs, mask=here, other=0.0)
             p = tl.exp2(tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E) - total_M[:, None])
             if piece != FLAT:
                 seen, weight, raw = _seen(
@@ -302,7 +302,7 @@ def to_keys(
         for at in range(bounds[piece] + tl.program_id(1) * M, bounds[piece + 1], tl.num_programs(1) * M):
             x = at + tl.arange(0, M)
             i = _positions(x, queries, order, residue, False, KIND, SIZE, COLUMNS)
-            here, stat = x < queries, row * length + i
+            here, stat = (x < queries) | (piece == FLAT), row * length + i
             theirs = base + i[:, None] * step + e[None, :]
             q_ME = tl.load(q + theirs, mask=here[:, None], other=0.0)
             slope_ME = tl.load(slope + theirs, mask=here[:, None], other=0.0)

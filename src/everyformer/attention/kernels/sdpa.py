@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Causal, Full
 
 FLASH = 256  # the widest head of the flash kernels
+# With a bias not cuDNN's, whose slopes are then not always numbers (pytorch/pytorch#196678).
+BIASED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def objection(request: Request) -> str | None:
@@ -21,18 +28,18 @@ def run(request: Request) -> Tensor:
     bare = len(request.terms) == 0  # not `not terms`: torch.compile cannot ask a tuple of functions that
     plain = bare and scene.in_place and type(pattern) is Causal
     if plain and scene.queries == scene.keys:
-        return _fused(request, None, causal=True)
+        return _run(request, None, causal=True)
     if plain and scene.queries == 1:
-        return _fused(request, None)
+        return _run(request, None)
     everything = type(pattern) is Full and scene.key_BK is None
     if everything and bare:
-        return _fused(request, None)
+        return _run(request, None)
     if everything:
-        return _fused(request, _bias(request))
+        return _run(request, _bias(request))
     mask = scene.mask(pattern, request.batch, request.heads)
-    seen, alive = scene.once(("shown", id(mask)), lambda: shown(mask))
+    seen, alive = scene.once(("shown", id(pattern), request.batch, request.heads), lambda: shown(mask))
     bias = _bias(request).masked_fill(~seen, -torch.inf) if not bare else seen
-    return _fused(request, bias).masked_fill(~alive, 0)
+    return _run(request, bias).masked_fill(~alive, 0)
 
 
 def shown(seen: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,20 +51,34 @@ def shown(seen: Tensor) -> tuple[Tensor, Tensor]:
     return seen | ~alive, alive
 
 
-def _fused(request: Request, bias: Tensor | None, causal: bool = False) -> Tensor:
-    width, values = request.q_BHQE.shape[-1], request.v_BHKE.shape[-1]
-    # The flash kernels want values as wide as keys, which a rule may have widened, and at most 256; zeros change nothing.
-    spare = width - values if values < width <= FLASH else 0
-    answer = F.scaled_dot_product_attention(
-        request.q_BHQE,
-        request.k_BHKE,
-        F.pad(request.v_BHKE, (0, spare)) if spare else request.v_BHKE,
-        attn_mask=bias,
-        is_causal=causal,
-        dropout_p=request.dropout,
-        scale=request.scale,
-    )
-    return answer[..., :values]
+def _run(request: Request, bias: Tensor | None, causal: bool = False) -> Tensor:
+    return dense(request.q_BHQE, request.k_BHKE, request.v_BHKE, bias, request.scale, request.dropout, causal)
+
+
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float, causal: bool = False
+) -> Tensor:
+    """softmax(scale q k^T + bias) v."""
+    kernels: AbstractContextManager[None] = nullcontext()
+    spare = max(0, q.shape[-1] - v.shape[-1]) if q.shape[-1] <= FLASH else 0  # a rule may have made the keys wider
+    if bias is not None and q.device.type == "cuda":
+        kernels = sdpa_kernel(BIASED)
+    elif spare and _cudnn_serves(q, k, v, dropout, causal):
+        kernels, spare = sdpa_kernel(SDPBackend.CUDNN_ATTENTION), 0
+    if spare:  # the flash kernels want values as wide as keys; zeros change nothing
+        v = F.pad(v, (0, spare))
+    with kernels:
+        answer = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
+        )
+    return answer[..., : v.shape[-1] - spare]
+
+
+def _cudnn_serves(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool) -> bool:
+    """Whether there is cuDNN's kernel for this: it alone takes values narrower than keys."""
+    if q.device.type != "cuda" or isinstance(q, FakeTensor) or torch.compiler.is_compiling():
+        return False
+    return bool(can_use_cudnn_attention(SDPAParams(q, k, v, None, dropout, causal, False)))
 
 
 def _bias(request: Request) -> Tensor:
