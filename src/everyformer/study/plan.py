@@ -9,8 +9,8 @@ gradients, the optimizer's state, everything kept for the backward pass, at thei
 holds anyhow and, on a CPU, the freed memory that the C library keeps (`everyformer.study.malloc`), which can be as much
 again. On CUDA the sum is what torch.cuda.max_memory_allocated then says; on a CPU it is the resident memory at its peak,
 which differs by some percent from one run to the next. A compiled step is planned as it is without, and the flex kernel
-as sdpa; both need less. Evaluations are not planned: they keep nothing for a backward pass. Nor is
-the time in which an agent acts.
+as sdpa; both need less. Spans and pondering, which are learned, are planned as they begin. Evaluations are not planned:
+they keep nothing for a backward pass. Nor is the time in which an agent acts.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Plan:
     process: int  # what is held besides
     checkpoint: int  # on the disk, for each that is kept
     limit: int  # what there is
+    grows: tuple[str, ...] = ()  # what may take more memory when it has learned, as it begins
     changes: tuple[str, ...] | None = ()  # what makes it fit; None where nothing does
     seconds: float | None = None  # of one step, where it was measured
     measured: int | None = None  # memory at the peak of the measured steps
@@ -84,6 +85,8 @@ class Plan:
             f"{kept}{size_of(self.process)} besides; there is {size_of(self.limit)}",
             "checkpoint": f"{size_of(self.checkpoint)} on the disk, {run.keep} and the best are kept",
         }
+        if self.grows:
+            lines["begins with"] = f"{'; '.join(self.grows)}; what it learns may take more"
         if self.seconds is not None:
             rate = self.flops / self.seconds
             whole = _duration(self.run_flops / rate)  # a batch that grows takes less time before
@@ -124,6 +127,7 @@ def _imagine(recipe: Recipe, work: Work, device: torch.device, process: int, lim
         process=process,
         checkpoint=sum(x.numel() * x.element_size() for x in _saved(loop)),
         limit=limit,
+        grows=tuple(sorted({str(one.grows) for one in loop.network.modules() if hasattr(one, "grows")})),
     )
 
 
@@ -145,8 +149,11 @@ def _walk(
         rows = len(batch) if pieces is None else min(len(batch), pieces * -(-len(batch) // run.accumulate))
         with tally:
             tally.add((dict(batch.tensors), dict(batch.shared or {})))
-            begun = len(tally.events)
-            _step(loop, batch.rows(0, rows), count)
+            full = False
+            while not full:  # a memory grows for some steps, and with it what a step takes
+                begun, before, tally.flops = len(tally.events), _carried(loop), 0
+                _step(loop, batch.rows(0, rows), count)
+                full = _carried(loop) == before
     tally.repeat(begun, REPEATED)
     return tally, loop, batch, count
 
@@ -164,11 +171,17 @@ def _loop(recipe: Recipe, work: Work, device: torch.device) -> Loop:
 
 
 def _step(loop: Loop, batch: Batch, count: int) -> Tensor:
+    """At a rate of 0: a net that learned to ponder longer would not be the planned one."""
     loss, norm = loop.gradients(batch, count)
-    loop.change(1.0, norm if loop.recipe.optim.clip else None)
+    loop.change(0.0, norm if loop.recipe.optim.clip else None)
     loop.scaler.update()
     loop.forget()
     return loss
+
+
+def _carried(loop: Loop) -> int:
+    """How many numbers the last step left for the next."""
+    return sum(x.numel() for past in loop.carried if past is not None for x in past.tensors().values())
 
 
 def _largest(recipe: Recipe, work: Work) -> Batch:
@@ -201,7 +214,7 @@ def _measure(found: Plan, work: Work, device: torch.device) -> Plan:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - began)
-            if sum(seconds) > ENOUGH:
+            if len(seconds) > 1 and sum(seconds) > ENOUGH:
                 break
     return dataclasses.replace(found, seconds=statistics.median(seconds[1:] or seconds), measured=peak(device))
 
