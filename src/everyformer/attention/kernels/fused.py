@@ -39,14 +39,18 @@ from everyformer.attention.span import SoftMask
 
 WIDEST = 128
 NEAR, RESIDUE, FAR, IN_BUCKET = range(4)  # as programs.py numbers them
-SIZES = {  # of the blocks of each program
+USUAL = {  # sizes of the blocks of each program
     "forward": {"M": 64, "N": 32, "num_warps": 4, "num_stages": 3},
     "to_queries": {"M": 64, "N": 64, "num_warps": 4, "num_stages": 2},
     "to_keys": {"M": 64, "N": 64, "num_warps": 4, "num_stages": 3},
 }
-# Far blocks mostly see each other wholly.
-LARGE = {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}
-FAR_SIZES = SIZES | {"forward": LARGE, "to_queries": LARGE}
+LARGE = {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}  # far blocks mostly see each other wholly
+SIZES = {  # by the kind of a part, the fastest of some on an H200
+    NEAR: USUAL | {"to_keys": {"M": 32, "N": 64, "num_warps": 4, "num_stages": 2}},
+    RESIDUE: USUAL,
+    FAR: USUAL | {"forward": LARGE, "to_queries": LARGE},
+    IN_BUCKET: USUAL,
+}
 SHARED = 4  # programs for a block of far keys, which many queries see
 
 
@@ -213,7 +217,7 @@ def _launches(
     rounds = 1 if places is None else places.order.shape[2]
     for turn, parts in enumerate(groups):
         for number, part in enumerate(parts):
-            sizes = (FAR_SIZES if part.kind == FAR else SIZES)[program.__name__]
+            sizes = SIZES[part.kind][program.__name__]
             slots, rows = length, batch * heads // len(groups)
             if part.kind == RESIDUE:
                 slots, rows = -(-length // part.size), rows * part.size
