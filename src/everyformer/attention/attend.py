@@ -76,7 +76,7 @@ def attend(
     pattern = Full() if pattern is None else pattern
     kernel, seen, end = kernel or scene.kernel, pattern, None
     asked = partial(_request, q_BHQE, k_BHKE, v_BHKE, rules, scale, dropout)
-    request = None
+    chosen = None
     if (
         q_BHQE.is_cuda
         and scene.probe is None
@@ -84,15 +84,16 @@ def attend(
         and [rule.soft for rule in rules] == [True]
     ):
         request = asked(pattern, scene)  # unread: reading weights waits for the GPU, and `fused` reads them there
-    if request is None or choose(request, kernel) is not fused:
+        chosen = choose(request, kernel)
+    if chosen is not fused:
         seen = narrowed(pattern, rules, scene)
         end = None if torch.compiler.is_compiling() else far(seen)
         request = asked(seen, scene if end is None else replace(scene, far=end))
+        chosen = choose(request, kernel)
     for rule in rules:
         cost = rule.penalty(request.scene)
         if cost is not None:
             scene.costs.append(("penalty", cost))
-    chosen = choose(request, kernel)
     if chosen is not blocked and seen is not pattern:
         request = replace(request, pattern=pattern)  # the terms hide the rest, and one mask serves every layer
     if chosen is sdpa and end is not None:

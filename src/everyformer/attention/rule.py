@@ -133,11 +133,14 @@ def waves(position_BT: Tensor, width: int, base: float, dtype: torch.dtype) -> t
 
 
 def picked(x_BHQR: Tensor, b: Any, h: Any, i: Any, row: Any) -> Tensor:
-    """x_BHQR[b, h, i, row]. Where all keys of a query stand in a row, by `gather`, whose slope needs no sorting of them."""
+    """x_BHQR[b, h, i, row]. Where all keys of a query stand in a row, by `gather`, whose slope needs no sorting of them; in
+    single precision, because it is a sum over all keys with the same row."""
     if i.dim() == 0 or i.shape[-1] > 1:
         return x_BHQR[b, h, i, row]
-    of_query = x_BHQR[b, h, i][..., 0, :]
-    return of_query.gather(-1, row.expand(*of_query.shape[:-1], -1))
+    whole = i.dim() == 4  # all queries, as `Scene.indices` numbers them
+    of_query = x_BHQR if whole else x_BHQR[b, h, i][..., 0, :]
+    exact = of_query.to(torch.promote_types(x_BHQR.dtype, torch.float32))
+    return exact.gather(-1, row.expand(*of_query.shape[:-1], -1)).to(x_BHQR.dtype)
 
 
 class Alibi(Rule, Value, frozen=True):

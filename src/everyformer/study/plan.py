@@ -4,12 +4,13 @@
     plan(recipe, measure=True).seconds    # a step takes, from a few real ones
     plan(recipe, limit=8 << 30).changes   # ("run.accumulate=4",): the first settings that fit into 8 GiB
 
-Parameters and operations are exact. Memory is that of a training step run on imagined tensors (`Tally`): weights,
+Parameters and operations are exact, but what is learned may change the operations: spans and act-rnn's pondering are planned as
+they begin, halting layers with all their steps. Memory is that of a training step run on imagined tensors (`Tally`): weights,
 gradients, the optimizer's state, everything kept for the backward pass, at their peak. To it come what the process
 holds anyhow and, on a CPU, the freed memory that the C library keeps (`everyformer.study.malloc`), which can be as much
 again. On CUDA the sum is what torch.cuda.max_memory_allocated then says; on a CPU it is the resident memory at its peak,
 which differs by some percent from one run to the next. A compiled step is planned as it is without, and the flex kernel
-as sdpa; both need less. Spans and pondering, which are learned, are planned as they begin. Evaluations are not planned:
+as sdpa; both need less. Evaluations are not planned:
 they keep nothing for a backward pass. Nor is the time in which an agent acts.
 """
 
@@ -39,7 +40,7 @@ from everyformer.train.recipe import Recipe, override
 from everyformer.train.schedule import batch_size, sequences_before
 
 LOOKED = 8  # steps whose batches are looked at for the largest
-MEASURED = 5  # real steps, the first of which does not count where there are more
+MEASURED = 4  # real steps, after the first ones
 ENOUGH = 20.0  # seconds of them
 NARROW = 32  # a model is not made narrower than this to fit
 REPEATED = 4  # times a step comes again; the C library keeps some more after each of the first few
@@ -134,8 +135,8 @@ def _imagine(recipe: Recipe, work: Work, device: torch.device, process: int, lim
 def _walk(
     recipe: Recipe, work: Work, device: torch.device, pieces: int | None = None
 ) -> tuple[Tally, Loop, Batch, int]:
-    """An imagined step, and the same again: from the second on there is an optimizer's state. With `pieces`, for the
-    memory alone, only so many pieces of the batch."""
+    """Imagined steps until a memory is full, and the last of them again: from the second on there is an optimizer's state. With
+    `pieces`, for the memory alone, only so many pieces of the batch."""
     run = recipe.run
     eager = {"compile": "no", "kernel": "sdpa" if run.kernel == "flex" else run.kernel}  # these cannot be imagined
     plain = replace(recipe, run=replace(run, **eager, accumulate=min(run.accumulate, pieces or run.accumulate)))
@@ -149,11 +150,9 @@ def _walk(
         rows = len(batch) if pieces is None else min(len(batch), pieces * -(-len(batch) // run.accumulate))
         with tally:
             tally.add((dict(batch.tensors), dict(batch.shared or {})))
-            full = False
-            while not full:  # a memory grows for some steps, and with it what a step takes
-                begun, before, tally.flops = len(tally.events), _carried(loop), 0
+            for _ in _filling(loop):
+                begun, tally.flops = len(tally.events), 0
                 _step(loop, batch.rows(0, rows), count)
-                full = _carried(loop) == before
     tally.repeat(begun, REPEATED)
     return tally, loop, batch, count
 
@@ -177,6 +176,13 @@ def _step(loop: Loop, batch: Batch, count: int) -> Tensor:
     loop.scaler.update()
     loop.forget()
     return loss
+
+
+def _filling(loop: Loop) -> Iterator[None]:
+    """Once for each step until a memory, if there is any, was full before it: it grows, and with it what a step takes."""
+    before = -1
+    while before != (before := _carried(loop)):
+        yield
 
 
 def _carried(loop: Loop) -> int:
@@ -203,20 +209,20 @@ def _saved(loop: Loop) -> Iterator[Tensor]:
 
 def _measure(found: Plan, work: Work, device: torch.device) -> Plan:
     """The plan with the time and the memory of a few real steps."""
-    seconds = []
+    seconds: list[float] = []
     with torch.random.fork_rng(devices=[]):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         loop, batch = _loop(found.recipe, work, device), _largest(found.recipe, work)
-        for _ in range(MEASURED):
+        for _ in _filling(loop):  # which is the first step at least, and that takes longer
+            _step(loop, batch, found.targets)
+        while len(seconds) < MEASURED and sum(seconds) <= ENOUGH:
             began = time.perf_counter()
             float(_step(loop, batch, found.targets))  # waits for the device
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - began)
-            if len(seconds) > 1 and sum(seconds) > ENOUGH:
-                break
-    return dataclasses.replace(found, seconds=statistics.median(seconds[1:] or seconds), measured=peak(device))
+    return dataclasses.replace(found, seconds=statistics.median(seconds), measured=peak(device))
 
 
 def _first_that_fits(found: Plan, work: Work, device: torch.device) -> tuple[str, ...] | None:

@@ -217,7 +217,9 @@ def _launches(
     rounds = 1 if places is None else places.order.shape[2]
     for turn, parts in enumerate(groups):
         for number, part in enumerate(parts):
-            sizes = SIZES[part.kind][program.__name__]
+            sizes = (SIZES[part.kind] if width <= 64 else USUAL)[
+                program.__name__
+            ]  # wider ones would take too much room
             slots, rows = length, batch * heads // len(groups)
             if part.kind == RESIDUE:
                 slots, rows = -(-length // part.size), rows * part.size
