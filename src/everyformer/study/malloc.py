@@ -28,8 +28,8 @@ ALIGNED = 64  # as torch asks
 HOLDER = 96  # bytes of torch's object that holds a block, and is let go with it
 # Bytes of others that come with a tensor, most of them autograd's; fewer do not fill slivers.
 SMALL = (16, 24, 32, 64, 96, 128)
-LIVED = 15  # events, the mean life of these: with it the plans of bench.plan_memory are right within a tenth
-TRIES = 3  # with other lives; much can hang on where a small object stands, so the middle answer counts
+LIVED = 20  # events, the mean life of these: with it the plans of bench.plan_memory are right within a tenth
+TRIES = 5  # with other lives; much can hang on where a small object stands, so the middle answer counts
 
 
 def resident(events: Iterable[tuple[int, int]]) -> int:

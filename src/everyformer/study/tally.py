@@ -4,8 +4,9 @@
     with Tally(device, imagined=True) as tally: ...    # the same without computing: numbers have a shape, no memory
 
 Watching, it follows every tensor that an operation makes, by its storage, until the storage is let go; `events` are
-these beginnings and ends in their order. What a kernel keeps for itself while it runs is not seen, but for one thing that
-can be as large as its answer: a CPU without instructions for bf16 computes a product of bf16 in float32 first.
+these beginnings and ends in their order. What a kernel keeps for itself while it runs is not seen, but for two things that
+can be as large as its answer: a CPU without instructions for bf16 computes a product of bf16 in float32 first, and a safe
+softmax is made of a plain one.
 
 Imagined tensors are PyTorch's fake tensors, so the same code runs on them, picks the same kernels and saves the same
 things for the backward pass. Whole numbers and booleans stay real: they are small, and code looks at them (padding,
@@ -113,6 +114,8 @@ class Tally(TorchDispatchMode):
                 # What oneDNN keeps for the backward pass and fakes have not: 60 bytes for each number of the answer are asked
                 # for, about 36 ever touched, as seen.
                 found = (*found[:3], found[0].new_empty(36 * found[0].numel(), dtype=torch.uint8))
+        if packet is _aten._safe_softmax:  # which makes the softmax and a mask of its zeros first
+            self.events.append((self._begin(found.numel() * (found.element_size() + 1)), FREED))
         self.add(found)
         if count is not None and self.widens and isinstance(found, Tensor) and found.dtype == torch.bfloat16:
             self.events.append((self._begin(4 * found.numel() + 128), FREED))  # as oneDNN asks for it
