@@ -137,6 +137,15 @@ def test_the_resident_memory_of_a_process_is_the_planned():
     assert 0.9 < float(subprocess.check_output(command, env=environment | {"OMP_NUM_THREADS": "1"})) < 1.1
 
 
+def test_data_that_wait_for_their_first_use_are_held_by_the_process(monkeypatch):
+    one = recipe("transformer")
+    work, held = one.task.open(one.data, None), []
+    monkeypatch.setattr(type(one.task), "open", lambda *given: work)
+    monkeypatch.setattr(plans, "_held", lambda device: held.extend(work.encoded) or 0)
+    plan(one)
+    assert held == ["train"]
+
+
 def test_what_the_c_library_keeps_is_part_of_the_plan(nothing_besides, monkeypatch):
     monkeypatch.setattr(malloc, "resident", lambda events: 3 << 30)
     found = plan(recipe("gpt2", "model.layers=1"), limit=3 << 30)

@@ -108,6 +108,7 @@ def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> 
     device = find_device(recipe.run.device)
     begun = None if recipe.start is None else Path(recipe.start)
     work = recipe.task.open(recipe.data, recipe.model.get("context"), begun)
+    work.examples()  # reads the data, if nothing has: the process holds them
     found = _imagine(recipe, work, device, _held(device), limit or int(SAFE * there_is(device)))
     if not found.fits:
         return dataclasses.replace(found, changes=_first_that_fits(found, work, device))
