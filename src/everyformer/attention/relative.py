@@ -14,10 +14,12 @@ product, and any kernel serves without a bias. A clamped distance is no such pro
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from everyformer.attention.rule import Rule, RuleModule, Term, picked, waves, waves_of
 from everyformer.attention.scene import Scene
@@ -53,15 +55,11 @@ class FourTermRule(RuleModule):
     def turn(self, q_BHQE: Tensor, k_BHKE: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
         if self.reach is not None:
             return q_BHQE, k_BHKE
-        dtype, k = q_BHQE.dtype, k_BHKE.contiguous()
-        q = q_BHQE.contiguous()  # once: else the product copies it, and joining in another order of memory is slow
-        sines, cosines = ((q + self.v_HE.to(dtype)[:, None]) @ self._place(dtype)).chunk(2, dim=-1)
-        sin_i, cos_i = waves_of(scene, "queries", self.width, BASE, dtype)
-        sin_j, cos_j = waves_of(scene, "keys", self.width, BASE, dtype)
-        first = torch.addcmul(sines * sin_i, cosines, cos_i)
-        second = torch.addcmul(cosines * sin_i, sines, -cos_i)
-        waves = torch.cat((cos_j, sin_j), dim=-1).expand(*k.shape[:3], -1).contiguous()
-        return torch.cat((q + self.u_HE.to(dtype)[:, None], first, second), dim=-1), torch.cat((k, waves), dim=-1)
+        dtype = q_BHQE.dtype
+        waves_i, waves_j = (waves_of(scene, of, self.width, BASE, dtype) for of in ("queries", "keys"))
+        weights = self.u_HE.to(dtype), self.v_HE.to(dtype), self._place(dtype)
+        wide: tuple[Tensor, Tensor] = Wide.apply(q_BHQE, k_BHKE, *weights, *waves_i, *waves_j)  # type: ignore[no-untyped-call]
+        return wide
 
     def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term | None:
         reach, dtype = self.reach, q_BHQE.dtype
@@ -80,3 +78,50 @@ class FourTermRule(RuleModule):
 
     def _place(self, dtype: torch.dtype) -> Tensor:
         return self.place.weight.to(dtype).unflatten(0, self.u_HE.shape)
+
+
+class Wide(torch.autograd.Function):
+    """The wide queries and keys, and their slopes, each number written where it belongs: joining them from pieces took twice as
+    long. Places turn by an angle and slopes turn back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, u: Tensor, v: Tensor, place: Tensor, *waves: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        width, half = place.shape[1], place.shape[2] // 2
+        sin_i, cos_i, sin_j, cos_j = waves
+        wide_q = q.new_empty(*q.shape[:3], width + 2 * half)
+        content, *turned = wide_q.split((width, half, half), dim=-1)
+        _write(content, torch.add, q, v[:, None])  # lent for a moment
+        _turn((content @ place).chunk(2, dim=-1), sin_i, cos_i, turned)
+        _write(content, torch.add, q, u[:, None])
+        wide_k = k.new_empty(k.shape[0], k.shape[2], k.shape[1], width + 2 * half).transpose(1, 2)
+        for part, given in zip(wide_k.split((width, half, half), dim=-1), (k, cos_j, sin_j), strict=True):
+            part.copy_(given)
+        ctx.save_for_backward(q, v, place, sin_i, cos_i)
+        return wide_q, wide_k
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope_q: Tensor, slope_k: Tensor) -> tuple[Tensor | None, ...]:
+        q, v, place, sin_i, cos_i = ctx.saved_tensors
+        width, half = place.shape[1], place.shape[2] // 2
+        content, *turned = slope_q.split((width, half, half), dim=-1)
+        to_place = q.new_empty(*q.shape[:3], 2 * half)
+        _turn(turned, sin_i, -cos_i, to_place.chunk(2, dim=-1))
+        sums = _write(q.new_empty(q.shape), torch.add, q, v[:, None])
+        to_weights = (sums.mT @ to_place).sum(0)
+        to_sums = _write(sums, torch.matmul, to_place, place.mT)
+        to_own = content.sum((0, 2)), to_sums.sum((0, 2))
+        return content + to_sums, slope_k[..., :width], *to_own, to_weights, None, None, None, None
+
+
+def _turn(pair: Sequence[Tensor], sin: Tensor, cos: Tensor, into: Sequence[Tensor]) -> None:
+    """(s, c) to (s sin + c cos, c sin - s cos)."""
+    for one, other, sign, place in ((pair[0], pair[1], 1, into[0]), (pair[1], pair[0], -1, into[1])):
+        _write(place, torch.mul, one, sin).addcmul_(other, cos, value=sign)
+
+
+def _write(into: Tensor, operation: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    """What an operation gives, in place. Compiled code writes nothing in between, and knows no `out` that has gaps."""
+    return into.copy_(operation(*given)) if torch.compiler.is_compiling() else operation(*given, out=into)
