@@ -91,8 +91,10 @@ def objection(request: Request) -> str | None:
         return "a rule adds to the score something else than one soft mask, or weights are dropped; use blocked"
     if reason := request.is_in_part():
         return reason
-    if max(q.shape[-1], request.v_BHKE.shape[-1]) > WIDEST:
+    if (width := _width(request)) > WIDEST:
         return f"heads are wider than {WIDEST}; use blocked"
+    if request.heads * request.scene.keys * width >= 2**31:
+        return f"{request.heads} heads of {width} numbers at {request.scene.keys} positions are more than 2^31; use blocked"
     if parts_of(request) is None:
         return f"{request.pattern} is no union of windows, blocks, strides and summaries, nor hashed; use blocked"
     return None
@@ -167,8 +169,7 @@ def _bare(pattern: Pattern) -> Pattern | None:
 
 
 def run(request: Request) -> Tensor:
-    widest = max(request.q_BHQE.shape[-1], request.v_BHKE.shape[-1])
-    q, k, v = request.by_position(max(16, 1 << (widest - 1).bit_length()))
+    q, k, v = request.by_position(_width(request))
     groups = parts_of(request)
     assert groups is not None
     ramp, z_BHT = 1, None
@@ -178,6 +179,12 @@ def run(request: Request) -> Tensor:
     places = _places(request.pattern, request.scene.place_BHRP) if isinstance(request.pattern, Hashed) else None
     answer_BTHE: Tensor = Fused.apply(q, k, v, z_BHT, groups, places, request.scale, ramp)  # type: ignore[no-untyped-call]
     return answer_BTHE.transpose(1, 2)[..., : request.v_BHKE.shape[-1]]
+
+
+def _width(request: Request) -> int:
+    """Of a head in the programs: a power of 2."""
+    widest = max(request.q_BHQE.shape[-1], request.v_BHKE.shape[-1])
+    return max(16, 1 << (widest - 1).bit_length())
 
 
 def _places(pattern: Hashed, table_BHRP: Tensor | None) -> Places:

@@ -13,6 +13,7 @@ with l the SIZE, m `back` and c the COLUMNS of the part.
 `near` may be soft: the weight of a key counts min(max((ramp + z_i - (i - j)) / ramp, 0), 1) times, and what counts nothing is not read.
 Scores are never in memory. A part that is not the first goes on from the answers, sums and slopes of those before it.
 Numbers are as given in products and float32 elsewhere; `total` is the logarithm to base 2 of a query's sum.
+Within a sequence a number's place fits into 32 bits: adding up places takes much of the time.
 A block meets the others from `low` to `high` in three pieces; in the flat one everybody sees everybody, and nothing is asked.
 """
 
@@ -174,7 +175,8 @@ def forward(
     start = (blocks - 1 - block) * M  # the longest first
     x = start + tl.arange(0, M)
     i = _positions(x, queries, order, residue, False, KIND, SIZE, COLUMNS)
-    real, mine, stat = (x < queries), base + i[:, None] * step + e[None, :], row * length + i
+    real, mine, stat = (x < queries), i[:, None] * step + e[None, :], row * length + i
+    q, k, v, answer = q + base, k + base, v + base, answer + base
     q_ME = tl.load(q + mine, mask=real[:, None], other=0.0)
     z_M = tl.zeros([M], tl.float32)
     if SOFT:
@@ -190,7 +192,7 @@ def forward(
         for at in range(bounds[piece], bounds[piece + 1], N):
             y = at + tl.arange(0, N)
             j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
-            theirs, here = base + j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
+            theirs, here = j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
             k_NE = tl.load(k + theirs, mask=here, other=0.0)
             score = tl.dot(q_ME, tl.trans(k_NE))
             if piece != FLAT:
@@ -230,7 +232,8 @@ def to_queries(
     start = (blocks - 1 - block) * M
     x = start + tl.arange(0, M)
     i = _positions(x, queries, order, residue, False, KIND, SIZE, COLUMNS)
-    real, mine, stat = (x < queries), base + i[:, None] * step + e[None, :], row * length + i
+    real, mine, stat = (x < queries), i[:, None] * step + e[None, :], row * length + i
+    q, k, v, slope, answer, to_q = q + base, k + base, v + base, slope + base, answer + base, to_q + base
     q_ME = tl.load(q + mine, mask=real[:, None], other=0.0)
     slope_ME = tl.load(slope + mine, mask=real[:, None], other=0.0)
     total_M = tl.load(total + stat, mask=real, other=0.0)
@@ -250,7 +253,7 @@ def to_queries(
         for at in range(bounds[piece], bounds[piece + 1], N):
             y = at + tl.arange(0, N)
             j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
-            theirs, here = base + j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
+            theirs, here = j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
             k_NE = tl.load(k + theirs, mask=here, other=0.0)
             v_NE = tl.load(v + theirs, mask=here, other=0.0)
             p = tl.exp2(tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E) - total_M[:, None])
@@ -289,7 +292,9 @@ def to_keys(
     start = block * N
     y = start + tl.arange(0, N)
     j = _positions(y, keys, order, residue, True, KIND, SIZE, COLUMNS)
-    mine, real = base + j[:, None] * step + e[None, :], (y < keys)[:, None]
+    mine, real = j[:, None] * step + e[None, :], (y < keys)[:, None]
+    q, k, v, slope = q + base, k + base, v + base, slope + base
+    total, delta = total + row * length, delta + row * length
     k_NE = tl.load(k + mine, mask=real, other=0.0)
     v_NE = tl.load(v + mine, mask=real, other=0.0)
     acc_k, acc_v = tl.zeros([N, E], tl.float32), tl.zeros([N, E], tl.float32)
@@ -302,18 +307,17 @@ def to_keys(
         for at in range(bounds[piece] + tl.program_id(1) * M, bounds[piece + 1], tl.num_programs(1) * M):
             x = at + tl.arange(0, M)
             i = _positions(x, queries, order, residue, False, KIND, SIZE, COLUMNS)
-            here, stat = (x < queries) | (piece == FLAT), row * length + i
-            theirs = base + i[:, None] * step + e[None, :]
+            here, theirs = (x < queries) | (piece == FLAT), i[:, None] * step + e[None, :]
             q_ME = tl.load(q + theirs, mask=here[:, None], other=0.0)
             slope_ME = tl.load(slope + theirs, mask=here[:, None], other=0.0)
-            total_M = tl.load(total + stat, mask=here, other=0.0)
-            delta_M = tl.load(delta + stat, mask=here, other=0.0)
+            total_M = tl.load(total + i, mask=here, other=0.0)
+            delta_M = tl.load(delta + i, mask=here, other=0.0)
             # Keys along the first axis: what is computed then stays where it is for the next product.
             p = tl.exp2(tl.dot(k_NE, tl.trans(q_ME)) * (scale * LOG2E) - total_M[None, :])
             if piece != FLAT:
                 z_M = tl.zeros([M], tl.float32)
                 if SOFT:
-                    z_M = tl.load(z + stat, mask=here, other=0.0)
+                    z_M = tl.load(z + row * length + i, mask=here, other=0.0)
                 seen, weight, _ = _seen(
                     x[None, :], y[:, None], i[None, :], j[:, None], z_M[None, :], queries, keys, place, alone, length, ramp, back,
                     KIND, SIZE, COLUMNS, SOFT, ROUND,
@@ -326,8 +330,9 @@ def to_keys(
             acc_k += tl.dot(to_score.to(q_ME.dtype), q_ME)
     acc_k *= scale
     if KIND == FAR:
-        mine = ((row * tl.num_programs(1) + tl.program_id(1)) * keys + y[:, None]) * E + e[None, :]
-    elif not FIRST:
+        base, mine = (row * tl.num_programs(1) + tl.program_id(1)) * keys * E, y[:, None] * E + e[None, :]
+    to_k, to_v = to_k + base, to_v + base
+    if KIND != FAR and not FIRST:
         acc_k += tl.load(to_k + mine, mask=real, other=0.0).to(tl.float32)
         acc_v += tl.load(to_v + mine, mask=real, other=0.0).to(tl.float32)
     tl.store(to_k + mine, acc_k.to(to_k.dtype.element_ty), mask=real)
