@@ -114,9 +114,11 @@ class Tally(TorchDispatchMode):
                 # What oneDNN keeps for the backward pass and fakes have not: 60 bytes for each number of the answer are asked
                 # for, about 36 ever touched, as seen.
                 found = (*found[:3], found[0].new_empty(36 * found[0].numel(), dtype=torch.uint8))
-        if packet is _aten._safe_softmax:  # which makes the softmax and a mask of its zeros first
-            self.events.append((self._begin(found.numel() * (found.element_size() + 1)), FREED))
+        besides = []
+        if packet is _aten._safe_softmax:  # which makes the softmax and a mask of its zeros, and from these the answer
+            besides = [self._begin(found.numel() * size) for size in (found.element_size(), 1)]
         self.add(found)
+        self.events += [(number, FREED) for number in besides]
         if count is not None and self.widens and isinstance(found, Tensor) and found.dtype == torch.bfloat16:
             self.events.append((self._begin(4 * found.numel() + 128), FREED))  # as oneDNN asks for it
         return found
