@@ -80,15 +80,15 @@ def _seen(
 ):  # fmt: skip
     """Who sees whom, of queries along one axis and keys along the other. Where it is soft, also what a key counts, and the same
     without bounds."""
-    seen = (x < queries) & (y < keys)
+    # A query that is none sees up to before the first key; a key that is none comes after every query.
     if KIND == NEAR:
-        seen &= (j <= i) & (j >= i // SIZE * SIZE - back)
+        seen = (j <= tl.where(x < queries, i, -1)) & (j >= i // SIZE * SIZE - back)
         if COLUMNS < SIZE:
             seen &= j % SIZE >= SIZE - COLUMNS
     if KIND == RESIDUE:
-        seen &= x - y >= back
+        seen = y <= tl.where(x < queries, x - back, -1)
     if KIND == FAR:
-        seen &= y < i // SIZE * COLUMNS
+        seen = y < tl.where(x < queries, i // SIZE * COLUMNS, 0)
     if KIND == BUCKET:
         away = tl.load(place + ROUND * length + i) - tl.load(place + ROUND * length + j)
         near = (away > 0) & (away <= back)
@@ -97,7 +97,7 @@ def _seen(
             near &= (away <= 0) | (away > back)
         if ROUND == 0:
             near |= (x == y) & (tl.load(alone + i) > 0)
-        seen &= near
+        seen = near & (x < queries) & (y < keys)
     weight, raw = seen, seen
     if SOFT:
         raw = (ramp + z - (i - j)) * (1.0 / ramp)
