@@ -147,7 +147,8 @@ def main() -> None:
         found = {"member": member, "size": size, "settings": settings} | alone(planned, row)
         if not found["changes"] and found["changes"] is not None:
             runs = sorted(
-                (alone(measured, row) for _ in range(1 if on_cuda else options.runs)), key=lambda one: one["measured"]
+                (alone(measured, row) for _ in range(1 if on_cuda else max(1, options.runs))),
+                key=lambda one: one["measured"],
             )
             found |= runs[len(runs) // 2] | {"from": runs[0]["measured"], "to": runs[-1]["measured"]}
         print(json.dumps(found) if options.json else line(found), flush=True)

@@ -17,8 +17,7 @@ ROW = re.compile(r"^\| (\d+) \| (.+?) \| ?(.*?) ?\|$", re.MULTILINE)
 HELD = [
     *range(1, 68),
     *range(69, 73),
-    *range(74, 86),
-    *range(92, 138),
+    *range(74, 138),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from everyformer.attention import hashing
 from everyformer.attention.attend import CannotServe, attend
@@ -106,6 +107,23 @@ def test_buckets_at_once_are_those_of_each_round():
     assert torch.equal(hashing._buckets_at_once(k_BHKE, rotation), hashing.buckets(k_BHKE, rotation))
     turned = k_BHKE.transpose(1, 2).contiguous().transpose(1, 2)
     assert torch.equal(hashing._buckets_at_once(turned, rotation), hashing.buckets(k_BHKE, rotation))
+
+
+@pytest.mark.parametrize(
+    "length, width, told",
+    [
+        (64, 128, None),
+        (64, 192, "wider than 128"),
+        (2**21, 64, None),
+        (2**22, 64, "8 heads of 64 numbers at 4194304 positions"),
+    ],
+)
+def test_heads_and_sequences_may_be_too_large(length, width, told):
+    with FakeTensorMode():
+        q = torch.empty(1, 8, length, width, device="cuda", dtype=torch.bfloat16)
+        request = Request(q, q, q, parse("causal & window(9)"), (), (), Scene(length, length, q.device), 0.1, 0.0)
+        found = fused.objection(request)
+    assert found is None if told is None else told in found
 
 
 def test_what_it_cannot_serve_it_refuses():

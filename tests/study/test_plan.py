@@ -146,6 +146,13 @@ def test_data_that_wait_for_their_first_use_are_held_by_the_process(monkeypatch)
     assert held == ["train"]
 
 
+def test_a_safe_softmax_holds_a_plain_one_and_its_mask_beside_its_answer():
+    x = torch.zeros(64, 32)
+    with Tally(CPU) as tally:
+        torch.ops.aten._safe_softmax(x, -1)
+    assert tally.peak == x.nbytes + (x.nbytes + x.numel()) and tally.live == 0
+
+
 def test_what_the_c_library_keeps_is_part_of_the_plan(nothing_besides, monkeypatch):
     monkeypatch.setattr(malloc, "resident", lambda events: 3 << 30)
     found = plan(recipe("gpt2", "model.layers=1"), limit=3 << 30)

@@ -12,7 +12,7 @@ A query that sees nothing answers zero. Every kernel computes this same thing; w
     blocked     gathers what any sparse pattern leaves and calls SDPA; any device
     hashed      sorts the keys by their buckets and attends near; the pattern hashed alone; any device
     auto        reference where the weights are wanted; from 1,024 queries on fused, hashed, tiled or else blocked, where
-                it computes at most a quarter of the scores (on a CPU more, see LIVE); else sdpa
+                it computes at most a quarter of the scores (on a CPU more, see LIVE) or has a soft mask; else sdpa
 
 A kernel asked for by name that cannot serve raises with the reason. It never falls back.
 

@@ -82,7 +82,7 @@ class FourTermRule(RuleModule):
 
 class Wide(torch.autograd.Function):
     """The wide queries and keys, and their slopes, each number written where it belongs: joining them from pieces took twice as
-    long. Places turn by an angle and slopes turn back."""
+    long. Places turn by an angle and slopes turn back; slopes of slopes there are none."""
 
     @staticmethod
     def forward(

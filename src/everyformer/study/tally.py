@@ -115,7 +115,8 @@ class Tally(TorchDispatchMode):
                 # for, about 36 ever touched, as seen.
                 found = (*found[:3], found[0].new_empty(36 * found[0].numel(), dtype=torch.uint8))
         besides = []
-        if packet is _aten._safe_softmax:  # which makes the softmax and a mask of its zeros, and from these the answer
+        if packet is _aten._safe_softmax and _place(found).type == self.device.type:
+            # It makes the softmax and a mask of its zeros, and from these the answer.
             besides = [self._begin(found.numel() * size) for size in (found.element_size(), 1)]
         self.add(found)
         self.events += [(number, FREED) for number in besides]
@@ -144,11 +145,11 @@ class Tally(TorchDispatchMode):
                 storage = x.untyped_storage()
                 key = storage._cdata
                 if key not in self.known:
-                    number = self._begin(-(-storage.nbytes() // self.block) * self.block)
+                    number = self._begin(storage.nbytes())
                     self.known[key] = weakref.ref(storage, partial(self._end, number, key))
 
     def _begin(self, size: int) -> int:
-        self.events.append((len(self.events), size))
+        self.events.append((len(self.events), -(-size // self.block) * self.block))
         return len(self.events) - 1
 
     def _end(self, number: int, key: int, _: Any) -> None:

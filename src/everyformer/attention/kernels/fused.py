@@ -94,7 +94,9 @@ def objection(request: Request) -> str | None:
     if (width := _width(request)) > WIDEST:
         return f"heads are wider than {WIDEST}; use blocked"
     if request.heads * request.scene.keys * width >= 2**31:
-        return f"{request.heads} heads of {width} numbers at {request.scene.keys} positions are more than 2^31; use blocked"
+        return (
+            f"{request.heads} heads of {width} numbers at {request.scene.keys} positions are 2^31 or more; use blocked"
+        )
     if parts_of(request) is None:
         return f"{request.pattern} is no union of windows, blocks, strides and summaries, nor hashed; use blocked"
     return None
