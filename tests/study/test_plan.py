@@ -145,6 +145,13 @@ def test_data_that_wait_for_their_first_use_are_held_by_the_process(monkeypatch)
     assert plan(one).process == 1  # of the splits that of training
 
 
+def test_masks_larger_than_the_machine_are_imagined():
+    at = torch.arange(2**14)
+    with Tally(CPU, imagined=True) as tally:
+        seen_BQK = at[:, None] <= at.expand(2**12, 1, -1)
+    assert seen_BQK.shape == (2**12, 2**14, 2**14) and tally.peak >= seen_BQK.numel()
+
+
 def test_a_safe_softmax_holds_a_plain_one_and_its_mask_beside_its_answer():
     x = torch.zeros(64, 32)
     with Tally(CPU) as tally:

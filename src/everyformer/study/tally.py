@@ -9,7 +9,7 @@ can be as large as its answer: a CPU without instructions for bf16 computes a pr
 softmax is made of a plain one.
 
 Imagined tensors are PyTorch's fake tensors, so the same code runs on them, picks the same kernels and saves the same
-things for the backward pass. Whole numbers and booleans stay real: they are small, and code looks at them (padding,
+things for the backward pass. Whole numbers and booleans stay real unless they are very many: code looks at them (padding,
 ranges of tokens).
 
 Operations counted are those of matrix products and attention, a multiplication and an addition as two, by the formulas of
@@ -21,6 +21,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
+from math import prod
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from torch.utils.flop_counter import flop_registry
 
 from everyformer.study.malloc import FREED
 
+MANY = 2**26  # numbers
 _aten, _DEVICE = torch.ops.aten, torch.ops.prim.device.default
 # torch counts fused attention of CUDA only.
 _LIKE = {
@@ -132,7 +135,7 @@ class Tally(TorchDispatchMode):
             made = func(*args, **kwargs)
             if not isinstance(made, Tensor) or made.is_floating_point():
                 return made
-        elif any(isinstance(x, FakeTensor) for x in given):
+        elif any(isinstance(x, FakeTensor) for x in given) or _many(given):
             # How many rows a mask picks is in the mask, which fake tensors do not look into.
             return func(*(_numbered(x) if isinstance(x, list | tuple) else x for x in args), **kwargs)
         with unset_fake_temporarily():
@@ -155,6 +158,13 @@ class Tally(TorchDispatchMode):
     def _end(self, number: int, key: int, _: Any) -> None:
         self.events.append((number, FREED))
         del self.known[key]
+
+
+def _many(given: Sequence[Tensor]) -> bool:
+    """Whether tensors are large together, as positions are of which masks are made for each row of a batch. Those of queries and
+    keys alone are looked at by kernels that leave out what nobody sees."""
+    sizes = [max(size) for size in zip_longest(*(reversed(x.shape) for x in given), fillvalue=1)]
+    return len(sizes) > 2 and prod(sizes) > MANY
 
 
 def _numbered(indices: Sequence[Any]) -> list[Any]:
