@@ -44,7 +44,14 @@ def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
         assert main(["generate", "run", "--prompt", "to be", "--tokens", "20", "--seed", *words]) == 0
         texts.append(capsys.readouterr().out.split("\nnext:")[0].strip("\n"))
     assert texts[0] == texts[1] != texts[3] and texts[0].startswith("to be")
-    assert texts[0].endswith(texts[2][-10:])
+    assert texts[0] == texts[2]
+    for words, told in (
+        (["generate", "run", "--stream", "--beam", "2"], "--beam finds the whole text"),
+        (["evaluate", "run", "--memory", "9"], "a memory of 9 says nothing"),
+        (["evaluate", "run", "--precision", "fp16", "--device", "cpu"], "fp16 on a CPU"),
+        (["evaluate", "run", "--limit", "0"], "--limit 0"),
+    ):
+        assert main(words) == 2 and told in capsys.readouterr().err
 
     assert main(["resume", "run", "--steps", "8"]) == 0
     assert (place / "run" / "checkpoints" / "00000008").is_dir()
@@ -209,7 +216,8 @@ def test_a_plan_says_what_a_run_takes_and_what_to_change(capsys):
         (["train", "gpt2", "--size", "tiny", "--data", "nowhere"], "there is no file or folder nowhere"),
         (["train", "gpt2", "--size", "tiny", "--data", "text.txt", "model.context=9999"], "longer than"),
         (["train", "gpt2", "--size", "tiny", "run.precision=fp16", "run.device=cpu"], "fp16 on a CPU"),
-        (["train", "gpt2", "--size", "tiny", "run.device=moon"], "run.device=moon"),
+        (["train", "gpt2", "--size", "tiny", "run.device=moon"], "the device moon"),
+        (["plan", "gpt2", "--size", "tiny", "--memory", "-3"], "--memory -3"),
         (["evaluate", "nothing"], "is not a run"),
         (["resume", "nothing"], "is not a run"),
         (["generate", "nothing"], "is not a run"),

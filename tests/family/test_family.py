@@ -105,7 +105,9 @@ def test_a_members_numbers_may_be_changed_and_others_follow():
     assert (network.value.width, attention.heads.heads, network.value.body.layers) == (256, 4, 12)
     assert network(torch.tensor([[1, 2]])).logits.shape == (1, 2, 50257)
     assert member("gpt2", width=32).body.each[0].attention.heads.heads == 1
-    assert member("gpt2", "tiny", width=128).body.each[0].attention.heads.heads == 2  # not the tiny size's 4
+    for name in ("gpt2", "byte-language"):  # the size's own where they divide the width
+        assert member(name, "tiny", width=128).body.each[0].attention.heads.heads == 4
+    assert member("byte-language", "tiny", width=50, heads=5).body.each[0].attention.heads.heads == 5
     assert member("gpt2", "tiny", width=128, heads=8).body.each[0].attention.heads.heads == 8
     assert member("bert") == member("bert", "base") != member("bert", "large")
 

@@ -20,7 +20,7 @@ LOOKED = "Shall I compare thee to a summer"
 
 
 def demo(*, out: Path | None = None) -> int:
-    """Train a small byte model on Shakespeare in about two minutes, tell how good it is, and let it write.
+    """Train a small byte model on Shakespeare in two to four minutes, tell how good it is, and let it write.
 
     Parameters
     ----------

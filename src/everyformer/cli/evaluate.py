@@ -57,6 +57,8 @@ def evaluate(
     """
     from everyformer.train.finished import open_run
 
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit {limit}: give 1 or more examples")
     options: dict[str, Any] = {
         name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None
     }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from everyformer.cli.terminal import console, next_command
+from everyformer.cli.terminal import console, harmless, next_command
 
 
 def generate(
@@ -74,6 +75,8 @@ def generate(
         if asked is not None:
             what = "paints pictures" if found.work.paints else "writes text"
             raise ValueError(f"{name} says nothing to {run}, which {what}; leave it out")
+    if stream and beam is not None:
+        raise ValueError("--beam finds the whole text at once; leave --stream or --beam out")
     usual = 1.0 if found.work.paints else 0.8
     choices = {"temperature": usual if temperature is None else temperature, "seed": seed}
     choices |= {"top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -82,12 +85,15 @@ def generate(
     if found.work.paints:
         some = {name: asked for name, asked in (("pictures", pictures), ("given", given)) if asked is not None}
         screen.print(found.paint(out or run / found.work.file, **some, **choices), soft_wrap=True)
-    elif stream:
-        for piece in found.stream(prompt, tokens, **choices):
-            sys.stdout.write(piece)
+    else:
+        pieces = (
+            chain([prompt], found.stream(prompt, tokens, **choices))
+            if stream
+            else [found.write(prompt, tokens, beam=beam, **choices)]
+        )
+        for piece in pieces:
+            sys.stdout.write(harmless(piece))
             sys.stdout.flush()
         sys.stdout.write("\n")
-    else:
-        screen.print(found.write(prompt, tokens, beam=beam, **choices))
     next_command(screen, f"evaluate {run}")
     return 0

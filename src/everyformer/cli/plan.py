@@ -51,6 +51,8 @@ def plan(
     from everyformer.study.plan import plan as make
 
     recipe = the_recipe(member, settings, size, data, task, start)
+    if memory is not None and memory <= 0:
+        raise ValueError(f"--memory {memory:g}: give the GiB that the run may take, more than 0")
     limit = None if memory is None else int(memory * 2**30)
     found = with_room(recipe, lambda: make(recipe, limit=limit, measure=measure))
     if as_json:
@@ -72,5 +74,5 @@ def plan(
     screen.print(str(found), soft_wrap=True)
     named = {"--size": size, "--data": data, "--task": task}
     words = [member, *(word for name, given in named.items() if given for word in (name, given)), *settings]
-    next_command(screen, " ".join(["train", *words, *(found.changes or ())]))
+    next_command(screen, "family" if found.changes is None else " ".join(["train", *words, *found.changes]))
     return 0

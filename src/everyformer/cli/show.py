@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich import box
@@ -26,7 +26,7 @@ def attention(
     *,
     text: str = "Shall I compare thee to a summer",
     out: Path = Path("attention.png"),
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     beside: Path | None = None,
 ) -> None:
     """Draw what a trained model looks at while it reads a text.
@@ -40,7 +40,7 @@ def attention(
     out
         The picture (.png, .svg, .pdf).
     step
-        The checkpoint; without it, the last.
+        The checkpoint: a number, or best; without it, the last.
     beside
         The folder of another run, whose last checkpoint is drawn beside the first.
     """
@@ -68,7 +68,7 @@ def spans(
     /,
     *,
     out: Path | None = None,
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
 ) -> None:
     """Tell how far each head of a model with adaptive spans looks, and what that saves.
@@ -80,7 +80,7 @@ def spans(
     out
         Draw into this file too (.png, .svg, .pdf).
     step
-        The checkpoint; without it, the last.
+        The checkpoint: a number, or best; without it, the last.
     as_json
         Print JSON.
     """

@@ -18,6 +18,13 @@ def console() -> Console:
     return Console(width=10_000 if piped else None, highlight=False, markup=False, emoji=False, quiet=quiet)
 
 
+def harmless(text: str) -> str:
+    """What a model wrote: in a terminal without characters that would command it."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
+
+
 def next_command(screen: Console, command: str) -> None:
     """How every verb ends: what to try now."""
     screen.print(f"\nnext: everyformer {command}", style="dim", soft_wrap=True)

@@ -149,7 +149,8 @@ def _standard_input() -> Raw:
 def _text(name: str, parts: dict[str, tuple[Raw, NDArray[np.int64]]], shares: tuple[float, ...]) -> Text:
     for raw, _ in parts.values():
         if len(raw) == 0:
-            raise ValueError(f"{name} is empty; give some text")
+            more = "; a run that began from it needs the same text again" if name == "standard input" else ""
+            raise ValueError(f"{name} is empty; give some text{more}")
     marks = digest(*(f"{split} {fingerprint(raw)}" for split, (raw, _) in parts.items()))
     if "valid" not in parts:
         raw, starts = parts.pop("train")

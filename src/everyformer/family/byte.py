@@ -33,13 +33,13 @@ def _model(
     pattern: Pattern,
     head: Head,
     width: Size,
-    heads: Size,
+    heads: Size | None,
     layers: Size,
     context: Size,
     vocabulary: Size,
     dropout: Share,
 ) -> Model:
-    layer = Layer(Attention(Standard(heads), pattern), FeedForward(4 * width, "relu", dropout=0.0))
+    layer = Layer(Attention(Standard(heads or 8), pattern), FeedForward(4 * width, "relu", dropout=0.0))
     return Model(
         width=width,
         embed=Tokens(vocabulary),
@@ -52,7 +52,7 @@ def _model(
 
 def byte_language(
     width: Size = 256,
-    heads: Size = 8,
+    heads: Size | None = None,
     layers: Size = 12,
     context: Size = 256,
     vocabulary: Size = 256,
@@ -63,7 +63,7 @@ def byte_language(
 
 def byte_classifier(
     width: Size = 128,
-    heads: Size = 8,
+    heads: Size | None = None,
     layers: Size = 6,
     context: Size = 512,
     vocabulary: Size = 50000,

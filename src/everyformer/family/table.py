@@ -69,8 +69,8 @@ class Member:
                 raise ValueError(f"{self.name} has no {name!r} to set; {nearest(name, kinds)}")
             checked(f"{self.name}.{name}", given, kinds[name])
         numbers = dict(self.sizes[size])
-        if "width" in changes and "heads" not in changes:
-            numbers.pop("heads", None)  # heads follow the width
+        if "heads" in numbers and changes.get("width", 0) % numbers["heads"]:
+            del numbers["heads"]  # as many as the width asks for
         return self.make(**(numbers | changes))
 
 

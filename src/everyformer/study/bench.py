@@ -96,6 +96,7 @@ def exponent(pairs: Iterable[tuple[float, float]]) -> float:
 def draw(rows: Sequence[Row], path: Path) -> Path:
     """Time and memory of one sequence by its length."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), ("time", "memory"), strict=True):
@@ -108,6 +109,8 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
         axes.set(xscale="log", yscale="log", xlabel="positions", ylabel="ms" if name == "time" else "MiB", title=name)
         axes.set_xticks(sorted({row.length for row in rows}), [f"{n:,}" for n in sorted({row.length for row in rows})])
         axes.minorticks_off()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
     figure.axes[0].legend(frameon=False, ncols=2)
     figure.savefig(path, dpi=120)

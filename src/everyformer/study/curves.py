@@ -25,6 +25,7 @@ def draw(folder: Path) -> Path:
         [line["step"] for line in steps], [line["loss"] for line in steps], color="#9db7d1", lw=1, label="training loss"
     )
     axes.set(xlabel="step", ylabel="loss" if "return" in names else "loss in nats", title=folder.name)
+    axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     handles = axes.get_lines()
     if names:

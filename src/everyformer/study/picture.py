@@ -93,8 +93,7 @@ def check_file(path: Path) -> None:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise ValueError(
-            "a picture file needs matplotlib, which is not installed; "
-            "run pip install -c constraints.txt -e '.[plot]', or leave --out away"
+            "a picture file needs matplotlib, which is not installed; run pip install -c constraints.txt -e '.[plot]'"
         ) from None
     known = FigureCanvasBase.get_supported_filetypes()
     ending = path.suffix.lstrip(".").lower()

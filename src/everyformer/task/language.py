@@ -96,8 +96,9 @@ class LanguageWork(Work):
         return found
 
     @cached_property
-    def bytes_per_target(self) -> float:  # type: ignore[override]
-        return len(self.text.splits["train"]) / len(self.splits["train"])
+    def bytes_per_target(self) -> float | None:  # type: ignore[override]
+        """None where the loss has others in it than that of the next token."""
+        return None if self.layers else len(self.text.splits["train"]) / len(self.splits["train"])
 
     def changes(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary}
@@ -127,6 +128,8 @@ class LanguageWork(Work):
         if head.ahead or head.every_layer:
             self.layers = value.body.layers if head.every_layer and isinstance(value.body, Stack) else 1
         self.carries = value.memory > 0
+        if self.task.memory and not self.carries:
+            raise ValueError(f"a memory of {self.task.memory} says nothing to a model that has none; leave it out")
         limit = (self.task.segment or value.memory) if self.carries else value.limit()
         self.context = self.context or limit or self.task.segment or CONTEXT
         if head.ahead >= self.context:

@@ -75,6 +75,10 @@ class Work:
     done: float = 0.0  # the share of the training that is behind: the loop says so before each step
     bytes_per_target: float | None = None  # of a text: how many bytes of it a target is, on average
 
+    @classmethod
+    def task_name(cls) -> str:
+        return cls.__name__.removesuffix("Work").lower()
+
     def changes(self) -> dict[str, Any]:
         """What the data ask of the member: `vocabulary=`, `classes=`, ..."""
         return {}
@@ -124,15 +128,15 @@ class Work:
 
     def write(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> str:
         """The prompt and what follows it, or what the model makes of it."""
-        raise ValueError(f"a model of the task {type(self).__name__} does not write; use evaluate")
+        raise ValueError(f"a model of the task {self.task_name()} does not write; use evaluate")
 
     def stream(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> Iterator[str]:
         """What follows a prompt, piece by piece."""
-        raise ValueError(f"a model of the task {type(self).__name__} does not stream; leave --stream out")
+        raise ValueError(f"a model of the task {self.task_name()} does not stream; leave --stream out")
 
     def paint(self, network: Network | PairNetwork, file: Path, **choices: Any) -> str:
         """Paint into a file; says what is in it."""
-        raise ValueError(f"a model of the task {type(self).__name__} does not paint; leave --out out")
+        raise ValueError(f"a model of the task {self.task_name()} does not paint; leave --out out")
 
     def facts(self) -> dict[str, Any]:
         """What the record of a step tells besides its loss."""

@@ -125,9 +125,9 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"run.device={name} cannot be used here ({str(error).splitlines()[0]}); try auto or cpu"
-        ) from None
+        reason = str(error).splitlines()[0].split(" device type at start")[0]
+        reason = "no such kind of device" if reason.startswith("Expected one of") else reason
+        raise ValueError(f"the device {name} cannot be used here ({reason}); try auto, cpu or cuda") from None
     return device
 
 

@@ -45,6 +45,8 @@ class Finished:
                 "out now; bring the old ones back"
             )
         device = next(self.network.parameters()).device
+        if precision == "fp16" and device.type == "cpu":
+            raise ValueError("a precision of fp16 on a CPU is some 80 times slower than fp32; use bf16 or fp32")
         precision = precision or self.recipe.run.precision
         if precision == "fp16" and device.type == "cpu":
             precision = "fp32"

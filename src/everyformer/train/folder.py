@@ -39,6 +39,12 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def read_model(folder: Path) -> Model | EncoderDecoder:
-    text = (folder / "model.json").read_text()
+    file = folder / "model.json"
+    if not file.is_file():
+        raise ValueError(f"{folder} has no model.json; bring the file back that train wrote")
+    text = file.read_text()
     kind: type[Model] | type[EncoderDecoder] = EncoderDecoder if '"encoder_decoder"' in text else Model
-    return from_json(text, kind)
+    try:
+        return from_json(text, kind)
+    except ValueError as error:
+        raise ValueError(f"{file} is broken ({error}); bring the file back that train wrote") from None
