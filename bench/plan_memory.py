@@ -66,6 +66,35 @@ CUDA: list[Row] = [
     ("vit", "small", ["run.batch=256", "task.kind=images", "run.precision=bf16"]),
     ("bert", "base", ["run.batch=32", "run.precision=bf16"]),
     ("transformer", "base", ["run.batch=64", "run.precision=bf16"]),
+    ("transformer-xl", "enwik8-12", ["run.batch=8", "run.precision=bf16"]),
+    (
+        "adaptive-span",
+        "tiny",
+        ["model.width=256", "model.heads=4", "model.layers=6", "model.span=512", "run.batch=64", "task.segment=256"],
+    ),
+    ("image-transformer", "tiny", ["model.width=256", "model.layers=8", "run.batch=64", "run.precision=bf16"]),
+    (
+        "sparse-transformer",
+        "tiny",
+        ["model.width=256", "model.layers=6", "model.context=1024", "run.batch=32", "run.precision=bf16"],
+    ),
+    (
+        "reformer",
+        "tiny",
+        [
+            "model.width=256",
+            "model.layers=6",
+            "model.context=1024",
+            "model.row=32",
+            "run.batch=32",
+            "run.precision=bf16",
+        ],
+    ),
+    ("universal-transformer", "tiny", ["model.width=256", "run.batch=128"]),
+    ("lstm", "byte", ["run.batch=128", "run.precision=bf16"]),
+    ("ablated-lstm", "byte", ["run.batch=128", "run.precision=bf16"]),
+    ("act-rnn", "wikipedia", []),
+    ("gtrxl", "paper", ["run.batch=4"]),
 ]
 GPT2_VOCABULARY = 50257  # the embedded text is read as bytes, but the model keeps its size
 
