@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from shutil import rmtree
 
 import pytest
 from PIL import Image
@@ -55,6 +56,10 @@ def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
 
     assert main(["resume", "run", "--steps", "8"]) == 0
     assert (place / "run" / "checkpoints" / "00000008").is_dir()
+    assert "anew" not in capsys.readouterr().out
+    rmtree(place / "run" / "checkpoints")
+    assert main(["resume", "run", "--steps", "2"]) == 0
+    assert "run has no checkpoint: it begins anew" in capsys.readouterr().out
 
 
 def test_an_agent_is_trained_evaluated_and_shown(place, capsys):

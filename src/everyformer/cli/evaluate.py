@@ -34,7 +34,7 @@ def evaluate(
     run
         The folder of a run.
     split
-        valid or test.
+        valid, train, or test where the data have one.
     step
         The checkpoint: a number, or best; without it, the last.
     stride

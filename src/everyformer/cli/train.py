@@ -72,11 +72,14 @@ def resume(run: Path, /, *settings: str, step: int | Literal["best"] | None = No
     steps
         Go on to this step instead of the recipe's: run.steps.
     """
+    from everyformer.train import checkpoint
     from everyformer.train.folder import changed, read_recipe
     from everyformer.train.loop import resume as go_on
 
     screen = console()
     recipe = changed(read_recipe(run), settings)
+    if not checkpoint.steps(run):
+        screen.print(f"{run} has no checkpoint: it begins anew", soft_wrap=True)
     with watching(screen) as listener:
         trained = with_room(
             recipe, lambda: go_on(run, step=step, steps=steps, settings=settings, listeners=(listener,))

@@ -80,6 +80,7 @@ def draw_spans(found: Spans) -> Figure:
     plot.set_xticks(range(len(found.each)))
     plot.set_xlabel("layer")
     plot.set_ylabel("span of each head")
+    plot.set_ylim(bottom=0)
     return figure
 
 
