@@ -71,12 +71,21 @@ def test_what_is_left_in_the_state_is_drawn_beside_attention(name, tmp_path):
     other = build("gpt2", "tiny", vocabulary=256).eval()
     left, right = draw(*(reading(one, work, "to be or not") for one in (network, other))).subfigs
     titles = [f"group {number}" for number in range(GROUPS)] + [""] * GROUPS
-    assert [plot.get_title() for plot in left.axes] == titles
+    assert [plot.get_title() for plot in left.axes[:-1]] == titles
     token_T = torch.from_numpy(work.tokenizer.encode(b"to be or not").astype("int64"))
     states, attentions = weights(network, token_T), weights(other, token_T)
-    for plots, shown in ((left.axes, [grouped(one) for one in states]), (right.axes, attentions)):
+    for side, shown in ((left, [grouped(one) for one in states]), (right, attentions)):
+        *plots, scale = side.axes
+        assert scale.get_ylim() == (0, 1) and scale.get_ylabel() == "weight"
         for plot, weight_QK in zip(plots, torch.cat(shown), strict=True):
             assert plot.images[0].get_array().data.tolist() == weight_QK.tolist()
+
+
+@pytest.mark.parametrize(("name", "row"), [("gpt2", "layer"), ("universal-transformer", "step")])
+def test_rows_of_a_picture_say_what_they_are(name, row, tmp_path):
+    work = Language().open(str(text(tmp_path)), 16)
+    (part,) = draw(reading(build(name, "tiny", vocabulary=256), work, "to be")).subfigs
+    assert [plot.get_ylabel() for plot in part.axes if plot.get_ylabel() != "weight"][::4] == [f"{row} 0", f"{row} 1"]
 
 
 def test_a_state_without_weights_is_not_drawn(tmp_path):

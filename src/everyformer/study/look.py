@@ -14,6 +14,7 @@ from torch import Tensor
 from everyformer.attention.scene import Probe
 from everyformer.data.tokenizer import Tokenizer
 from everyformer.infer.spans import Spans, spans
+from everyformer.network.halting import Halt, Repeat
 from everyformer.network.model import Network, PairNetwork
 from everyformer.task.work import Work
 
@@ -26,12 +27,13 @@ MOST = 64  # tokens whose names can be read beside a picture
 
 @dataclass(frozen=True)
 class Sight:
-    """What a network looks at: HQK of each layer, the tokens by name, what the picture is of and what its columns are."""
+    """What a network looks at: HQK of each layer, the tokens by name, what the picture is of, its columns and its rows."""
 
     weight_LHQK: Sequence[Tensor]
     names: Sequence[str]
     title: str
     part: str = "head"
+    row: str = "layer"
 
 
 def reading(network: Network | PairNetwork, work: Work, text: str) -> Sight:
@@ -55,7 +57,8 @@ def reading(network: Network | PairNetwork, work: Work, text: str) -> Sight:
             "model with attention, or of lstm"
         )
     if network.value.body.each:
-        return Sight(found, names, "who looks at whom: queries go down, keys across")
+        row = "step" if isinstance(network.value.body, Repeat | Halt) and len(network.value.body.each) == 1 else "layer"
+        return Sight(found, names, "who looks at whom: queries go down, keys across", row=row)
     title = "what is left of whom in the state: positions go down, what came before across; from short to long memory"
     return Sight([grouped(weight_DQK) for weight_DQK in found], names, title, "group")
 
@@ -128,10 +131,13 @@ def _fill(figure: SubFigure, sight: Sight) -> None:
     for layer, weight_HQK in enumerate(sight.weight_LHQK):
         for head, weight_QK in enumerate(weight_HQK):
             plot = plots[layer][head]
-            plot.imshow(weight_QK.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+            image = plot.imshow(weight_QK.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
             plot.tick_params(length=0, labelsize=5)
             plot.set_xticks(range(len(names)), names if layer == layers - 1 else [], fontfamily="monospace")
             plot.set_yticks(range(len(names)), names if head == 0 else [], fontfamily="monospace")
             if layer == 0:
                 plot.set_title(f"{sight.part} {head}", fontsize=8)
-        plots[layer][0].set_ylabel(f"layer {layer}", fontsize=8)
+        plots[layer][0].set_ylabel(f"{sight.row} {layer}", fontsize=8)
+    scale = figure.colorbar(image, ax=plots, shrink=1 / layers, fraction=0.02, pad=0.01, aspect=15)
+    scale.ax.tick_params(labelsize=6)
+    scale.set_label("weight", fontsize=8)
