@@ -107,8 +107,9 @@ def test_a_refused_run_leaves_its_name_free(place, capsys):
 
 def test_a_run_does_not_go_back_by_its_steps_and_says_what_of_it_is_broken(place, capsys):
     assert train("--out", "run") == 0
-    assert main(["resume", "run", "--steps", "2"]) == 2
-    assert "run is at step 6, which is past --steps 2; give more" in capsys.readouterr().err
+    for words in (["--steps", "2"], ["run.steps=2"]):
+        assert main(["resume", "run", *words]) == 2
+        assert "run is at step 6, which is past run.steps=2; give more" in capsys.readouterr().err
     assert '"steps": 6' in (place / "run" / "recipe.json").read_text()
     (place / "run" / "recipe.json").write_text("{")
     assert main(["evaluate", "run"]) == 2
@@ -142,7 +143,33 @@ def test_changed_data_are_not_evaluated_and_a_refused_setting_is_not_kept(place,
     assert main(["generate", "run", "--tokens", "3"]) == 0
     capsys.readouterr()
     assert main(["generate", "run", "--out", "samples.png"]) == 2
-    assert "--out says nothing to run, which writes text; leave it out" in capsys.readouterr().err
+    assert (
+        "--out says nothing to this run; leave it out (it takes --prompt, --tokens, --beam, --temperature"
+        in capsys.readouterr().err
+    )
+
+
+def test_what_means_nothing_to_a_run_is_refused_with_what_does(place, capsys):
+    assert train("--out", "text") == 0
+    (place / "pairs.jsonl").write_text('{"en": "a b", "de": "b a"}\n' * 40)
+    small = ["run.steps=1", "run.batch=2", "run.evaluate=0"]
+    assert main(["train", "transformer", "--size", "tiny", "--data", "pairs.jsonl", *small, "--out", "pairs"]) == 0
+    assert main(["train", "byte-classifier", "--size", "tiny", *small, "--out", "classes"]) == 0
+    capsys.readouterr()
+    for run, option, reason in (
+        ("text", ["--beam=2", "--temperature=1"], "--beam finds the most likely text, which temperature cannot change"),
+        ("text", ["--stream", "--beam=2"], "--beam finds the whole text at once"),
+        ("pairs", ["--tokens=3"], "--tokens says nothing to this run; leave it out (it takes --prompt, --beam)"),
+        ("pairs", ["--top-k=3"], "--top-k says nothing"),
+        ("pairs", ["--stream"], "does not write token by token; leave --stream out"),
+        ("classes", ["--seed=3"], "--seed says nothing to this run; leave it out (it takes --prompt)"),
+    ):
+        assert main(["generate", run, "--prompt=a b", *option]) == 2
+        assert reason in capsys.readouterr().err
+    assert (
+        main(["plan", "byte-language", "--size", "tiny", "--data", "text.txt", "--start", "text", "--no-measure"]) == 0
+    )
+    assert "--start text" in capsys.readouterr().out
 
 
 @pytest.mark.spec(98, 101, 102)
@@ -170,7 +197,7 @@ def test_pictures_of_a_folder_are_learned_painted_and_completed(place, capsys):
         assert sheet.size == (84 + 8, 3 * 88 + 4)
     capsys.readouterr()
     for option, reason in {
-        "--prompt=a": "--prompt says nothing to run, which paints pictures; leave it out",
+        "--prompt=a": "--prompt says nothing to this run; leave it out (it takes --pictures, --given, --temperature",
         "--out=new.jpg": "cannot write pictures to new.jpg; give a .png file in a folder that exists",
         "--pictures=0": "0 pictures of which 0.0 is given: give 1 or more",
         "--given=1": "give 1 or more, and a share of 0 or more, below 1",

@@ -176,6 +176,14 @@ def test_a_picture_that_cannot_be_written_is_refused_at_once(name, message, caps
     assert out == "" and err.startswith("error: ") and message in err
 
 
+@pytest.mark.parametrize("words", ["demo --out run", "bench attention --figure x.png"])
+def test_pictures_at_the_end_of_long_work_are_refused_before_it(words, capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    assert "needs matplotlib, which is not installed" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_without_matplotlib_the_remedy_is_named(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
     assert main(["show", "pattern", "causal", "--out", str(tmp_path / "a.png")]) == 2

@@ -134,6 +134,13 @@ def test_a_memory_without_padding_needs_no_visible():
     assert isinstance(network.encode(SOURCES), Memory)
 
 
+def test_a_broken_model_finds_nothing():
+    network = pair()
+    network.decoder.embed.table.weight.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="the logits are not numbers"):
+        beam_search(network, SOURCES, start=START, end=END, longest=2)
+
+
 def test_training_goes_on_after():
     network = pair().train()
     beam_search(network, SOURCES, start=START, end=END, longest=2)

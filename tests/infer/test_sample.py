@@ -66,12 +66,15 @@ def test_a_token_that_cannot_be_is_never_drawn():
     assert (sample(logits, 1.0, torch.Generator().manual_seed(0)) == 1).all()
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-def test_logits_that_are_no_numbers_are_refused(wrong):
+def test_logits_that_are_no_numbers_are_refused(wrong, temperature):
     logits_BV = randn(3, 5)
     logits_BV[1, 2] = wrong
     with pytest.raises(ValueError, match="not numbers"):
-        sample(logits_BV)
+        sample(logits_BV, temperature)
+    with pytest.raises(ValueError, match=r"logits of the shape \(5,\): give a row"):
+        sample(randn(5), temperature)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_the_verb_prints_a_table_and_how_each_kind_grows(capsys, tmp_path):
         ("strid", "no kind of attention is named 'strid'; did you mean strided"),
         ("--lengths none", "--lengths none is not a list of positions"),
         ("--heads 0", "give at least 1 of each"),
-        ("--figure nowhere/x.png", "there is no folder nowhere for the figure"),
+        ("--figure nowhere/x.png", "nowhere/x.png cannot be written: there is no folder nowhere"),
     ],
 )
 def test_bad_input_is_refused(words, reason, capsys):

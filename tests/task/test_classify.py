@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from everyformer import build
+from everyformer import build, member
 from everyformer.data.labelled import Labelled
 from everyformer.network.head import Classify as ClassifyHead
 from everyformer.task.classify import Classify, ImageWork
@@ -25,10 +25,10 @@ def texts(tmp_path):
     return str(tmp_path / "rows.jsonl")
 
 
-def text_work(data, member="byte-classifier", **fields):
+def text_work(data, name="byte-classifier", **fields):
     work = Classify(**({"tokenizer": "bytes"} | fields)).open(data, None)
-    changes = {name: number for name, number in work.changes().items() if member != "bert" or name != "classes"}
-    network = build(member, "tiny", **changes).eval()
+    changes = {key: number for key, number in work.changes().items() if name != "bert" or key != "classes"}
+    network = build(name, "tiny", **changes).eval()
     work.fit(network.value)
     return work, network
 
@@ -103,14 +103,22 @@ def test_classes_keep_their_names_and_numbers(texts, tmp_path):
     assert [again.classes[label] for label in again.label["train"].tolist()] == names
 
 
+def test_texts_are_cut_to_the_positions_that_each_layer_knows(texts):
+    work = Classify(tokenizer="bytes").open(texts, None)
+    value = work.adapt(member("deep-character", "tiny", vocabulary=256, context=6))
+    work.fit(value)
+    assert work.context == 6
+    assert work.loss(value.build(), work.batch(0, 4, 0), "auto").isfinite()
+
+
 def test_the_answer_names_the_classes(texts):
     work, network = text_work(texts)
     with torch.no_grad():
         network.heads[0].map.weight.zero_()
         network.heads[0].map.bias.copy_(torch.tensor([0.0, 3.0]))
-    assert work.write(network, "a b", 0) == "odd 95.3%, even 4.7%"
+    assert work.write(network, "a b") == "odd 95.3%, even 4.7%"
     with pytest.raises(ValueError, match="nothing to classify"):
-        work.write(network, "\n", 0)
+        work.write(network, "\n")
     assert "odd 95.3%" in work.sample(network, 0)
 
 

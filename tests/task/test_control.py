@@ -318,6 +318,8 @@ def test_an_episode_is_shown_step_by_step(tmp_path):
     assert "an episode of 6 steps" in told
     grey = [190, 190, 190]
     assert frames[0] in environments.COLOURS[:4].tolist() and frames[1] == grey  # equal frames are kept as one
+    with pytest.raises(ValueError, match="temperature is -1: give 0"):
+        run.work.paint(run.network, tmp_path / "episode.gif", temperature=-1)
     run = train(recipe("gtrxl", UNEVEN, "run.steps=1"))
     with pytest.raises(ValueError, match="cannot be seen in pictures"):
-        run.work.paint(run.network, tmp_path / "episode.gif", temperature=1.0)
+        run.work.paint(run.network, tmp_path / "episode.gif")

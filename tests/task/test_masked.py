@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from everyformer import build
+from everyformer import Output, build
 from everyformer.data.tokenizer import SPECIAL
 from everyformer.task.masked import CLS, MASK, NOWHERE, SEP, WORDS, Masked, mask
 from everyformer.task.work import draw
@@ -182,7 +180,7 @@ def test_the_loss_is_of_the_selected_only(pairs):
     shape = (*batch["token_BT"].shape, work.tokenizer.vocabulary)
     token_BTV = torch.randn(shape, generator=draw(0, 0), requires_grad=True)
     other_B2 = torch.randn(6, 2, generator=draw(0, 1), requires_grad=True)
-    network = lambda *_, **__: SimpleNamespace(logits=(token_BTV, other_B2), aux={})  # noqa: E731
+    network = lambda *_, **__: Output(token_BTV, (token_BTV, other_B2))  # noqa: E731
     loss = work.loss(network, batch, "auto")
     total, count = 0.0, 0
     for b in range(6):
@@ -203,7 +201,7 @@ def test_the_loss_is_of_the_selected_only(pairs):
 
     # In pieces, as when gradients are accumulated, it is the same sum.
     def piece(start, end):
-        part = lambda *_, **__: SimpleNamespace(logits=(token_BTV[start:end], other_B2[start:end]), aux={})  # noqa: E731
+        part = lambda *_, **__: Output(token_BTV, (token_BTV[start:end], other_B2[start:end]))  # noqa: E731
         return float(work.loss(part, batch.rows(start, end), "auto").detach())
 
     assert piece(0, 2) + piece(2, 6) == pytest.approx(float(loss.detach()), rel=1e-5)
@@ -246,7 +244,7 @@ def test_evaluation_counts_what_the_definition_counts():
             self.number += 1
             assert torch.equal(batch["token_BT"], token_BT)
             known = torch.nn.functional.one_hot(batch["target_BT"].clamp(min=0), vocabulary) * 100.0
-            return SimpleNamespace(logits=(known, torch.eye(2)[batch["other_B"]] * 100), aux={})
+            return Output(known, (known, torch.eye(2)[batch["other_B"]] * 100))
 
     found = work.evaluate(Knows(), "valid", 50, "auto")
     assert (found["masked_accuracy"], found["next_sentence_accuracy"]) == (1, 1)

@@ -184,7 +184,7 @@ def test_a_longer_memory_in_evaluation_is_another_number_and_is_said(tmp_path):
     assert (first["segment"], first["memory"], first["targets"]) == (5, 8, 50)
     assert (second["segment"], second["memory"], second["targets"]) == (3, 20, 50)
     assert first["bits_per_byte"] != second["bits_per_byte"] and math.isfinite(second["bits_per_byte"])
-    assert plain.write("the quick", 5, temperature=0.0).startswith("the quick")
+    assert plain.write("the quick", tokens=5, temperature=0.0).startswith("the quick")
 
 
 @pytest.mark.spec(88)

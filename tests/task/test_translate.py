@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from torch.nn import functional as F
 
-from everyformer import Learned, build
+from everyformer import Learned, Output, build
 from everyformer.data import made
 from everyformer.task.translate import END, START, Translate
 
@@ -84,12 +84,12 @@ def test_padding_and_neighbours_change_no_loss(plain):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
 def test_label_smoothing_is_its_formula(smoothing):
-    """(1 - e) (-log p(y)) + e / V sum_v -log p(v), at every token; and the loss without it is told as well."""
+    """(1 - e) (-log p(y)) + e / V sum_v -log p(v), at every token."""
     work, _ = opened(smoothing=smoothing)
     batch = work.batch(0, 4, 0)
     size = work.tokenizer.vocabulary
     logits_BTV = torch.randn(*batch["given_BT"].shape, size, generator=torch.Generator().manual_seed(0))
-    network = lambda *_, **__: SimpleNamespace(logits=logits_BTV, aux={})  # noqa: E731
+    network = lambda *_, **__: Output(logits_BTV, logits_BTV)  # noqa: E731
     smooth = plain = 0.0
     for row in range(4):
         for t in range(int(batch["visible_BT"][row].sum())):
@@ -98,9 +98,8 @@ def test_label_smoothing_is_its_formula(smoothing):
             smooth += (1 - smoothing) * token + smoothing / size * -float(log_V.sum())
             plain += token
     assert float(work.loss(network, batch, "auto")) == pytest.approx(smooth, rel=1e-5)
-    _, found, without = work._losses(network, batch, "auto")
-    assert float(found) == pytest.approx(smooth, rel=1e-5)
-    assert float(without) == pytest.approx(plain, rel=1e-5)
+    _, answer_NV, target_N = work._answer(network, batch, "auto")
+    assert float(F.cross_entropy(answer_NV, target_N, reduction="sum")) == pytest.approx(plain, rel=1e-5)
 
 
 def test_batches_are_of_like_lengths_and_follow_from_seed_and_step(plain):
@@ -150,9 +149,9 @@ def test_translations_come_in_the_order_of_their_sources(plain):
     work, network = plain
     texts = work.pairs.splits["valid"][0][:4]
     assert work.translate(network, texts, beam=1) == [work.translate(network, [text], beam=1)[0] for text in texts]
-    assert work.write(network, texts[0], 0, beam=1) == work.translate(network, texts[:1], beam=1)[0]
+    assert work.write(network, texts[0], beam=1) == work.translate(network, texts[:1], beam=1)[0]
     with pytest.raises(ValueError, match="nothing to translate"):
-        work.write(network, "\n", 0)
+        work.write(network, "\n")
 
 
 def test_test_sets_are_splits_by_their_names(tmp_path):

@@ -13,16 +13,19 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import everyformer
+from everyformer import build
 from everyformer.cli.thread import one_thread
-from everyformer.task.language import LanguageWork
+from everyformer.task.language import Language, LanguageWork
 from everyformer.train import checkpoint
 from everyformer.train.finished import open_run
 from everyformer.train.loop import Loop, resume, train
 from everyformer.train.optimizer import optimizers
-from everyformer.train.recipe import Optim, override
+from everyformer.train.recipe import Optim, Recipe, override
 from everyformer.train.record import read
+from everyformer.train.start import adopt
 from everyformer.train.watch import Unstable, Watch
 from tests.train.small import command, finish, recipe, same, start, text
 
@@ -79,6 +82,22 @@ def test_a_run_that_broke_before_its_first_checkpoint_begins_anew_with_its_recor
 
 
 @pytest.mark.spec(130)
+def test_an_average_is_opened_under_every_name_of_a_shared_weight(tmp_path, monkeypatch):
+    """From a GPU, or from shards, each name of a shared weight comes as a tensor of its own."""
+    gathered = checkpoint.gathered
+    monkeypatch.setattr(checkpoint, "gathered", lambda one: {name: x.clone() for name, x in gathered(one).items()})
+    start = Recipe(member="adaptive-span", size="tiny", task=Language(), data=str(text(tmp_path)))
+    settings = ["run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "optim.average=0.9"]
+    trained = train(override(start, settings), tmp_path / "run")
+    place = checkpoint.place(tmp_path / "run", 3)
+    assert sum("key_RE" in name for name in load_file(place / "model.safetensors")) == 1
+    network = build("adaptive-span", "tiny")
+    adopt(network, tmp_path / "run")
+    for one in (network, open_run(tmp_path / "run").network):
+        assert torch.equal(one.body.shared[0].key_RE, trained.network.body.shared[0].key_RE)
+    assert torch.equal(resume(tmp_path / "run").network.body.shared[0].key_RE, network.body.shared[0].key_RE)
+
+
 def test_accumulated_gradients_equal_the_big_batch(tmp_path):
     data = text(tmp_path)
     plain = ("model.dropout=0.0", "optim.lr=1e-2")

@@ -43,6 +43,7 @@ def attention(
     """
     from everyformer.study.bench import KINDS, Row, draw, exponent
     from everyformer.study.bench import bench as measure
+    from everyformer.study.picture import check_file
     from everyformer.train.distributed import find_device
 
     here = find_device(device)
@@ -50,8 +51,8 @@ def attention(
     sizes = _numbers(lengths or usual)
     if min(heads, width, repeats) < 1:
         raise ValueError(f"heads, width and repeats are {heads}, {width} and {repeats}; give at least 1 of each")
-    if figure is not None and not figure.parent.is_dir():
-        raise ValueError(f"there is no folder {figure.parent} for the figure; make it first, or give another --figure")
+    if figure is not None:
+        check_file(figure)
     screen, rows = console(), list[Row]()
     for row in measure(sizes, here, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
         if not rows:

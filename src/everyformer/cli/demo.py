@@ -27,9 +27,10 @@ def demo(*, out: Path | None = None) -> int:
     out
         The run's folder; it must not exist yet. Without it: runs/demo-1, -2, ...
     """
-    from everyformer.study import curves, look
+    from everyformer.study import curves, look, picture
     from everyformer.train.loop import train
 
+    picture.file_types()  # before minutes of training, not after
     screen, began = console(), time.perf_counter()
     recipe = the_recipe("byte-language", (*SETTINGS, f"run.steps={STEPS}"), "tiny", None, None, None)
     folder = out or free_folder(Path("runs"), "demo")
@@ -43,9 +44,10 @@ def demo(*, out: Path | None = None) -> int:
     screen.print(f"\n{bits:.2f} bits per byte of held-out text after {minutes:.1f} minutes", style="bold")
     screen.print(f"xz -9 needs {PACKED} for the whole text; a byte model that knows nothing needs 8")
     screen.print("\nwritten at temperature 0.5", style="dim")
-    screen.print(trained.work.write(trained.network, PROMPT, 300, temperature=0.5, seed=0), soft_wrap=True)
-    picture = folder / "attention.png"
-    look.draw(look.reading(trained.network, trained.work, LOOKED)).savefig(picture)
-    screen.print(f"\ncurves: {curves.draw(folder)}\nattention: {picture}", soft_wrap=True)
+    choices = {"tokens": 300, "temperature": 0.5, "seed": 0}
+    screen.print(trained.work.write(trained.network, PROMPT, **choices), soft_wrap=True)
+    attention = folder / "attention.png"
+    look.draw(look.reading(trained.network, trained.work, LOOKED)).savefig(attention)
+    screen.print(f"\ncurves: {curves.draw(folder)}\nattention: {attention}", soft_wrap=True)
     next_command(screen, f"generate {folder} --prompt 'JULIET:' --tokens 300 --stream")
     return 0

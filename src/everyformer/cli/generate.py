@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -69,28 +70,23 @@ def generate(
     from everyformer.train.finished import open_run
 
     found = open_run(run, step=step, device=device, data=False)
-    text = {"--prompt": prompt, "--tokens": tokens, "--beam": beam, "--stream": stream or None}
-    painting = {"--out": out, "--pictures": pictures, "--given": given}
-    for name, asked in (text if found.work.paints else painting).items():
-        if asked is not None:
-            what = "paints pictures" if found.work.paints else "writes text"
-            raise ValueError(f"{name} says nothing to {run}, which {what}; leave it out")
     if stream and beam is not None:
         raise ValueError("--beam finds the whole text at once; leave --stream or --beam out")
-    usual = 1.0 if found.work.paints else 0.8
-    choices = {"temperature": usual if temperature is None else temperature, "seed": seed}
-    choices |= {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    asked = {
+        "prompt": prompt, "tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "beam": beam, "seed": seed, "stream": stream or None, "out": out, "pictures": pictures, "given": given,
+    }  # fmt: skip
+    choices: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     screen = console()
-    prompt, tokens = "\n" if prompt is None else prompt, 200 if tokens is None else tokens
     if found.work.paints:
-        some = {name: asked for name, asked in (("pictures", pictures), ("given", given)) if asked is not None}
-        screen.print(found.paint(out or run / found.work.file, **some, **choices), soft_wrap=True)
+        file = choices.pop("out", run / found.work.file)
+        screen.print(found.paint(file, **choices), soft_wrap=True)
     else:
-        pieces = (
-            chain([prompt], found.stream(prompt, tokens, **choices))
-            if stream
-            else [found.write(prompt, tokens, beam=beam, **choices)]
-        )
+        prompt = str(choices.pop("prompt", "\n"))
+        if choices.pop("stream", False):
+            pieces: Iterable[str] = chain([prompt], found.stream(prompt, **choices))
+        else:
+            pieces = [found.write(prompt, **choices)]
         for piece in pieces:
             sys.stdout.write(harmless(piece))
             sys.stdout.flush()

@@ -72,7 +72,7 @@ def plan(
         return 0
     screen = console()
     screen.print(str(found), soft_wrap=True)
-    named = {"--size": size, "--data": data, "--task": task}
+    named = {"--size": size, "--data": data, "--task": task, "--start": start and str(start)}
     words = [member, *(word for name, given in named.items() if given for word in (name, given)), *settings]
     next_command(screen, "family" if found.changes is None else " ".join(["train", *words, *found.changes]))
     return 0

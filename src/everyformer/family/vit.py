@@ -2,7 +2,7 @@
 
 Equations: a linear map of each patch, a class token, learned positions, pre-norm blocks with GELU, a last norm, and
 classes read from the class token. Symbols: width D, patch P, image H = W.
-Departures: dropout after the embedding only, as published for fine-tuning it is 0.
+Departures: dropout is 0 unless given, as published for fine-tuning; it is of the embedding and of every branch.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from everyformer.data.environments import Environment, Vector
+from everyformer.infer.sample import check
 from everyformer.network.model import Network, Output
 from everyformer.network.past import Past
 
@@ -26,6 +27,9 @@ class Agent:
     memory: int | None  # positions of the past that it keeps
     kernel: str = "auto"
     temperature: float = 1.0  # 0 takes the most likely action
+
+    def __post_init__(self) -> None:
+        check(self.temperature)
 
     def look(self, network: Network, seen: Sequence[Vector], past: Past, longer: int = 0) -> Output:
         """What a network makes of an observation of each environment; it may keep `longer` than its memory."""

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from everyformer.infer.generate import language_head, pad, prompt_rows
-from everyformer.network.model import Memory, Network, PairNetwork
+from everyformer.infer.sample import check_logits
+from everyformer.network.model import Memory, Network, PairNetwork, evaluating
 from everyformer.network.past import Past
 
 
@@ -48,17 +49,13 @@ def beam_search(
             f"a beam of {beam}, at most {longest} tokens and a penalty of {penalty}: give a beam and a length of 1 or more, "
             "and a penalty of 0 or more"
         )
-    was_training = network.training
-    network.eval()
-    try:
+    with evaluating(network):
         hypotheses = (
             _begin_pair(network, inputs, start, visible, kernel)
             if isinstance(network, PairNetwork)
             else _begin_language(network, inputs, start, visible, longest, kernel)
         )
         return _search(hypotheses, end, longest, beam, penalty, cached)
-    finally:
-        network.train(was_training)
 
 
 class _Hypotheses:
@@ -85,9 +82,8 @@ class _Hypotheses:
             **options,
         )
         self.past = output.past or self.past
-        logits_BTV = output.logits[self.number] if isinstance(output.logits, tuple) else output.logits
-        exact = torch.promote_types(logits_BTV.dtype, torch.float32)
-        return logits_BTV[:, -1].to(exact).log_softmax(-1)
+        logits_BV = check_logits(output.head(self.number)[:, -1])
+        return logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
 
     def follow(self, row_B: Tensor, new_B: Tensor) -> None:
         """Go on with these hypotheses, each followed by its token."""

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from everyformer.infer.generate import language_head
 from everyformer.network.head import Language, vocabulary
-from everyformer.network.model import Network
+from everyformer.network.model import Network, evaluating
 from everyformer.network.past import Past
 
 LOGITS = 1 << 26  # in one call, unless a batch is asked for: a quarter of a GiB of them in float32
@@ -61,20 +61,16 @@ def nats(
     window = min(window, count)
     room = LOGITS // (window * _vocabulary(network, number))
     batch = batch or max(1, min(WINDOWS, room) if device.type == "cpu" else room)
-    total, was_training = torch.zeros((), dtype=torch.float64, device=device), network.training
-    network.eval()
-    try:
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    with evaluating(network):
         for end, windows, fresh in _calls(count, window, stride, batch):
             # The piece of text that the windows share goes to the device once; there they are views of it.
             piece = np.asarray(token_N[end - window : end + (windows - 1) * stride + 1]).astype(np.int64)
             token_BT = torch.from_numpy(piece).to(device).unfold(0, window + 1, stride)
             output = network(token_BT[:, :-1], kernel=kernel)
-            logits_BTV = output.logits[number] if isinstance(output.logits, tuple) else output.logits
-            total += _loss(logits_BTV[:, -fresh:], token_BT[:, -fresh:])
+            total += _loss(output.head(number)[:, -fresh:], token_BT[:, -fresh:])
             if progress is not None:
                 progress(end + (windows - 1) * stride, count)
-    finally:
-        network.train(was_training)
     return float(total), count
 
 
@@ -97,7 +93,7 @@ def nats_reading_on(
     """
     if segment < 1 or len(token_N) < 2:
         raise ValueError(f"{len(token_N)} tokens in segments of {segment}: give at least 2, and segments of 1 or more")
-    count, was_training = len(token_N) - 1, network.training
+    count = len(token_N) - 1
     lead = -(-lead // segment) * segment
     each = (count - lead) // rows // segment * segment
     if rows < 1 or (rows > 1 and each < 1):
@@ -109,8 +105,7 @@ def nats_reading_on(
         parts.append((np.array([done - lead]), lead + count - done, lead, 0))
     number, device = language_head(network), next(network.parameters()).device
     total, scored = torch.zeros((), dtype=torch.float64, device=device), 0
-    network.eval()
-    try:
+    with evaluating(network):
         for start_B, end, unscored, first in parts:
             past = Past()
             for at in range(0, end, segment):
@@ -119,15 +114,12 @@ def nats_reading_on(
                 token_BT = torch.from_numpy(piece.astype(np.int64)).to(device)
                 output = network(token_BT[:, :-1], past=past, memory=memory, kernel=kernel)
                 past = output.past
-                logits_BTV = output.logits[number] if isinstance(output.logits, tuple) else output.logits
                 counted = first if at < unscored else len(start_B)
                 if counted:
-                    total += _loss(logits_BTV[:counted], token_BT[:counted, 1:])
+                    total += _loss(output.head(number)[:counted], token_BT[:counted, 1:])
                     scored += counted * size
                 if progress is not None:
                     progress(scored, count)
-    finally:
-        network.train(was_training)
     return float(total), count
 
 
@@ -164,3 +156,8 @@ def _vocabulary(network: Network, number: int) -> int:
 def bits_per_byte(total: float, size: int) -> float:
     """Nats of a text of so many bytes, as bits per byte."""
     return total / math.log(2) / size
+
+
+def perplexity(total: float, count: float) -> float:
+    """e to the mean; infinite where that is past what a float can tell."""
+    return math.inf if total / count > 709 else math.exp(total / count)

@@ -24,7 +24,7 @@ from torch import Generator, Tensor
 from everyformer.infer.sample import check, sample
 from everyformer.network.head import Language
 from everyformer.network.legal import looks_back_only
-from everyformer.network.model import Network, PairNetwork
+from everyformer.network.model import Network, PairNetwork, evaluating
 from everyformer.network.past import Past
 
 __all__ = ["generate", "sample", "stream"]
@@ -76,8 +76,7 @@ def stream(
         raise ValueError(f"stop is {stop!r}: give a list of token ids, empty for none")
     if network.value.memory and (context is not None or not cached):
         raise ValueError(
-            "the model's memory is a part of its answer: it has no window to read anew; leave context= and cached=False out, "
-            "or give memory="
+            "the model's memory is a part of its answer: it has no window to read anew; leave context= and cached=False out"
         )
     context = context or network.limit or max(map(len, rows)) + tokens
     if network.limit is not None and context > network.limit:
@@ -99,9 +98,8 @@ def stream(
 def _steps(
     text: _Text, choose: Callable[[Tensor], Tensor], tokens: int, stop: frozenset[int]
 ) -> Iterator[list[int | None]]:
-    ended, was_training = [False] * text.rows, text.network.training
-    text.network.eval()
-    try:
+    ended = [False] * text.rows
+    with evaluating(text.network):
         for _ in range(tokens):
             new_B = choose(text.logits())
             new = new_B.tolist()
@@ -110,8 +108,6 @@ def _steps(
             if all(ended):
                 return
             text.append(new_B)
-    finally:
-        text.network.train(was_training)
 
 
 class _Text:
@@ -146,7 +142,7 @@ class _Text:
             self.past = Past()  # of no more use: its memory goes back
             visible = self.visible_BT[:, -context:] if begin < self.holes else None
             output = self.network(self.token_BT[:, -context:], visible=visible, **self.options)
-        logits_BTV: Tensor = output.logits[self.number] if isinstance(output.logits, tuple) else output.logits
+        logits_BTV: Tensor = output.head(self.number)
         return logits_BTV[:, -1]
 
     def append(self, new_B: Tensor) -> None:

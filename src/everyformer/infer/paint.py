@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from everyformer.infer.sample import check, sample
 from everyformer.network.head import Head, Logistics
-from everyformer.network.model import Memory, Network
+from everyformer.network.model import Memory, Network, evaluating
 from everyformer.network.past import Past
 from everyformer.network.position import Grid
 
@@ -91,18 +91,14 @@ def paint(
     def choose(logits_BV: Tensor) -> Tensor:
         return sample(logits_BV, temperature, random, top_k=top_k, top_p=top_p, min_p=min_p)
 
-    was_training, past, found = network.training, Past(), [given_BPN]
-    network.eval()
-    try:
+    past, found = Past(), [given_BPN]
+    with evaluating(network):
         fresh = scan.begin(given_BPN)
         for step in range(given_BPN.shape[1], scan.length):
             output = network(fresh, past=past if cached else None, source=source, **options)
             past = output.past or past
-            logits = output.logits[head] if isinstance(output.logits, tuple) else output.logits
-            found.append(_draw(scan, kind, logits[:, -1].float(), choose)[:, None])
+            found.append(_draw(scan, kind, output.head(head)[:, -1].float(), choose)[:, None])
             fresh = scan.read(found[-1], step) if cached else scan.begin(torch.cat(found, dim=1))
-    finally:
-        network.train(was_training)
     return torch.cat(found, dim=1)
 
 

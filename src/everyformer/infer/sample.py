@@ -29,6 +29,9 @@ def sample(
     """One token id for each row. Generators (one for all rows, or one for each) live on the CPU: the u are the same
     on every device."""
     check(temperature, top_k, top_p, min_p)
+    if logits_BV.dim() != 2:
+        raise ValueError(f"logits of the shape {tuple(logits_BV.shape)}: give a row of them for each token to draw")
+    check_logits(logits_BV)
     if temperature == 0:
         return logits_BV.argmax(-1)
     # Less the largest, so that no temperature makes an infinity of it.
@@ -38,10 +41,6 @@ def sample(
     # A token that was cut has 0 here and is never above the mark; the largest sum always is.
     sum_BV = share_BV.cumsum(-1).masked_fill(share_BV == 0, 0)
     top_B1 = sum_BV.amax(-1, keepdim=True)
-    if not bool((top_B1 > 0).all()):
-        raise ValueError(
-            "the logits are not numbers (NaN, or all of a row infinite); the model is broken, load another"
-        )
     u_B1 = _uniform(len(share_BV), generator).to(share_BV.device)[:, None]
     mark_B1 = torch.minimum(u_B1 * top_B1, torch.nextafter(top_B1, torch.zeros_like(top_B1)))
     place_B1 = (sum_BV > mark_B1).to(torch.uint8).argmax(-1, keepdim=True)
@@ -65,7 +64,7 @@ def cut(
     return share_BV, order_BV
 
 
-def check(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> None:
+def check(temperature: float, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None) -> None:
     """Refuse numbers that mean nothing; not a number is refused everywhere."""
     if not temperature >= 0:
         raise ValueError(f"temperature is {temperature}: give 0 (the most likely token) or more")
@@ -75,6 +74,15 @@ def check(temperature: float, top_k: int | None, top_p: float | None, min_p: flo
         raise ValueError(f"top_p is {top_p}: give more than 0 and at most 1, or None for all tokens")
     if min_p is not None and not 0 <= min_p <= 1:
         raise ValueError(f"min_p is {min_p}: give 0 to 1, or None for all tokens")
+
+
+def check_logits(logits_BV: Tensor) -> Tensor:
+    """The logits, if they are numbers."""
+    if not bool(logits_BV.amax(-1).isfinite().all()):
+        raise ValueError(
+            "the logits are not numbers (NaN, or all of a row infinite); the model is broken, load another"
+        )
+    return logits_BV
 
 
 def _uniform(rows: int, generator: Generator | Sequence[Generator] | None) -> Tensor:

@@ -7,6 +7,8 @@ output = network(tokens_BT, past=Past())         # the same, and output.past to 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,6 +93,10 @@ class Output:
         tuple[int, int, Tensor], ...
     ] = ()  # layer (from 1), tokens after the next, logits: for training alone
 
+    def head(self, number: int) -> Any:
+        """The answer of one of the heads."""
+        return self.logits[number] if isinstance(self.logits, tuple) else self.logits
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -106,8 +112,22 @@ class Memory:
         check_visible(self.visible_BS, self.x_BSD.shape[0], self.x_BSD.shape[1])
 
 
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """The network without dropout; afterwards it is as it was."""
+    training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(training)
+
+
 GROWTH = 64  # positions beyond what any head sees that a memory keeps in training, because spans may grow
-READS = {"documents": "document_BP", "edges": "edges_BNN"}  # what is given to a call, by the field that patterns need
+READS = {
+    "documents": "document_BP",
+    "edges": "edges_BNN",
+}  # what is given to a call, and the field of a scene by which patterns ask for it
 
 
 class Network(nn.Module):

@@ -87,15 +87,20 @@ def grid(seen_QK: Tensor, scale: int = 1) -> list[str]:
     return [*lines, " " * (edge + 1) + "└" + "─" * columns + "┘"]
 
 
-def check_file(path: Path) -> None:
-    """Refuse early a picture that could not be written."""
+def file_types() -> dict[str, str]:
+    """The endings of picture files that can be written, and what they are."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise ValueError(
             "a picture file needs matplotlib, which is not installed; run pip install -c constraints.txt -e '.[plot]'"
         ) from None
-    known = FigureCanvasBase.get_supported_filetypes()
+    return FigureCanvasBase.get_supported_filetypes()
+
+
+def check_file(path: Path) -> None:
+    """Refuse early a picture that could not be written."""
+    known = file_types()
     ending = path.suffix.lstrip(".").lower()
     if ending not in known:
         raise ValueError(

@@ -39,7 +39,6 @@ from everyformer.task.work import (
     check_tokens,
     draw,
     epoch_rows,
-    logits,
     pad,
     sequence,
     which,
@@ -110,7 +109,7 @@ class ClassWork(Work):
 
     def answer(self, output: Any, batch: Batch) -> Tensor:
         """B, classes."""
-        return logits(output.logits, self.head).float()
+        return output.head(self.head).float()
 
     def shared(self) -> dict[str, Tensor] | None:
         return None
@@ -216,7 +215,7 @@ class TextWork(LabelledWork):
         return {"vocabulary": self.tokenizer.vocabulary}
 
     def check(self, value: Model) -> None:
-        limit = value.position.limit() if value.position else None
+        limit = value.limit()
         self.context = self.context or (limit - value.class_token if limit else CONTEXT)
         if self.context <= len(self.ends):
             raise ValueError(f"a context of {self.context} has no room for a text; give at least {len(self.ends) + 1}")
@@ -249,7 +248,7 @@ class TextWork(LabelledWork):
         return network(batch["token_BT"], visible=batch["visible_BT"], kernel=kernel)
 
     @torch.no_grad()
-    def write(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> str:
+    def write(self, network: Network | PairNetwork, prompt: str) -> str:  # type: ignore[override]
         """The classes of a text, the most likely first."""
         if not prompt.strip():
             raise ValueError(f"there is nothing to classify in {prompt!r}; give a text with --prompt")
@@ -262,7 +261,7 @@ class TextWork(LabelledWork):
         texts, label_N = self.data.splits["valid"]
         text = str(texts[seed % len(texts)])
         shown = " ".join(text.split())
-        told = self.write(network, text, 0)
+        told = self.write(network, text)
         return f"{shown[:160]}{'...' if len(shown) > 160 else ''}\n-> {told} (it is {self.data.classes[label_N[seed % len(texts)]]})"
 
     def save(self, folder: Path) -> None:
@@ -379,7 +378,7 @@ class GraphWork(ClassWork):
         return network(batch.shared["feature_1NF"], edges=batch.shared["edge_NN"], kernel=kernel)
 
     def answer(self, output: Any, batch: Batch) -> Tensor:
-        return logits(output.logits, self.head)[0, batch["node_B"]].float()
+        return output.head(self.head)[0, batch["node_B"]].float()
 
 
 def _check_features(value: Model, width: int, name: str) -> None:

@@ -321,22 +321,19 @@ class ControlWork(Work):
         """Where episodes are played that nobody learns from."""
         return [self._another() for _ in range(self.task.copies)]
 
-    def paint(self, network: Network | PairNetwork, file: Path, **choices: Any) -> str:
+    def paint(  # type: ignore[override]
+        self, network: Network | PairNetwork, file: Path, *, temperature: float = 1.0, seed: int = 0
+    ) -> str:
         """An episode as a GIF."""
         if not self.writes:
             raise ValueError(f"{self.task.environment} cannot be seen in pictures (it has no rgb_array); use evaluate")
-        for name, given in choices.items():
-            if name not in ("temperature", "seed") and given is not None:
-                raise ValueError(
-                    f"--{name.replace('_', '-')} says nothing to an agent, which shows one episode; leave it out"
-                )
         if file.suffix != ".gif" or not file.parent.is_dir():
             raise ValueError(f"cannot write an episode to {file}; give a .gif file in a folder that exists")
         image = pillow()
         assert isinstance(network, Network)
-        stage, seed = self._another(pictures=True), choices.get("seed") or 0
+        stage = self._another(pictures=True)
         frames: list[Any] = []
-        agent = dataclasses.replace(self.agent, temperature=choices["temperature"])
+        agent = dataclasses.replace(self.agent, temperature=temperature)
         (total,), (length,) = play(
             agent,
             network.eval(),

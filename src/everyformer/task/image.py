@@ -26,7 +26,7 @@ from everyformer.network.embed import Features, Tokens
 from everyformer.network.head import Language, Logistics
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.network.position import Grid
-from everyformer.task.work import Batch, Task, Work, check_split, epoch_rows, logits, which
+from everyformer.task.work import Batch, Task, Work, check_split, epoch_rows, which
 from everyformer.value import Share, Size, Value
 
 LONGEST = 1 << 16  # steps of a picture
@@ -136,7 +136,7 @@ class PictureWork(Work):
         return [(value, self.scan)]
 
     def _check(self, side: Model, scan: Scan) -> None:
-        limit = side.position.limit() if side.position else None
+        limit = side.limit()
         if limit is not None and limit < scan.length:
             raise ValueError(
                 f"a picture of {self.name} is {scan.length} steps, but the model knows {limit} positions; give it more"
@@ -180,7 +180,7 @@ class PictureWork(Work):
         """The output, and the sum of -log p over all channels."""
         inputs = (batch["source"], batch["given"]) if self.task.shrink > 1 else (batch["given"],)
         output = network(*inputs, kernel=kernel)
-        answer, step_BPN = logits(output.logits, self.head).float(), batch["step_BPN"]
+        answer, step_BPN = output.head(self.head).float(), batch["step_BPN"]
         if self.mixture is not None:
             return output, -self.mixture.log_share(answer, step_BPN).sum()
         return output, F.cross_entropy(answer.flatten(0, 1), step_BPN.flatten(), reduction="sum")

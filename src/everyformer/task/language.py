@@ -10,7 +10,6 @@ Every position is a target. In training a model may be asked for more (Al-Rfou e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
@@ -28,7 +27,7 @@ from everyformer.data.stream import tokens
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import Ids
 from everyformer.infer.beam import beam_search
-from everyformer.infer.evaluate import bits_per_byte, nats, nats_reading_on, side_by_side
+from everyformer.infer.evaluate import bits_per_byte, nats, nats_reading_on, perplexity, side_by_side
 from everyformer.infer.generate import generate, stream
 from everyformer.infer.halting import ponder
 from everyformer.infer.spans import spans
@@ -36,10 +35,11 @@ from everyformer.network.depth import Stack
 from everyformer.network.head import Language as LanguageHead
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.network.past import Past
-from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, logits, sequence, which
+from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, sequence, which
 from everyformer.value import Count, Share, Size, Value
 
 CONTEXT = 256  # where neither the member nor the recipe says
+USUAL = {"temperature": 0.8}  # where nobody says how to draw
 COUNTED = 1 << 22  # tokens whose bytes are counted at a time
 
 
@@ -162,7 +162,7 @@ class LanguageWork(Work):
         past = past or (Past(hidden=True) if self.carries else None)
         more = {"further": self.lowest()} if self.layers else {}
         output = network(token_BT[:, :-1], past=past, kernel=kernel, **more)
-        loss = _loss(logits(output.logits, self.head), token_BT[:, 1:])
+        loss = _loss(output.head(self.head), token_BT[:, 1:])
         for layer, after, token_BTV in output.further:
             weight = (self.task.further if after else 1.0) * self.counts(layer)
             loss = loss + weight * _loss(token_BTV[:, : token_BT.shape[1] - 1 - after], token_BT[:, 1 + after :])
@@ -193,7 +193,7 @@ class LanguageWork(Work):
             how = {"window": min(self.context, count), "stride": stride}
         return {
             "bits_per_byte": bits_per_byte(total, self.bytes_of(token_N[1:])),
-            "perplexity": math.exp(total / count),
+            "perplexity": perplexity(total, count),
             "split": split,
             **how,
             "targets": count,
@@ -214,13 +214,17 @@ class LanguageWork(Work):
         return self.tokenizer.decode(found)
 
     def write(
-        self, network: Network | PairNetwork, prompt: str, tokens: int, *, beam: int | None = None, **choices: Any
+        self, network: Network | PairNetwork, prompt: str, tokens: int = 200, *, beam: int | None = None, **choices: Any
     ) -> str:
         """The prompt and what follows; with a beam, the most probable end of its line."""
         assert isinstance(network, Network)
         ids = self.tokenizer.encode(prompt.encode()).tolist()
         if beam is None:
-            return self.tokenizer.decode(generate(network, [ids], tokens, **choices)[0])
+            return self.tokenizer.decode(generate(network, [ids], tokens, **USUAL | choices)[0])
+        if choices:
+            raise ValueError(
+                f"--beam finds the most likely text, which {' and '.join(choices)} cannot change; leave one or the other out"
+            )
         end = self.tokenizer.encode(b"\n").tolist()
         if len(end) != 1:
             raise ValueError(
@@ -228,11 +232,11 @@ class LanguageWork(Work):
             )
         return self.tokenizer.decode(ids + beam_search(network, [ids], end=end[0], longest=tokens, beam=beam)[0])
 
-    def stream(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> Iterator[str]:
+    def stream(self, network: Network | PairNetwork, prompt: str, tokens: int = 200, **choices: Any) -> Iterator[str]:
         """What follows the prompt. A character of several tokens comes when it is whole."""
         assert isinstance(network, Network)
         waiting: list[int] = []
-        for new in stream(network, [self.tokenizer.encode(prompt.encode()).tolist()], tokens, **choices):
+        for new in stream(network, [self.tokenizer.encode(prompt.encode()).tolist()], tokens, **USUAL | choices):
             waiting += [token for token in new if token is not None]
             text = self.tokenizer.decode(waiting)
             if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(waiting) > 4:

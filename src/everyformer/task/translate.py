@@ -11,7 +11,6 @@ Symbols: [CLS] is the start, [SEP] the end; a source ends in [SEP] too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
@@ -28,10 +27,11 @@ from everyformer.data import tokenizer as tokenizers
 from everyformer.data.pairs import Pairs, open_pairs
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
+from everyformer.infer.evaluate import perplexity
 from everyformer.network.halting import Halt
 from everyformer.network.head import Language
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
-from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, logits, pad, shuffled, which
+from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, pad, shuffled, which
 from everyformer.value import Count, Share, Size, Value
 
 MULTIPLE = 8
@@ -106,7 +106,7 @@ class TranslateWork(Work):
         if not isinstance(value, EncoderDecoder):
             raise ValueError("translate needs an encoder and a decoder; choose the member transformer")
         for side in (value.encoder, value.decoder):
-            limit = side.position.limit() if side.position else None
+            limit = side.limit()
             if limit is not None and self.task.shift:
                 raise ValueError(f"task.shift moves positions, but the model has a table of {limit}; leave it out")
             self.longest = min(self.longest, limit or self.longest)
@@ -151,8 +151,8 @@ class TranslateWork(Work):
     def count(self, batch: Batch) -> int:
         return int(batch["visible_BT"].sum())
 
-    def _losses(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor, Tensor]:
-        """The output, and the sums over the target's tokens with and without smoothing."""
+    def _answer(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor, Tensor]:
+        """The output, and what it tells of the target's tokens, beside them."""
         output = network(
             batch["source_BS"],
             batch["given_BT"],
@@ -162,13 +162,14 @@ class TranslateWork(Work):
             kernel=kernel,
         )
         visible_BT = batch["visible_BT"]
-        answer_NV, target_N = logits(output.logits, self.head)[visible_BT].float(), batch["target_BT"][visible_BT]
-        smooth = F.cross_entropy(answer_NV, target_N, reduction="sum", label_smoothing=self.task.smoothing)
-        plain = F.cross_entropy(answer_NV.detach(), target_N, reduction="sum")
-        return output, smooth, plain
+        return output, output.head(self.head)[visible_BT].float(), batch["target_BT"][visible_BT]
+
+    def _smooth(self, answer_NV: Tensor, target_N: Tensor) -> Tensor:
+        return F.cross_entropy(answer_NV, target_N, reduction="sum", label_smoothing=self.task.smoothing)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
-        output, smooth, _ = self._losses(network, batch, kernel)
+        output, answer_NV, target_N = self._answer(network, batch, kernel)
+        smooth = self._smooth(answer_NV, target_N)
         return smooth + sum(output.aux.values()) * self.count(batch) if output.aux else smooth
 
     @torch.no_grad()
@@ -187,13 +188,14 @@ class TranslateWork(Work):
         smooth = plain = count = wrong = missed = 0.0
         for start in range(0, len(rows), EVALUATED):
             batch = self._pairs(split, rows[start : start + EVALUATED]).to(device)
-            output, one, other = self._losses(network, batch, kernel)
-            told_BT = logits(output.logits, self.head).argmax(-1)
+            output, answer_NV, target_N = self._answer(network, batch, kernel)
+            told_BT = output.head(self.head).argmax(-1)
             wrong_BT = (told_BT != batch["target_BT"]) & batch["visible_BT"]
             wrong, missed = wrong + int(wrong_BT.sum()), missed + int(wrong_BT.any(1).sum())
-            smooth, plain, count = smooth + float(one), plain + float(other), count + self.count(batch)
+            smooth, count = smooth + float(self._smooth(answer_NV, target_N)), count + self.count(batch)
+            plain += float(F.cross_entropy(answer_NV, target_N, reduction="sum"))
         found: dict[str, Any] = {
-            "perplexity": math.exp(plain / count),
+            "perplexity": perplexity(plain, count),
             "loss": plain / count,
             "smoothed_loss": smooth / count,
             "split": split,
@@ -280,12 +282,12 @@ class TranslateWork(Work):
                 found[row] = self.tokenizer.decode([one for one in ids if one >= len(SPECIAL)]).strip()
         return found
 
-    def write(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> str:
+    def write(self, network: Network | PairNetwork, prompt: str, *, beam: int | None = None) -> str:  # type: ignore[override]
         """The translation of a sentence."""
         assert isinstance(network, PairNetwork)
         if not prompt.strip():
             raise ValueError(f"there is nothing to translate in {prompt!r}; give a sentence with --prompt")
-        return self.translate(network, [prompt], choices.get("beam"))[0]
+        return self.translate(network, [prompt], beam)[0]
 
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
         assert isinstance(network, PairNetwork)

@@ -26,7 +26,7 @@ from everyformer.network.past import Past
 
 @dataclass(frozen=True)
 class Batch:
-    """Tensors with the same first axis, and the number of targets that count in the loss."""
+    """Tensors with the same first axis."""
 
     tensors: Mapping[str, Tensor]
     shared: Mapping[str, Tensor] | None = None  # what belongs to all rows, such as the edges of one graph
@@ -75,10 +75,6 @@ class Work:
     done: float = 0.0  # the share of the training that is behind: the loop says so before each step
     bytes_per_target: float | None = None  # of a text: how many bytes of it a target is, on average
 
-    @classmethod
-    def task_name(cls) -> str:
-        return cls.__name__.removesuffix("Work").lower()
-
     def changes(self) -> dict[str, Any]:
         """What the data ask of the member: `vocabulary=`, `classes=`, ..."""
         return {}
@@ -126,17 +122,19 @@ class Work:
         """Something a person can look at, or None."""
         return None
 
-    def write(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> str:
-        """The prompt and what follows it, or what the model makes of it."""
-        raise ValueError(f"a model of the task {self.task_name()} does not write; use evaluate")
+    # What may be asked of these three are the parameters that a work gives them; **choices are ways to draw tokens.
 
-    def stream(self, network: Network | PairNetwork, prompt: str, tokens: int, **choices: Any) -> Iterator[str]:
+    def write(self, network: Network | PairNetwork, prompt: str, **choices: Any) -> str:
+        """The prompt and what follows it, or what the model makes of it."""
+        raise ValueError("this model does not write; use evaluate")
+
+    def stream(self, network: Network | PairNetwork, prompt: str, **choices: Any) -> Iterator[str]:
         """What follows a prompt, piece by piece."""
-        raise ValueError(f"a model of the task {self.task_name()} does not stream; leave --stream out")
+        raise ValueError("this model does not write token by token; leave --stream out")
 
     def paint(self, network: Network | PairNetwork, file: Path, **choices: Any) -> str:
         """Paint into a file; says what is in it."""
-        raise ValueError(f"a model of the task {self.task_name()} does not paint; leave --out out")
+        raise ValueError("this model does not paint; leave --out out")
 
     def facts(self) -> dict[str, Any]:
         """What the record of a step tells besides its loss."""
@@ -159,7 +157,8 @@ def shuffled(count: int, epoch: int, seed: int) -> Tensor:
 
 
 def epoch_rows(count: int, first: int, size: int, seed: int) -> Tensor:
-    """The examples number `first` to `first + size` of a run: epochs without a gap, each in an order of its own."""
+    """The examples number `first` to `first + size` of a run: epochs, each in an order of its own, without a gap while the
+    batch keeps its size."""
     place_B = torch.arange(first, first + size)
     row_B = torch.empty(size, dtype=torch.long)
     for epoch in range(first // count, (first + size - 1) // count + 1):
@@ -199,12 +198,6 @@ def which(value: Model, kind: type[Head], task: str) -> int:
     raise ValueError(
         f"{task} needs a head {kind.__name__}, the model has {have}; choose another member, or give it that head"
     )
-
-
-def logits(found: Any, number: int) -> Tensor:
-    """The answer of one head: a model of several gives a tuple."""
-    answer: Tensor = found[number] if isinstance(found, tuple) else found
-    return answer
 
 
 def check_tokens(value: Model, vocabulary: int, name: str) -> None:

@@ -89,7 +89,7 @@ def write(
                     if not left.name.isdigit():
                         shutil.rmtree(left)
                 part.mkdir()
-                _save(_unique(weights), part / "model.safetensors")
+                _save(once(network, weights), part / "model.safetensors")
                 _save(moments, part / "optimizer.safetensors")
                 if whole is not None:
                     _save(whole, part / "average.safetensors")
@@ -162,8 +162,7 @@ def read(
     """Put a checkpoint into a network, its optimizers and its average; the state comes back."""
     state, found = check(folder, step), place(folder, step)
     weights: dict[str, Any] = load_file(found / "model.safetensors")
-    known = network.state_dict()
-    shared = {name: weights[_first(network, name)] for name in known if name not in weights}
+    shared = {name: weights[first] for name, first in second_names(network).items() if first in weights}
     set_model_state_dict(network, weights | shared, options=FULL)
     moments: dict[str, Any] = {}
     for key, x in load_file(found / "optimizer.safetensors").items():
@@ -177,6 +176,12 @@ def read(
     return state
 
 
+def result(place: Path) -> dict[str, Tensor]:
+    """The weights that are a run's result: the averaged ones, if it keeps an average; buffers come with the others."""
+    average = place / "average.safetensors"
+    return load_file(place / "model.safetensors") | (load_file(average) if average.is_file() else {})
+
+
 def kept(folder: Path, step: int, name: str) -> dict[str, Tensor]:
     """What else was kept under a name, if anything: what the step before left for the next one, or the work's state."""
     path = place(folder, step) / f"{name}.safetensors"
@@ -188,16 +193,17 @@ def _remedy(folder: Path, step: int) -> str:
     return f"go on from an earlier one with --step {earlier[-1]}" if earlier else "begin the run anew"
 
 
-def _unique(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without the second names of shared weights."""
-    seen: dict[int, str] = {}
-    return {name: x for name, x in weights.items() if seen.setdefault(x.data_ptr(), name) == name or not x.numel()}
+def second_names(network: nn.Module) -> dict[str, str]:
+    """The other names of shared weights, with the first of each."""
+    every = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    return {name: one for name, x in every if (one := first.setdefault(id(x), name)) != name}
 
 
-def _first(network: nn.Module, name: str) -> str:
-    """The first name of a shared weight."""
-    wanted = dict(network.named_parameters(remove_duplicate=False))[name]
-    return next(one for one, p in network.named_parameters(remove_duplicate=False) if p is wanted)
+def once(network: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights without the second names of those that are there by their first."""
+    others = second_names(network)
+    return {name: x for name, x in weights.items() if others.get(name) not in weights}
 
 
 def _full(x: Tensor) -> Tensor:

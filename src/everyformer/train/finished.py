@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import torch
-from safetensors.torch import load_file
 
 from everyformer.network.model import Network, PairNetwork
 from everyformer.task.work import Work
@@ -54,17 +54,34 @@ class Finished:
             found = self.work.evaluate(self.network, split, limit, kernel)
         return found | {"step": self.step, "precision": precision}
 
-    def write(self, prompt: str, tokens: int, **choices: Any) -> str:
-        """The prompt and what follows, or its translation."""
-        return self.work.write(self.network, prompt, tokens, **choices)
+    def write(self, prompt: str, **choices: Any) -> str:
+        """The prompt and what follows, or its translation, or its class."""
+        return self.work.write(self.network, prompt, **_known(self.work.write, choices))
 
     def paint(self, file: Path, **choices: Any) -> str:
         """Pictures, into a file."""
-        return self.work.paint(self.network, file, **choices)
+        return self.work.paint(self.network, file, **_known(self.work.paint, choices))
 
-    def stream(self, prompt: str, tokens: int, **choices: Any) -> Iterator[str]:
+    def stream(self, prompt: str, **choices: Any) -> Iterator[str]:
         """What follows the prompt, piece by piece."""
-        return self.work.stream(self.network, prompt, tokens, **choices)
+        return self.work.stream(self.network, prompt, **_known(self.work.stream, choices))
+
+
+DRAWING = ("temperature", "top_k", "top_p", "min_p", "seed")  # see `everyformer.infer.sample`
+
+
+def _known(verb: Callable[..., Any], choices: dict[str, Any]) -> dict[str, Any]:
+    """The choices, if all of them mean something to what is to be done."""
+    known: list[str] = []
+    for name, parameter in signature(verb).parameters.items():
+        known += DRAWING if parameter.kind is Parameter.VAR_KEYWORD else [name]
+    options = [f"--{name.replace('_', '-')}" for name in known if name not in ("network", "file")]
+    for name in choices:
+        if name not in known:
+            raise ValueError(
+                f"--{name.replace('_', '-')} says nothing to this run; leave it out (it takes {', '.join(options)})"
+            )
+    return choices
 
 
 def open_run(
@@ -94,15 +111,8 @@ def open_run(
     network = value.build()
     set_gather(network, recipe.run.gather)
     place = checkpoint.place(folder, step)
-    average = place / "average.safetensors"
-    # The averaged weights are a run's result; buffers come with the others.
-    weights = load_file(place / "model.safetensors") | (load_file(average) if average.exists() else {})
-    missing, left_over = network.load_state_dict(weights, strict=False)
-    shared = {name for name, _ in network.named_parameters(remove_duplicate=False)} - {
-        name for name, _ in network.named_parameters()
-    }
-    if left_over or set(missing) - shared:
-        raise ValueError(
-            f"{place} does not fit {folder / 'model.json'}: {sorted(left_over) + sorted(set(missing) - shared)}"
-        )
+    missing, left_over = network.load_state_dict(checkpoint.once(network, checkpoint.result(place)), strict=False)
+    wrong = sorted(left_over) + sorted(set(missing) - set(checkpoint.second_names(network)))
+    if wrong:
+        raise ValueError(f"{place} does not fit {folder / 'model.json'}: {wrong}")
     return Finished(network.to(find_device(device)).eval(), work, recipe, step, state["data"])

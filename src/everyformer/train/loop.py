@@ -117,9 +117,9 @@ def resume(
     check(recipe.run.listen, target)
     with world(recipe.run.device) as here:
         start = checkpoint.find(target, step) if step is not None or checkpoint.steps(target) else None
-        if steps is not None and steps < (start or 0):
+        if recipe.run.steps < (start or 0):
             raise ValueError(
-                f"{target} is at step {start}, which is past --steps {steps}; give more, or begin at an earlier --step"
+                f"{target} is at step {start}, which is past run.steps={recipe.run.steps}; give more, or begin at an earlier --step"
             )
         with here.in_turn():
             work = _open(recipe, target, here)

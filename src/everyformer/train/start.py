@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from everyformer.network.model import Network, PairNetwork
@@ -21,7 +20,8 @@ def adopt(network: Network | PairNetwork, folder: str | Path) -> list[str]:
     `folder` is a run's (its last checkpoint, averaged if it keeps an average) or one that everyformer.save wrote. The names
     of the weights taken come back. What does not fit is named and nothing is taken.
     """
-    saved = {name: weight for name, weight in weights(Path(folder)).items() if not name.startswith(HEADS)}
+    saved = checkpoint.once(network, weights(Path(folder)))
+    saved = {name: weight for name, weight in saved.items() if not name.startswith(HEADS)}
     mine = {name: weight for name, weight in network.state_dict().items() if not name.startswith(HEADS)}
     # A shared weight is saved under one of its names.
     there = {weight.data_ptr() for name, weight in mine.items() if name in saved}
@@ -57,7 +57,6 @@ def weights(folder: Path) -> dict[str, Tensor]:
             f"{folder} has no weights to begin from; give a run's folder, or one that everyformer.save wrote"
         )
     try:
-        average = place / "average.safetensors"
-        return load_file(place / "model.safetensors") | (load_file(average) if average.is_file() else {})
+        return checkpoint.result(place)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{place / 'model.safetensors'} cannot be read ({error}); restore it from a copy") from None
