@@ -330,6 +330,18 @@ def test_large_numbers_hide_no_look_ahead(text, ahead):
     assert parse(text).looks_ahead() is ahead
 
 
+class Peek(Pattern, Value, frozen=True):
+    """What comes a hundred later: a number that no field has."""
+
+    def sees(self, b, h, q, k, scene):
+        return (k <= q) | (k == q + 100)
+
+
+def test_only_causal_holds_back_a_pattern_from_elsewhere():
+    assert Peek().looks_ahead() and Peek().looks_ahead(128) and not Peek().looks_ahead(64)
+    assert not (Causal() & Peek()).looks_ahead()
+
+
 @pytest.mark.parametrize(
     ("text", "end"),
     [

@@ -186,12 +186,12 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         [model(cross=CROSS)],
     ),
     (
-        "the pattern window(3) sees the future, and a language head would learn to copy it; add causal &",
+        "the pattern window(3) sees the future, or cannot be shown not to, and a language head would learn to copy it; add causal &",
         model("window(3)", heads=LANGUAGE),
         [model("causal & window(3)", heads=LANGUAGE)],
     ),
     (
-        "the pattern full sees the future, and a logistics head would learn to copy it; add causal &",
+        "the pattern full sees the future, or cannot be shown not to, and a logistics head would learn to copy it; add causal &",
         model("full", embed=Features(3), heads=(Logistics(),)),
         [model("causal", embed=Features(3), heads=(Logistics(),))],
     ),

@@ -77,8 +77,9 @@ class Pattern:
     def looks_ahead(self, length: int | None = None, heads: int = 1) -> bool:
         """Does a query see a key after it, among the first `length` positions, or see others because of what comes later?
 
-        Data-dependent parts count as all that they may see. Without a length, enough positions are tried for every
-        number in the pattern to have had its effect twice.
+        Data-dependent parts count as all that they may see. Without a length, what `causal` holds back is sure; else enough
+        positions are tried for every number in the pattern to have had its effect twice. Where those are too many, or the
+        pattern is not of this file and may have numbers in its code, only `causal` is believed.
         """
         if not all(part.settled for part in self.walk()):
             return True
@@ -87,7 +88,8 @@ class Pattern:
         shares = [len(part.patterns) for part in most.walk() if isinstance(part, ByHead)]
         if length is None:
             length = 64 + 2 * sum(numbers) + math.lcm(*(number for number in numbers if number))
-            if length > MOST:  # too many to try: only what `causal` itself holds back is sure
+            ours = all(type(part).__module__ == __name__ for part in most.walk())
+            if _held_back(most) or length > MOST or not ours:
                 return not _held_back(most)
         return _looks_ahead(most, length, max(heads, math.lcm(*shares)))
 

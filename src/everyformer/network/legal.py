@@ -48,7 +48,10 @@ def objections(value: Model) -> Iterator[str]:
                         "the future; use hashed, or say leaks=True to have it as published"
                     )
                 if pattern.bound().looks_ahead(heads=_heads(layers)):
-                    yield f"the pattern {pattern} sees the future, and a {kind} head would learn to copy it; add causal &"
+                    yield (
+                        f"the pattern {pattern} sees the future, or cannot be shown not to, and a {kind} head would learn to copy it; "
+                        "add causal &"
+                    )
             if both_ways:
                 yield f"a layer that reads both ways sees the future, and a {kind} head would learn to copy it; leave both_ways out"
             if any(layer.spreads() for layer in layers):
