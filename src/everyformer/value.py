@@ -11,6 +11,7 @@ subclass takes part in JSON: it is found by its tag among the protocol's subclas
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -21,7 +22,9 @@ import msgspec
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # a whole number of 1 or more
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # a whole number of 0 or more
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]  # a probability that may not be 1
+Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 T = TypeVar("T")
 
@@ -48,6 +51,8 @@ def _fields(kind: type[Value]) -> tuple[tuple[str, str, Any], ...]:
 
 def checked(name: str, given: Any, kind: Any) -> Any:
     """What is given, converted to the kind; or a ValueError that names it."""
+    if isinstance(given, float) and not math.isfinite(given):
+        raise ValueError(f"{name} is {given!r}: give a finite number")
     try:
         return msgspec.convert(given, kind, dec_hook=_decode)
     except msgspec.ValidationError as error:
@@ -89,7 +94,7 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of an error message: the names that look like the wrong one, or all of them."""
     names = sorted(names)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else f"the names are {', '.join(names)}"
 
 

@@ -15,13 +15,16 @@ from everyformer import (
     Concatenated,
     Features,
     FeedForward,
+    Gated,
     Grid,
     Halt,
     Language,
     LayerNorm,
     Learned,
+    Lstm,
     Memory,
     Mixed,
+    Model,
     Nodes,
     OneHot,
     Past,
@@ -45,7 +48,13 @@ X = tokens()  # 2 sequences of 6
 TRUE = torch.ones(2, 6, dtype=torch.bool)
 KINDS = torch.zeros(2, 3, dtype=torch.long)
 
+
+def source(length: int) -> Memory:
+    return Memory(torch.zeros(2, length, 8))
+
+
 NETWORKS: dict[str, Any] = {
+    "state": Model(width=8, embed=Tokens(17), body=Lstm(1)),
     "language": model(position=Learned(8), heads=(Language(),)),
     "wide": model(width=16),
     "deep": model(layers=4),
@@ -261,6 +270,16 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (after("language", X), "position 11 is past the 8 positions that the model knows"),
     (after("language", X[:1, :1]), "the past has 2 sequences, the input 1; reorder it, or begin with Past()"),
     (after("wide", X), "the past has keys or values of the shape (2, 2, 6, 4), the new ones (2, 2, 6, 8)"),
+    (after("language", X, of="state"), "the past is of a model of another kind; begin with Past()"),
+    (after("state", X), "the past is of a model of another kind; begin with Past()"),
+    (call("language", X, memory=3), "memory=3 is of a past, and none is kept; give past=Past() too"),
+    (past(lambda past: past.reorder(torch.tensor([], dtype=torch.long))), "reorder by nothing leaves no sequence"),
+    (
+        lambda: net("decoder")(X, past=net("decoder")(X, past=Past(), source=source(4)).past, source=source(5)),
+        "the past is of a source of 4 positions, this one has 5; begin with Past()",
+    ),
+    (lambda: Gated(bias=float("nan")), "gated.bias is nan: give a finite number"),
+    (lambda: build("gpt2", 3), "gpt2 has no size 3; the names are"),
     (after("deep", X), "the past has 2 entries, the model makes 4: it is of another model; begin with Past()"),
     (
         after("full", X, of="full"),

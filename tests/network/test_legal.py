@@ -201,6 +201,11 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         [model("full", heads=(Classify(3, "first"),), class_token=True)],
     ),
     (
+        "a class token has no segment, document or node of its own; leave it out, and read the mean",
+        model("full & same_document", heads=(Classify(3, "first"),), class_token=True),
+        [model("full & same_document", heads=(Classify(3),)), model("full", heads=(Classify(3),), class_token=True)],
+    ),
+    (
         "a tied language head has the embedding's vocabulary; leave its own out or give tied=False",
         model(heads=(Language(vocabulary=5),)),
         [model(heads=LANGUAGE), model(heads=(Language(vocabulary=5, tied=False),))],

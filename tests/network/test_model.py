@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from everyformer import (
     Attention,
@@ -20,7 +21,9 @@ from everyformer import (
     Language,
     LayerNorm,
     Learned,
+    Lstm,
     Memory,
+    Model,
     Nodes,
     Normal,
     PerToken,
@@ -281,6 +284,35 @@ def test_xavier_begins_uniform_by_fan_in_and_fan_out():
     assert 0.99 * bound < weight.abs().max() <= bound
     assert abs(weight.std() / (bound / 3**0.5) - 1) < 0.05
     assert abs(network.embed.table.weight.std() * 8 - 1) < 0.05  # so that sqrt(D) times a token has variance 1
+
+
+def test_a_table_that_a_head_uses_begins_small_enough_to_tell_nothing():
+    """With torch's deviation of 1 a model would echo its input: the first loss is that of a guess."""
+    torch.manual_seed(0)
+    value = model(width=64, embed=Tokens(256), heads=(Language(),))
+    network, x_BT = value.build(), torch.randint(0, 256, (8, 32))
+    assert abs(network.embed.table.weight.std() * 8 - 1) < 0.05
+    loss = F.cross_entropy(network(x_BT).logits[:, :-1].flatten(0, 1), x_BT[:, 1:].flatten())
+    assert loss < math.log(256) + 1
+    other = model(width=64, embed=Tokens(256), heads=(Language(tied=False),)).build()
+    assert abs(other.embed.table.weight.std() - 1) < 0.05
+
+
+@pytest.mark.parametrize("initial", [Normal(), Xavier()])
+def test_what_says_how_it_begins_begins_so(initial):
+    cell = Model(width=8, embed=Tokens(9), body=Lstm(1), initial=initial).build().body.layers[0].cells[0]
+    assert (cell.of_x.bias.view(4, 8)[cell.gates.index("f")] == 1).all()
+    table = model("full", width=64, embed=Features(99, deviation=0.5), initial=initial).build().embed.map
+    assert abs(table.weight.std() * 2 - 1) < 0.05 and (table.bias == 0).all()
+
+
+def test_what_stands_in_padding_changes_nothing_even_if_it_is_no_number():
+    network, x_BTF = ready(model("full", embed=Features(3), heads=(Classify(2),))), randn(2, 5, 3)
+    visible_BT = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
+    wanted = network(x_BTF, visible=visible_BT).logits
+    for filler in (torch.nan, 1e200, -torch.inf):
+        found = network(x_BTF.masked_fill(~visible_BT[..., None], filler), visible=visible_BT).logits
+        assert torch.equal(found, wanted)
 
 
 @pytest.mark.spec(20)

@@ -16,6 +16,7 @@ from everyformer.train.capture import objection
 from everyformer.train.loop import resume, train
 from everyformer.train.recipe import Recipe, Run, override
 from everyformer.train.record import read
+from everyformer.train.start import adopt
 from tests.network import close, model, ready, tokens
 from tests.spec import further as spec
 from tests.train.small import BASE, same, text
@@ -141,6 +142,13 @@ def test_a_run_knows_how_far_it_is_and_goes_on_to_the_same_weights(tmp_path):
     train(recipe, tmp_path / "other")
     places = [tmp_path / name / "checkpoints" / "00000012" for name in ("whole", "other")]
     assert same(*places)
+    body = build("deep-character", "tiny", **recipe.model | {"context": 16})
+    with pytest.raises(ValueError, match=r"position\S* is \(8, 16\), not \(16, 16\)"):
+        adopt(body, tmp_path / "whole")
+    plain = LanguageTask(ahead=0, every_layer=False).open(str(data), None).adapt(recipe.value({"vocabulary": 256}))
+    assert any(
+        "layers.1" in name for name in adopt(plain.build(), tmp_path / "whole")
+    )  # what told further stays behind
 
 
 @pytest.mark.spec(76)

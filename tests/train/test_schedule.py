@@ -37,3 +37,18 @@ def test_the_batch_grows_at_its_steps():
     assert [batch_size(run, step) for step in (0, 9, 10, 19, 20, 99)] == [4, 4, 8, 8, 32, 32]
     assert sequences_before(run, 25) == sum(batch_size(run, step) for step in range(25))
     assert sequences_before(run, 5) == 20
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"clip": -1.0}, ">= 0"),
+        ({"floor": -5.0}, ">= 0"),
+        ({"weight_decay": -0.1}, ">= 0"),
+        ({"lr": math.inf}, "finite"),
+    ],
+    ids=str,
+)
+def test_rates_that_lead_uphill_are_refused(wrong, reason):
+    with pytest.raises(ValueError, match=f"optim.{next(iter(wrong))} is .*{reason}"):
+        Optim(**wrong)

@@ -28,11 +28,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from everyformer.attention.pattern import ByHead, Pattern, Window
 from everyformer.attention.rule import Rule, RuleModule, Term
 from everyformer.attention.scene import Scene
-from everyformer.value import Size, Value
+from everyformer.value import NotNegative, Part, Size, Value
 
 GRAIN = 64  # windows are multiples of this, and of an eighth of the next power of two
-Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Cost = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Span(Rule, Value, frozen=True):
@@ -40,7 +38,7 @@ class Span(Rule, Value, frozen=True):
 
     longest: Size
     ramp: Size = 32
-    cost: Cost = 5e-7  # of each position, in nats a target
+    cost: NotNegative = 5e-7  # of each position, in nats a target
     start: Part = 0.0
 
     def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
@@ -53,7 +51,7 @@ class DynamicSpan(Rule, Value, frozen=True):
     width: Size
     longest: Size
     ramp: Size = 32
-    cost: Cost = 5e-7
+    cost: NotNegative = 5e-7
     start: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.1
 
     def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:

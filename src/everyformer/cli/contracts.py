@@ -68,14 +68,11 @@ def contracts(
 def _print(report: Report, member: str | None) -> None:
     screen = console()
     cells = len(report.findings)
-    if cells:
-        screen.print(str(report), soft_wrap=True)
-    else:
-        screen.print(f"none of these contracts speaks of {member or 'any model'}: nothing was checked", soft_wrap=True)
-    if report.ok and cells:
-        screen.print(f"\nall kept in {cells:,} cells", style="green")
-    elif cells:
+    screen.print(str(report), soft_wrap=True)
+    if report.broken:
         screen.print(f"\nBROKEN in {len(report.broken):,} of {cells:,} cells", style="red")
+    elif cells:
+        screen.print(f"\nall kept in {cells:,} cells", style="green")
     if member is None:
         screen.print(f"{report.refused:,} combinations are illegal and were refused")
     next_command(screen, "contracts" if member else "contracts gpt2")
@@ -87,6 +84,7 @@ def _plain(report: Report) -> dict[str, Any]:
 
     return {
         "ok": report.ok,
+        "unasked": report.unasked,
         "refused": report.refused,
         "contracts": [
             {"contract": name, "cells": cells, "worst_error": number(error), "limit": limit, "kept": kept}

@@ -12,12 +12,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from everyformer.network.embed import Tokens
-from everyformer.network.halting import Cost
 from everyformer.network.head import Language
 from everyformer.network.model import Model
 from everyformer.network.ponder import Ponder
 from everyformer.network.wiring import Chain
-from everyformer.value import Count, Share, Size
+from everyformer.value import Count, NotNegative, Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 64, "steps": 3},
@@ -30,7 +29,7 @@ def act_rnn(
     layers: Size = 1,
     steps: Size = 100,
     cell: Literal["rnn", "lstm"] = "lstm",
-    cost: Cost = 0.01,
+    cost: NotNegative = 0.01,
     bias: float = 1.0,
     memory: Count = 0,
     vocabulary: Size = 256,

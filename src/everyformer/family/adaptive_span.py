@@ -15,14 +15,14 @@ from typing import Any
 from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Causal, Window
 from everyformer.attention.rule import Rule, Shaw
-from everyformer.attention.span import Cost, DynamicSpan, Part, Span
+from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.head import Language
 from everyformer.network.model import Model
 from everyformer.network.wiring import PostNorm
-from everyformer.value import Share, Size
+from everyformer.value import NotNegative, Part, Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 64, "heads": 4, "layers": 2, "span": 64, "ramp": 8, "cost": 1e-4, "start": 0.1, "dropout": 0.1},
@@ -38,7 +38,7 @@ def adaptive_span(
     layers: Size = 12,
     span: Size = 8192,
     ramp: Size = 32,
-    cost: Cost = 5e-7,
+    cost: NotNegative = 5e-7,
     start: Part | None = None,
     dynamic: bool = False,
     itself: bool = False,

@@ -22,13 +22,13 @@ from everyformer.attention.pattern import Causal, Full, Pattern
 from everyformer.network.depth import Attention, Depth, Layer
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import Convolution, FeedForward
-from everyformer.network.halting import Cost, Halt, Repeat
+from everyformer.network.halting import Halt, Repeat
 from everyformer.network.head import Language
 from everyformer.network.initial import Xavier
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.position import TimePosition
 from everyformer.network.wiring import PostNorm
-from everyformer.value import Share, Size
+from everyformer.value import NotNegative, Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 64, "heads": 4, "steps": 4},
@@ -45,7 +45,7 @@ def universal_transformer(
     hidden: Size | None = None,
     transition: Literal["feedforward", "convolution"] = "feedforward",
     halting: Literal["fixed", "freeze", "graves", "t2t"] = "freeze",
-    cost: Cost = 0.01,
+    cost: NotNegative = 0.01,
     bias: float = 1.0,
     encoder: bool = False,
     vocabulary: Size = 256,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -26,10 +27,13 @@ from everyformer.network.head import Language
 from everyformer.network.legal import looks_back_only
 from everyformer.network.model import Network, PairNetwork, evaluating
 from everyformer.network.past import Past
+from everyformer.value import nearest
 
 __all__ = ["generate", "sample", "stream"]
 
 SPARE = 64  # positions that a past may have more than is seen of it, so that it is not cut for each token
+OPTIONS = {"source", "edges", "memory", "kernel", "probe"}  # of the network that say the same in every call
+WAYS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "context", "cached"}
 Prompts = Sequence[Sequence[int]] | Tensor
 
 
@@ -64,8 +68,10 @@ def stream(
     stop      a row ends with the first of these tokens, which is its last
     context   how many tokens the model sees at most; None: as many as it knows positions for, or all
     cached    False computes everything anew for each token: the same, slowly
-    options   go to the network (`source=`, `kernel=`, ...)
+    options   go to the network: `source=`, `edges=`, `memory=`, `kernel=`, `probe=`
     """
+    for name in set(options) - OPTIONS:
+        raise ValueError(f"there is no option {name!r} of generating; {nearest(name, OPTIONS | WAYS)}")
     rows, number = prompt_rows(prompts), language_head(network)
     check(temperature, top_k, top_p, min_p)
     if not isinstance(tokens, int) or tokens < 0 or (context is not None and context < 1):
@@ -180,8 +186,8 @@ def prompt_rows(prompts: Prompts) -> list[list[int]]:
     """Prompts as lists of their own."""
     try:
         plain = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-        rows = [[int(token) for token in row] for row in plain]
-    except (TypeError, ValueError):
+        rows = [[index(token) for token in row] for row in plain]
+    except TypeError:
         raise ValueError(f"prompts are {prompts!r}: give a list of lists of token ids, one for each prompt") from None
     if not rows or not all(rows):
         raise ValueError(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from everyformer.network.initial import begun
 from everyformer.network.position import Position
 from everyformer.value import Count, Positive, Size, Value
 
@@ -65,8 +66,8 @@ class Features(Embed, Value, frozen=True):
     def build(self, width: int) -> FeatureEmbedding:
         module = FeatureEmbedding(self.inputs, 0, width)
         if self.deviation is not None:
-            nn.init.normal_(module.map.weight, std=self.deviation)
-            nn.init.zeros_(module.map.bias)
+            begun(nn.init.normal_(module.map.weight, std=self.deviation))
+            begun(nn.init.zeros_(module.map.bias))
         return module
 
 

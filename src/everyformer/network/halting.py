@@ -41,14 +41,13 @@ from everyformer.network.depth import Layer, Layered, LayerModule, Layers, Sourc
 from everyformer.network.past import Entry, Keys
 from everyformer.network.position import Position
 from everyformer.network.wiring import Wiring
-from everyformer.value import Size, Value
+from everyformer.value import NotNegative, Size, Value
 
 GATHERING = ("auto", "reference", "sdpa")  # the kernels that serve some queries alone
 GATHER = 0.6  # the share of positions that run, up to which it pays to put them together
 
 Mode = Literal["graves", "freeze", "t2t"]
 Rest = Annotated[float, msgspec.Meta(gt=0, lt=1)]
-Cost = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Repeat(Layered, Value, frozen=True):
@@ -72,7 +71,7 @@ class Halt(Layered, Value, frozen=True):
     position: Position | None = None
     mode: Mode = "graves"
     rest: Rest = 0.01
-    cost: Cost = 0.01
+    cost: NotNegative = 0.01
     bias: float = 1.0  # above 0: few steps at first; -3 for many
 
     def build(self, width: int) -> nn.Module:

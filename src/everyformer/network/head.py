@@ -37,6 +37,11 @@ class Head:
 
     __slots__ = ()
 
+    @property
+    def uses_table(self) -> bool:
+        """Does it turn the embedding's table around?"""
+        return False
+
     def build(self, width: int, embed: Embed) -> nn.Module:
         raise NotImplementedError
 
@@ -49,6 +54,10 @@ class Language(Head, Value, frozen=True):
     vocabulary: Size | None = None  # that of the embedding, unless the model's inputs are not tokens
     ahead: Count = 0  # tokens after the next that are told in training too, each by a map of its own
     every_layer: bool = False  # do the layers below the last tell them too in training, by maps of their own?
+
+    @property
+    def uses_table(self) -> bool:
+        return self.tied and not self.vocabulary
 
     def further(self, width: int, embed: Embed, layers: int) -> nn.ModuleList | None:
         """The maps of each layer that serve in training alone (Al-Rfou et al. 2018); the last layer's first is the head's."""
@@ -68,6 +77,10 @@ class Masked(Head, Value, frozen=True):
     """The token that was masked, as in BERT: a dense layer, GELU, a norm, then the embedding's weights and a bias."""
 
     eps: float = 1e-12
+
+    @property
+    def uses_table(self) -> bool:
+        return True
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         return MaskedLogits(width, vocabulary(embed), self.eps)

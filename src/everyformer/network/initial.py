@@ -1,15 +1,20 @@
 """How weights begin.
 
-AsTorch   what each torch layer does by itself
+AsTorch   what each torch layer does by itself; but a table of tokens that a head uses too begins with deviation 1/sqrt(width),
+          because with torch's 1 the first logits are so large that a model would echo its input
 Normal    normal with one deviation, biases 0 (BERT, GPT-2); `by_depth` divides the maps that end a residual branch
           by sqrt(number of branches) (Child et al. 2019: 1/sqrt(2N) for N layers of two; Radford et al. 2019);
           `by_width` divides by sqrt(inputs of the map), for tables by sqrt(width) (Child et al. 2019: 0.125/sqrt(d))
 Xavier    uniform by fan-in and fan-out (Glorot & Bengio 2010), as tensor2tensor began the Transformer
+
+A weight whose module says how it begins (`begun`), as the bias of an LSTM's forget gate does, is left alone.
 """
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
+
+from torch import Tensor, nn
 
 from everyformer.attention.heads import ProjectedHeads
 from everyformer.value import Positive, Value
@@ -24,9 +29,20 @@ class Initial:
         raise NotImplementedError
 
 
+def begun(weight: Tensor) -> None:
+    """Mark a weight that begins as it is, however the others do."""
+    weight.begun = True  # type: ignore[attr-defined]
+
+
+def _free(weight: Tensor | None) -> bool:
+    return weight is not None and not hasattr(weight, "begun")
+
+
 class AsTorch(Initial, Value, frozen=True):
     def fill(self, network: nn.Module) -> None:
-        return None
+        value: Any = network.value
+        if any(head.uses_table for head in value.heads):
+            nn.init.normal_(network.embed.table.weight, std=value.width**-0.5)  # type: ignore[union-attr, arg-type]
 
 
 class Normal(Initial, Value, frozen=True):
@@ -39,21 +55,21 @@ class Normal(Initial, Value, frozen=True):
             name for name, module in network.named_modules() if name.endswith(".out") and isinstance(module, nn.Linear)
         ]
         for name, module in network.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
+            if isinstance(module, nn.Linear | nn.Embedding) and _free(module.weight):
                 shrink = len(ends) ** -0.5 if self.by_depth and name in ends else 1.0
                 shrink *= module.weight.shape[1] ** -0.5 if self.by_width else 1.0
                 nn.init.normal_(module.weight, std=self.deviation * shrink)
-            if isinstance(module, nn.Linear) and module.bias is not None:
+            if isinstance(module, nn.Linear) and _free(module.bias):
                 nn.init.zeros_(module.bias)
 
 
 class Xavier(Initial, Value, frozen=True):
     def fill(self, network: nn.Module) -> None:
         for module in network.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and _free(module.weight):
                 nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+            if isinstance(module, nn.Linear) and _free(module.bias):
+                nn.init.zeros_(module.bias)
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         for module in network.modules():

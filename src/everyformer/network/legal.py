@@ -67,14 +67,16 @@ def objections(value: Model) -> Iterator[str]:
                 yield "every_layer needs one state after each layer, which only a Stack keeps that is not reversible; leave it out"
         if isinstance(head, Masked) and not isinstance(value.embed, Tokens):
             yield "a masked head predicts tokens and the inputs are none; use PerToken"
-        tied = isinstance(head, Masked) or (isinstance(head, Language) and head.tied and not head.vocabulary)
-        if tied and value.position and value.position.content_width(value.width) != value.width:
+        if head.uses_table and value.position and value.position.content_width(value.width) != value.width:
             yield (
                 "concatenated positions make the embedding narrower than the model, so its weights cannot be the head's; "
                 "untie it, or add the positions"
             )
         if isinstance(head, Classify) and head.reading == "first" and looks_back_only(value):
             yield "the first token of a causal model has seen nothing but itself; read the last one or the mean"
+    told = {part.needs for layer in layers for one in layer.attentions() for part in one.pattern.walk()}
+    if value.class_token and (value.segments or told & {"document_BP", "edges_BNN"}):
+        yield "a class token has no segment, document or node of its own; leave it out, and read the mean"
     writes = any(isinstance(head, Language | Logistics) for head in value.heads)
     if wiring.norm is not None and wiring.norm.mixes_positions and (writes or looks_back_only(value)):
         yield (

@@ -34,7 +34,7 @@ from everyformer.network.inputs import (
 )
 from everyformer.network.legal import objections, pair_objections, refuse
 from everyformer.network.norm import Norm
-from everyformer.network.past import Past
+from everyformer.network.past import Keys, Past, State
 from everyformer.network.position import Position
 from everyformer.value import Count, Share, Size, Value
 
@@ -190,9 +190,13 @@ class Network(nn.Module):
         x_BTD = self.embed(inputs)
         batch, length = x_BTD.shape[:2]
         check_visible(visible, batch, length)
+        if visible is not None:  # whatever stands there, and be it no numbers
+            x_BTD = x_BTD.masked_fill(~visible[..., None], 0.0)
         self._check_used(documents=documents, edges=edges, source=source)
         if past is not None:
-            self._check_past(past, batch)
+            self._check_past(past, batch, source)
+        elif memory is not None:
+            raise ValueError(f"memory={memory} is of a past, and none is kept; give past=Past() too")
         if self.class_token is not None:
             x_BTD = torch.cat((self.class_token.expand(batch, -1, -1), x_BTD), dim=1)
             visible = None if visible is None else torch.cat((visible.new_ones(batch, 1), visible), dim=1)
@@ -301,7 +305,7 @@ class Network(nn.Module):
             if x is not None and name not in self.reads:
                 raise ValueError(f"{name} are given, but nothing in the model reads them; leave them out")
 
-    def _check_past(self, past: Past, batch: int) -> None:
+    def _check_past(self, past: Past, batch: int, source: Memory | None) -> None:
         if not isinstance(past, Past):
             raise ValueError(f"past is a {type(past).__name__}: give Past() to begin, then the last output's past")
         if self.class_token is not None:
@@ -311,6 +315,13 @@ class Network(nn.Module):
         if past.batch not in (None, batch):
             raise ValueError(
                 f"the past has {past.batch} sequences, the input {batch}; reorder it, or begin with Past()"
+            )
+        if any(isinstance(one, State) == bool(self.value.body.each) for one in past.layers):
+            raise ValueError("the past is of a model of another kind; begin with Past()")
+        known = {one.k_BHKE.shape[2] for one in past.layers if isinstance(one, Keys) and one.fixed}
+        if source is not None and known - {source.x_BSD.shape[1]}:
+            raise ValueError(
+                f"the past is of a source of {max(known)} positions, this one has {source.x_BSD.shape[1]}; begin with Past()"
             )
 
     def _check_unseen(self, before: int, batch: int, scene: Scene) -> None:

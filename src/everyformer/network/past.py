@@ -117,6 +117,8 @@ class Past:
             raise ValueError(f"reorder takes a tensor of whole numbers, not a {type(index_B).__name__}")
         if index_B.dim() != 1 or index_B.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"reorder takes a list of whole numbers, not {index_B.dtype} of {tuple(index_B.shape)}")
+        if len(index_B) == 0:
+            raise ValueError("reorder by nothing leaves no sequence; when the last has ended, stop")
         if self.batch and not 0 <= int(index_B.min()) <= int(index_B.max()) < self.batch:
             raise ValueError(
                 f"cannot reorder by {index_B.tolist()}: the past has {self.batch} sequences; give 0 to {self.batch - 1}"

@@ -26,10 +26,10 @@ from torch.nn import functional as F
 
 from everyformer.attention.scene import Scene
 from everyformer.network.depth import Depth, Layer, StackLayers
-from everyformer.network.halting import Account, Cost, HaltingUnit, Rest, mean, none, real, shares
+from everyformer.network.halting import Account, HaltingUnit, Rest, mean, none, real, shares
 from everyformer.network.recurrent import Cell, RecurrentLayer, begin
 from everyformer.network.wiring import Chain, Wiring
-from everyformer.value import Size, Value
+from everyformer.value import NotNegative, Size, Value
 
 
 class Ponder(Depth, Value, frozen=True):
@@ -40,7 +40,7 @@ class Ponder(Depth, Value, frozen=True):
     wiring: Wiring = Chain()
     cell: Literal["rnn", "lstm"] = "lstm"
     rest: Rest = 0.01
-    cost: Cost = 0.01
+    cost: NotNegative = 0.01
     bias: float = 1.0  # above 0: few steps at first
     each: ClassVar[tuple[Layer, ...]] = ()  # type: ignore[misc]
 

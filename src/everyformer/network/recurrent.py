@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from everyformer.attention.attend import CannotServe
 from everyformer.attention.scene import Scene
 from everyformer.network.depth import Depth, DepthLayer, Layer, Source, StackLayers
+from everyformer.network.initial import begun
 from everyformer.network.past import Entry, State
 from everyformer.network.wiring import Chain, Wiring
 from everyformer.value import Size, Value
@@ -137,6 +138,7 @@ class Cell(nn.Module):
         if bias and "f" in gates:
             with torch.no_grad():
                 self.of_x.bias.view(len(gates), own)[gates.index("f")] = 1.0
+            begun(self.of_x.bias)
 
     def forward(
         self, x_BTD: Tensor, visible_BT: Tensor | None, before_BC: Tensor | None, scene: Scene, keep: bool

@@ -69,6 +69,7 @@ class Report:
 
     findings: list[Finding] = field(default_factory=list)
     refused: int = 0  # combinations that are illegal and were not built
+    unasked: list[str] = field(default_factory=list)  # contracts that were named, but do not speak of the model
 
     @property
     def broken(self) -> list[Finding]:
@@ -76,7 +77,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return not self.broken
+        """Was all that was named checked, and kept?"""
+        return not self.broken and not self.unasked
 
     def rows(self) -> Iterator[tuple[str, int, float, float, bool]]:
         for name in CONTRACTS:
@@ -89,6 +91,7 @@ class Report:
         lines = [f"{'contract':<12}{'cells':>7}{'worst error':>14}{'limit':>9}"]
         for name, cells, error, limit, kept in self.rows():
             lines.append(f"{name:<12}{cells:>7}{error:>14.1e}{limit:>9.0e}  {'kept' if kept else 'BROKEN'}")
+        lines += [f"{name:<12}does not speak of this model: nothing was checked" for name in self.unasked]
         lines += [f"broken: {found.contract} by {found.error:.1e} in {found.cell}" for found in self.broken[:10]]
         return "\n".join(lines)
 
@@ -126,6 +129,8 @@ def contracts(
                 if error is not None:
                     limit = LIMITS.get(contract, LIMIT)
                     report.findings.append(Finding(contract, name or _describe(part.value), error, limit))
+    checked = {finding.contract for finding in report.findings}
+    report.unasked = [contract for contract in chosen if only is not None and contract not in checked]
     return report
 
 

@@ -41,14 +41,12 @@ from everyformer.network.legal import looks_back_only
 from everyformer.network.model import EncoderDecoder, Model, Network, Output, PairNetwork
 from everyformer.network.past import Past
 from everyformer.task.work import Batch, Task, Work, check_split, draw, epoch_rows
-from everyformer.value import Size, Value
+from everyformer.value import NotNegative, Part, Positive, Size, Value
 
 MEMORY = 64  # where neither the member nor the recipe says
 RECENT = 100  # episodes whose mean return is told while training
 SPLITS = {"valid": 1, "test": 2}  # what seeds of episodes begin with; those of training begin with 0
 SURE = 1.96  # deviations of a mean to either side that hold the truth in 19 of 20 cases
-
-Part = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Control(Task, Value, frozen=True):
@@ -60,9 +58,9 @@ class Control(Task, Value, frozen=True):
     epochs: Size = 4  # how often it does
     discount: Part = 0.99
     trace: Part = 0.95
-    clip: Annotated[float, Meta(gt=0)] = 0.2
-    critic: Annotated[float, Meta(ge=0)] = 0.5
-    entropy: Annotated[float, Meta(ge=0)] = 0.01
+    clip: Positive = 0.2
+    critic: NotNegative = 0.5
+    entropy: NotNegative = 0.01
     remembers: bool = True  # False: a feed-forward agent, to which all but what it sees now is unknown
     memory: Size | None = None  # how many positions are remembered; None: as the member says, or 64
     episodes: Annotated[int, Meta(ge=2)] = 200  # of an evaluation that is not limited

@@ -14,7 +14,7 @@ import msgspec
 from everyformer.family.table import find
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.task.work import Task
-from everyformer.value import Count, Positive, Share, Size, Value, nearest
+from everyformer.value import Count, NotNegative, Part, Positive, Share, Size, Value, nearest
 
 
 class Run(Value, frozen=True):
@@ -45,14 +45,14 @@ class Optim(Value, frozen=True):
     name: Literal["adamw", "muon"] = "adamw"  # muon for matrices, adamw for the rest
     lr: Positive = 1e-3
     muon_lr: Positive = 2e-2
-    weight_decay: float = 0.01
+    weight_decay: NotNegative = 0.01
     beta1: Share = 0.9
     beta2: Share = 0.99
     schedule: Literal["constant", "cosine", "inverse_sqrt", "linear", "wsd"] = "cosine"
     warmup: Count = 100
-    floor: float = 0.1  # the end of cosine, linear and wsd, as a share of lr
+    floor: Part = 0.1  # the end of cosine, linear and wsd, as a share of lr
     decay: Positive = 0.2  # wsd: the share of the steps in which the rate falls
-    clip: float = 1.0  # of the gradient's norm; 0: never
+    clip: NotNegative = 1.0  # of the gradient's norm; 0: never
     average: Share = 0.0  # decay of the running average of the weights; 0: none
     patience: Size = 20  # bad steps (not finite, or a spike) in a row before the run stops
 

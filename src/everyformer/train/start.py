@@ -11,7 +11,7 @@ from torch import Tensor
 from everyformer.network.model import Network, PairNetwork
 from everyformer.train import checkpoint
 
-HEADS = ("heads.", "encoder.heads.", "decoder.heads.")
+HEADS = tuple(f"{side}{part}." for side in ("", "encoder.", "decoder.") for part in ("heads", "further"))
 
 
 def adopt(network: Network | PairNetwork, folder: str | Path) -> list[str]:
