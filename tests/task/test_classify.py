@@ -101,6 +101,11 @@ def test_classes_keep_their_names_and_numbers(texts, tmp_path):
     assert again.classes == ("new", "odd", "even")
     names = [work.data.classes[label] for label in work.data.splits["train"][1]]
     assert [again.classes[label] for label in again.label["train"].tolist()] == names
+    for gone in (texts, None):  # who only writes reads no data, the embedded ones neither
+        alone = Classify(tokenizer="bytes").reopen(gone, None, tmp_path)
+        assert alone.classes == ("new", "odd", "even")
+    with pytest.raises(ValueError, match="is of a model that does not write; use evaluate"):
+        Classify().reopen(texts, None, tmp_path / "nothing")
 
 
 def test_texts_are_cut_to_the_positions_that_each_layer_knows(texts):

@@ -162,6 +162,12 @@ def writer(poem):
     return work, build("gpt2", "tiny", vocabulary=work.tokenizer.vocabulary)
 
 
+def test_what_to_try_next_is_of_characters_that_are_known(tmp_path):
+    (tmp_path / "greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 60)
+    assert opened(tmp_path / "greek.txt").hint == "--prompt 'Once'"
+    assert opened(tmp_path / "greek.txt", tokenizer="characters").hint == "--prompt 'μῆνιν'"
+
+
 def test_writing_begins_with_the_prompt(writer):
     work, network = writer
     written = [work.write(network, "Before we", 10, temperature=1.0, seed=seed, top_k=None) for seed in (1, 1, 2)]

@@ -254,6 +254,9 @@ def test_characters_and_the_marks_before_them_are_kept_with_a_run(few, tmp_path)
     again = Translate().open("reverse", None, tmp_path)
     assert again.tokenizer.key == work.tokenizer.key and again.tokenizer.special("[SEP]") == END
     assert again.tokenizer.decode(again.tokenizer.encode(b"2024")) == "2024"
+    alone = Translate(source="fr").reopen("reverse", None, tmp_path)
+    network = build("transformer", "tiny", vocabulary=work.tokenizer.vocabulary)
+    assert len(alone.write(network, "20")) <= 3  # as long as what it is given, and an end
     plain, _ = opened(tokenizer="characters")  # of sentences too
     assert (
         plain.tokenizer.decode(plain.tokenizer.encode(b"red apples")) == "red apples"

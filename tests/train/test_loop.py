@@ -240,6 +240,27 @@ def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(tmp_path, monk
     assert [line["kind"] for line in read(tmp_path / "run" / "records.jsonl")][-1] == "end"
 
 
+def test_a_run_is_used_from_anywhere_and_says_when_its_data_are_gone(tmp_path, monkeypatch):
+    text(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    train(recipe("text.txt", "run.steps=3"), "run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert open_run("../run").evaluate()["bits_per_byte"] > 0
+    (tmp_path / "text.txt").unlink()
+    for use in (open_run, resume):
+        with pytest.raises(
+            ValueError, match=r"what ../run learned from is gone: there is no \S+text.txt; bring it back"
+        ):
+            use("../run")
+
+
+def test_a_kernel_that_there_is_not_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="no kernel is named 'sdpo'; did you mean sdpa"):
+        train(recipe(text(tmp_path), "run.kernel=sdpo"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_that_exists_is_not_overwritten(tmp_path):
     data = text(tmp_path)
     train(recipe(data, "run.steps=2"), tmp_path / "run")

@@ -50,6 +50,11 @@ KERNELS: dict[str, ModuleType] = {
 }
 
 
+def check_kernel(kernel: str) -> None:
+    if kernel not in ("auto", *KERNELS):
+        raise ValueError(f"no kernel is named {kernel!r}; {nearest(kernel, [*KERNELS, 'auto'])}")
+
+
 class CannotServe(ValueError):
     """A kernel was asked for by name and cannot compute what is wanted; the message says why."""
 
@@ -144,8 +149,7 @@ def choose(request: Request, kernel: str) -> ModuleType:
         if request.weights_are_wanted():
             return reference
         return _sparse(request) or sdpa
-    if kernel not in KERNELS:
-        raise ValueError(f"no kernel is named {kernel!r}; {nearest(kernel, [*KERNELS, 'auto'])}")
+    check_kernel(kernel)
     if reason := KERNELS[kernel].objection(request):
         raise CannotServe(f"the kernel {kernel} cannot serve: {reason}")
     return KERNELS[kernel]

@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors.torch import load_file, load_model, save_model
 
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
-from everyformer.value import Value, from_json, to_json
+from everyformer.value import from_json, to_json
 
 
 def save(network: Network | PairNetwork, folder: str | Path) -> Path:
@@ -20,16 +20,19 @@ def save(network: Network | PairNetwork, folder: str | Path) -> Path:
     return folder
 
 
+def model_from_json(text: bytes) -> Model | EncoderDecoder:
+    """The model of either kind that `to_json` wrote."""
+    kind: type[Model] | type[EncoderDecoder] = EncoderDecoder if b'"encoder_decoder"' in text else Model
+    return from_json(text, kind)
+
+
 def load(folder: str | Path) -> Network | PairNetwork:
     """The network that `save` wrote, in evaluation mode."""
     folder = Path(folder)
     for name in ("model.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} has no {name}: give a folder that everyformer.save wrote")
-    text = (folder / "model.json").read_bytes()
-    value: Value = from_json(text, EncoderDecoder if b'"encoder_decoder"' in text else Model)
-    assert isinstance(value, Model | EncoderDecoder)
-    network = value.build()
+    network = model_from_json((folder / "model.json").read_bytes()).build()
     try:
         # What is loaded is copied into what is there, so that must have its precision first.
         here = dict(network.named_parameters(remove_duplicate=False)) | dict(network.named_buffers())

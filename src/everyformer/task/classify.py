@@ -73,6 +73,13 @@ class Classify(Task, Value, frozen=True):
         found = open_labelled(data, "text" if kind == "text" else "sets", self.column, self.label, self.valid)
         return SetWork(found, folder) if kind == "sets" else TextWork(self, found, context, folder)
 
+    def reopen(self, data: str | None, context: int | None, folder: Path) -> Work:
+        known = _kept(folder)
+        if known.get("kind") != "text":
+            raise ValueError(f"{folder} is of a model that does not write; use evaluate")
+        classes = tuple(known["classes"])
+        return TextWork(self, Labelled(str(data), {}, classes, ""), context, folder)
+
 
 def _kind(data: str | None, column: str | None) -> str:
     """What some data are."""
@@ -90,9 +97,16 @@ def _kind(data: str | None, column: str | None) -> str:
     return "sets" if isinstance(first.get(column or "set"), list) else "text"
 
 
+def _kept(folder: Path | None) -> dict[str, Any]:
+    """What a run's folder says of its classes, if anything."""
+    path = folder / "classes.json" if folder is not None else None
+    return json.loads(path.read_text()) if path is not None and path.is_file() else {}
+
+
 class ClassWork(Work):
     """What all kinds have in common. A kind says what goes into the network."""
 
+    kind: str
     metric = "accuracy"
     higher_is_better = True
     name: str
@@ -179,7 +193,8 @@ class ClassWork(Work):
         return {"accuracy": right / count, "loss": total / count, "split": split, "examples": count}
 
     def save(self, folder: Path) -> None:
-        (folder / "classes.json").write_text(json.dumps(self.classes) + "\n")
+        kept = {"kind": self.kind, "classes": self.classes}
+        (folder / "classes.json").write_text(json.dumps(kept) + "\n")
 
 
 class LabelledWork(ClassWork):
@@ -188,8 +203,7 @@ class LabelledWork(ClassWork):
     def __init__(self, data: Labelled, folder: Path | None):
         self.data, self.name, self.fingerprint = data, data.name, data.fingerprint
         self.rows = {split: len(label_N) for split, (_, label_N) in data.splits.items()}
-        saved = folder / "classes.json" if folder is not None else None
-        known = tuple(json.loads(saved.read_text())) if saved is not None and saved.is_file() else ()
+        known = tuple(_kept(folder).get("classes", ()))
         self.classes = known if set(data.classes) <= set(known) else data.classes
         number_C = np.array([self.classes.index(name) for name in data.classes])
         self.label = {split: torch.from_numpy(number_C[label_N]) for split, (_, label_N) in data.splits.items()}
@@ -199,12 +213,18 @@ class LabelledWork(ClassWork):
 
 
 class TextWork(LabelledWork):
+    kind = "text"
+
     def __init__(self, task: Classify, data: Labelled, context: int | None, folder: Path | None):
         super().__init__(data, folder)
         self.context = context
-        train: Any = data.splits["train"][0]
         self.tokenizer = tokenizers.make(
-            task.tokenizer, lambda: train, task.vocabulary, data.fingerprint, folder, task.tokenizer_files
+            task.tokenizer,
+            lambda: data.splits["train"][0],
+            task.vocabulary,
+            data.fingerprint,
+            folder,
+            task.tokenizer_files,
         )
         # What knows these marks gets them, as in BERT; [CLS] is what a model may read.
         ends = [self.tokenizer.special(name) for name in ("[CLS]", "[SEP]")]
@@ -272,6 +292,8 @@ class TextWork(LabelledWork):
 class SetWork(LabelledWork):
     """Sets of vectors: no order, so the model should have no positions."""
 
+    kind = "sets"
+
     def asks(self) -> dict[str, Any]:
         return {"inputs": self.data.splits["train"][0][0].shape[1]}
 
@@ -291,6 +313,8 @@ class SetWork(LabelledWork):
 
 class ImageWork(LabelledWork):
     """Images, with the mean 0 and the deviation 1 of the training images in each channel."""
+
+    kind = "images"
 
     def __init__(self, task: Classify, data: Labelled, folder: Path | None):
         super().__init__(data, folder)
@@ -345,6 +369,8 @@ def _moved(image_BCYX: Tensor, most: int, random: torch.Generator) -> Tensor:
 
 class GraphWork(ClassWork):
     """The nodes of one graph. The model always sees the whole graph; a batch is which of its training nodes count."""
+
+    kind = "graph"
 
     def __init__(self, graph: Graph):
         self.graph, self.name, self.fingerprint = graph, graph.name, graph.fingerprint

@@ -11,7 +11,7 @@ import json
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -37,8 +37,6 @@ ACROSS = 8  # pictures beside each other where each has several below
 class Image(Task, Value, frozen=True):
     """Paint pictures."""
 
-    shows: ClassVar[bool] = True  # what is completed or enlarged
-
     levels: Annotated[int, Meta(ge=2, le=256)] = 256  # values of a channel: fewer are learned sooner
     size: Size | None = None  # crop the pictures to squares of so many points
     shrink: Size = 1  # show the model the picture made smaller by this factor: 2 or 4 for super-resolution
@@ -46,6 +44,9 @@ class Image(Task, Value, frozen=True):
 
     def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
         return PictureWork(self, data, folder)
+
+    def reopen(self, data: str | None, context: int | None, folder: Path) -> Work:
+        return self.open(data, context, folder)  # what is completed or enlarged, read when it is asked for
 
 
 class PictureWork(Work):

@@ -10,6 +10,7 @@ Every position is a target. In training a model may be asked for more (Al-Rfou e
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
@@ -85,6 +86,14 @@ class LanguageWork(Work):
             folder,
             task.tokenizer_files,
         )
+
+    @cached_property
+    def hint(self) -> str:  # type: ignore[override]
+        """A prompt of characters that the tokenizer knows."""
+        if self.task.tokenizer != "characters":
+            return super().hint
+        words = bytes(self.text.splits["valid"][:200]).decode(errors="ignore").split()
+        return f"--prompt {shlex.quote(words[0] if words else ' ')}"
 
     @cached_property
     def splits(self) -> dict[str, Ids]:

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from everyformer.attention.scene import Probe
 from everyformer.data import tokenizer as tokenizers
+from everyformer.data.made import ALGORITHMS
 from everyformer.data.pairs import Pairs, open_pairs
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
@@ -57,6 +58,10 @@ class Translate(Task, Value, frozen=True):
     def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
         return TranslateWork(self, open_pairs(data, self.source, self.target, self.valid), context, folder)
 
+    def reopen(self, data: str | None, context: int | None, folder: Path) -> Work:
+        exact = data in ALGORITHMS and not Path(data).exists()
+        return TranslateWork(self, Pairs(str(data), {}, "", exact), context, folder)
+
 
 class TranslateWork(Work):
     metric = "perplexity"
@@ -73,7 +78,7 @@ class TranslateWork(Work):
             raise ValueError(
                 f"the tokenizer in {folder} does not begin with {' '.join(SPECIAL)}; begin from a run of translate"
             )
-        if pairs.exact:
+        if pairs.exact and pairs.splits:
             self.hint = f"--prompt '{min(pairs.splits['valid'][0], key=len)}'"
         self.encoded: dict[str, tuple[list[Ids], list[Ids]]] = {}  # by split, when it is first needed
         self.head = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,11 +55,14 @@ class Task:
     """A value that opens data. `data` is a path, a named set, '-' for standard input, or None for the embedded set."""
 
     __slots__ = ()
-    shows: ClassVar[bool] = False  # may a model of this task be shown some of its data when it generates?
 
     def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
         """The work on these data. A tokenizer found in `folder` (a run's) is used, not made anew."""
         raise NotImplementedError
+
+    def reopen(self, data: str | None, context: int | None, folder: Path) -> Work:
+        """The work of a run, for whoever only writes: the data are read only where a model is shown some of them."""
+        return self.open(None, context, folder)
 
 
 class Work:

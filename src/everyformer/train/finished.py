@@ -15,7 +15,7 @@ from everyformer.network.model import Network, PairNetwork
 from everyformer.task.work import Work
 from everyformer.train import checkpoint
 from everyformer.train.distributed import find_device
-from everyformer.train.folder import read_model, read_recipe
+from everyformer.train.folder import check_data, read_model, read_recipe
 from everyformer.train.loop import precise, set_gather
 from everyformer.train.recipe import Recipe
 
@@ -105,7 +105,10 @@ def open_run(
         recipe = msgspec.structs.replace(recipe, task=msgspec.structs.replace(recipe.task, **changes))  # type: ignore[type-var]
     step = checkpoint.find(folder, step)
     state = checkpoint.check(folder, step)
-    work = recipe.task.open(recipe.data if data or recipe.task.shows else None, recipe.model.get("context"), folder)
+    if data:
+        check_data(recipe, folder)
+    opened = recipe.task.open if data else recipe.task.reopen
+    work = opened(recipe.data, recipe.model.get("context"), folder)
     value = read_model(folder)
     work.fit(value)
     network = value.build()

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.store import model_from_json
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.record import writing
 from everyformer.value import from_json, to_json
@@ -38,13 +41,27 @@ def read_recipe(folder: Path) -> Recipe:
         ) from None
 
 
+def placed(recipe: Recipe) -> Recipe:
+    """The recipe with whole paths, so that its run can be used from anywhere."""
+    found = {"data": recipe.data, "start": recipe.start}
+    whole = {name: str(Path(path).expanduser().resolve()) for name, path in found.items() if path and _there(path)}
+    return replace(recipe, **whole)
+
+
+def _there(path: str) -> bool:
+    return path != "-" and Path(path).expanduser().exists()
+
+
+def check_data(recipe: Recipe, folder: Path) -> None:
+    if recipe.data and Path(recipe.data).is_absolute() and not _there(recipe.data):
+        raise ValueError(f"what {folder} learned from is gone: there is no {recipe.data}; bring it back")
+
+
 def read_model(folder: Path) -> Model | EncoderDecoder:
     file = folder / "model.json"
     if not file.is_file():
         raise ValueError(f"{folder} has no model.json; bring the file back that train wrote")
-    text = file.read_text()
-    kind: type[Model] | type[EncoderDecoder] = EncoderDecoder if '"encoder_decoder"' in text else Model
     try:
-        return from_json(text, kind)
+        return model_from_json(file.read_bytes())
     except ValueError as error:
         raise ValueError(f"{file} is broken ({error}); bring the file back that train wrote") from None

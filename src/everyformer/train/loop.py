@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from everyformer.attention.attend import check_kernel
 from everyformer.attention.rule import RuleModule
 from everyformer.network.halting import GATHERING
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
@@ -30,7 +31,7 @@ from everyformer.task.work import Batch, Work
 from everyformer.train import checkpoint
 from everyformer.train.capture import Captured, objection
 from everyformer.train.distributed import World, restarted, spread, syncing, world
-from everyformer.train.folder import changed, read_model, read_recipe, write_recipe
+from everyformer.train.folder import changed, check_data, placed, read_model, read_recipe, write_recipe
 from everyformer.train.listen import check, listen
 from everyformer.train.memory import peak
 from everyformer.train.optimizer import optimizers, set_rate
@@ -62,7 +63,7 @@ class Trained:
 
 def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[Listener, ...] = ()) -> Trained:
     """Begin a run. Without a folder nothing is written. Begun anew by torchrun after a process died, it goes on instead."""
-    target = None if folder is None else Path(folder)
+    target, recipe = None if folder is None else Path(folder), placed(recipe)
     check(recipe.run.listen, target)
     if target is not None and restarted() and (target / "recipe.json").is_file() and read_recipe(target) == recipe:
         return resume(target, listeners=listeners)
@@ -114,6 +115,7 @@ def resume(
     target = Path(folder)
     settings = [*settings, *([] if steps is None else [f"run.steps={steps}"])]
     recipe = changed(read_recipe(target), settings)
+    check_data(recipe, target)
     check(recipe.run.listen, target)
     with world(recipe.run.device) as here:
         start = checkpoint.find(target, step) if step is not None or checkpoint.steps(target) else None
@@ -153,6 +155,7 @@ class Loop:
         self.listeners = listeners if here.first else ()
         work.fit(value)
         run = recipe.run
+        check_kernel(run.kernel)
         if run.precision == "fp16" and here.device.type == "cpu":
             raise ValueError("run.precision=fp16 on a CPU is some 80 times slower than fp32; use bf16 or fp32")
         if run.compile == "graphs" and (reason := objection(run, value, here.size)):
