@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import html
 import re
 import shlex
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import everyformer
 from everyformer.cli.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -38,10 +40,20 @@ def test_both_set_up_commands_are_shown():
     assert {"make demo", "make test", "pip install -c constraints.txt -e ."} <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("code", PYTHON)
-def test_python_runs(code, capsys):
-    exec(compile(code, "README.md", "exec"), {})
-    assert "kept" in capsys.readouterr().out
+def test_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVERYFORMER_CACHE", str(tmp_path / "cache"))
+    exec(compile("\n".join(PYTHON), "README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert "kept" in shown and "ROMEO:" in shown
+
+
+def test_what_the_library_offers_is_what_type_checkers_see():
+    tree = ast.parse(Path(everyformer.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {name.name for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert seen == set(everyformer.__all__) - {"__version__"}
+    assert all(getattr(everyformer, name) is not None for name in seen)
 
 
 def test_the_table_is_the_family(monkeypatch, capsys):

@@ -60,7 +60,8 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
     from everyformer.infer.generate import generate, sample
     from everyformer.network.depth import Attention, Depth, Layer, Stack
     from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
-    from everyformer.network.feedforward import FeedForward
+    from everyformer.network.feedforward import Convolution, FeedForward
+    from everyformer.network.halting import Halt, Repeat
     from everyformer.network.head import Classify, Head, Language, Logistics, Masked, PerToken
     from everyformer.network.initial import AsTorch, Initial, Normal, Xavier
     from everyformer.network.model import EncoderDecoder, Memory, Model, Network, Output, PairNetwork

@@ -26,7 +26,6 @@ from everyformer.attention.pattern import (
     Summary,
     Visible,
     Window,
-    bound,
     cell,
     far,
     fixed,
@@ -225,7 +224,7 @@ def test_what_is_told_of_a_pattern_is_counted_from_it(pattern: Pattern, length: 
 @swept
 @given(any_patterns)
 def test_a_bound_sees_all_that_the_pattern_may_see(pattern: Pattern) -> None:
-    whole = bound(pattern)
+    whole = pattern.bound()
     assert all(not part.needs or getattr(part, "edges", None) is not None for part in whole.walk())
     assert not bool((mask(pattern) & ~mask(whole)).any())
     for head in range(HEADS):

@@ -16,15 +16,15 @@ TEXT = "Über allen Gipfeln\nist Ruh\n".encode() * 100
 
 def packed(folder, suffix):
     path = folder / f"poem.txt{suffix}"
-    if suffix == ".zip":
+    if suffix.lower() == ".zip":
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("poem.txt", TEXT)
     else:
-        path.write_bytes({"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix](TEXT))
+        path.write_bytes({"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix.lower()](TEXT))
     return path
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zip"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zip", ".GZ", ".XZ", ".Zip"])
 def test_the_content_is_mapped_whatever_the_packing(tmp_path, suffix):
     raw = files.mapped(packed(tmp_path, suffix))
     assert isinstance(raw, np.memmap)
@@ -58,7 +58,17 @@ def test_what_is_interrupted_leaves_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
-@pytest.mark.parametrize("raw, byte", [(b"abc\xff\xfe", 3), (b"ab\0cd", 2), (TEXT + b"\x80", len(TEXT))])
+def test_only_a_byte_order_mark_at_the_beginning_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffa\n\ufeffb".encode())
+    assert files.read_text(tmp_path / "a.txt") == "a\n\ufeffb"
+    assert files.mapped(tmp_path / "a.txt").tobytes() == "\ufeffa\n\ufeffb".encode()
+    assert files.decoded("\ufeffb".encode(), "a.txt", 4) == "\ufeffb"
+
+
+@pytest.mark.parametrize(
+    "raw, byte",
+    [(b"abc\xff\xfe", 3), (b"ab\0cd", 2), (TEXT + b"\x80", len(TEXT)), (b"\xef\xbb\xbfa\xff", 4)],
+)
 def test_what_is_not_text_is_refused_with_the_place(tmp_path, raw, byte):
     path = tmp_path / "data.bin"
     path.write_bytes(raw)

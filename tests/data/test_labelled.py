@@ -35,15 +35,15 @@ def everything(found):
 
 def write(folder, form, monkeypatch):
     """The rows in one of the forms in which people have them; what to give as data comes back."""
-    if form in ("jsonl", "jsonl.gz", "-"):
+    if form.lower() in ("jsonl", "jsonl.gz", "-"):
         content = "\n".join(json.dumps({"text": text, "label": label}) for text, label in ROWS).encode()
         if form == "-":
             monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
             return "-"
-        (folder / f"rows.{form}").write_bytes(gzip.compress(content) if form.endswith("gz") else content)
-    elif form in ("csv", "tsv"):
+        (folder / f"rows.{form}").write_bytes(gzip.compress(content) if form.lower().endswith("gz") else content)
+    elif form.lower() in ("csv", "tsv"):
         with (folder / f"rows.{form}").open("w", newline="") as file:
-            writer = csv.writer(file, delimiter="," if form == "csv" else "\t")
+            writer = csv.writer(file, delimiter="," if form.lower() == "csv" else "\t")
             writer.writerows([("text", "label"), *ROWS])
     else:
         for number, (text, label) in enumerate(ROWS):
@@ -54,12 +54,28 @@ def write(folder, form, monkeypatch):
     return folder / f"rows.{form}"
 
 
-@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "-", "csv", "tsv", "folder", "splits"])
+@pytest.mark.parametrize(
+    "form", ["jsonl", "jsonl.gz", "-", "csv", "tsv", "folder", "splits", "JSONL", "Jsonl.GZ", "CSV", "TSV"]
+)
 def test_every_form_holds_the_same_examples(tmp_path, monkeypatch, form):
     found = labelled(write(tmp_path, form, monkeypatch))
     assert found.classes == ("maybe", "no", "yes")
     assert everything(found) == sorted(ROWS)
     assert {split: len(label_N) for split, (_, label_N) in found.splits.items()} == {"train": 18, "valid": 2}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "tsv", "folder"])
+def test_a_byte_order_mark_is_not_part_of_the_examples(tmp_path, monkeypatch, form):
+    data = write(tmp_path, form, monkeypatch)
+    for path in data.rglob("*.txt") if form == "folder" else [data]:
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert everything(labelled(data)) == sorted(ROWS)
+
+
+def test_standard_input_may_begin_with_a_byte_order_mark(tmp_path, monkeypatch):
+    content = b"\xef\xbb\xbf" + write(tmp_path, "jsonl", monkeypatch).read_bytes()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    assert everything(labelled("-")) == sorted(ROWS)
 
 
 def test_splits_of_their_own_are_kept(tmp_path):
@@ -109,9 +125,20 @@ def test_sets_are_arrays_of_vectors(tmp_path):
             "of 1 class; give examples of at least two",
         ),
         ("a.jsonl", '{"text": "x"}', "no 'label'"),
-        ("a.jsonl", '{"text": "x", "label": ""}', "label of example 1 .* is ''; give a word"),
-        ("a.jsonl", '{"text": "x", "label": null}', "no 'label'"),
-        ("a.jsonl", '{"text": 5, "label": 1}', "'text' of example 1 .* is a int; give text"),
+        ("a.jsonl", '{"text": "x", "label": ""}', "'label' on line 1 of .* is ''; give a word"),
+        ("a.jsonl", '{"text": "x", "label": null}', "'label' on line 1 of .* is null; fill it"),
+        (
+            "a.jsonl",
+            '{"text": "x", "label": 1}\n\n{"text": null, "label": 1}',
+            "'text' on line 3 of .* is null; fill it",
+        ),
+        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": 5, "label": 1}', "'text' on line 2 of .* is a int; give text"),
+        ("a.csv", "text,label\nx,1\ny,\n", "'label' on line 3 of .* is ''; give a word"),
+        ("a.csv", "text;label\nx;1\n", "line 2 of .* has no 'text' .*must be a comma, not a semicolon"),
+        ("a.csv", "text\tlabel\nx\t1\n", "has no 'text' .*must be a comma, not a tab"),
+        ("a.csv", "text;label\nx, y;1\n", "has 2 columns, its header 1; the separator must be a comma"),
+        ("a.tsv", "text,label\nx,1\n", "has no 'text' .*must be a tab, not a comma"),
+        ("a.jsonl", '{"text;label": "x"}', "has no 'text' .*did you mean text;label"),
         ("a.jsonl", '{"text": "x", "label": 1}\nnot json', "line 2 of .* is not JSON"),
         ("a.jsonl", "[1, 2]", "line 1 of .* is a list; give one JSON object a line"),
         ("a.csv", "text,label\nx,1\ny\n", "line 3 of .* has 1 columns, its header 2"),
@@ -129,7 +156,7 @@ def test_bad_records_are_refused(tmp_path, name, content, message):
 @pytest.mark.parametrize("given", ['"x"', "[]", "[1, 2]", "[[1], [2, 3]]", "[[1, 2, 3]]", "[[1, null]]", "[[1, NaN]]"])
 def test_bad_sets_are_refused(tmp_path, given):
     (tmp_path / "a.jsonl").write_text(f'{{"set": [[1, 2]], "label": 1}}\n{{"set": {given}, "label": 0}}')
-    with pytest.raises(ValueError, match=r"example 2 of .* (is not a set|has a number that is not finite)"):
+    with pytest.raises(ValueError, match=r"'set' on line 2 of .* (is not a set|has a number that is not finite)"):
         labelled(tmp_path / "a.jsonl", kind="sets")
 
 
@@ -252,7 +279,7 @@ def test_features_may_be_numbers(tmp_path):
 
 
 def test_a_graph_without_validation_nodes_holds_some_out(tmp_path):
-    found = graph(tmp_path, val=None, train=[0, 1, 2, 3])
+    found = graph(tmp_path, val=None, test=None, train=[0, 1, 2, 3])
     assert sorted([*found.splits["train"], *found.splits["valid"]]) == [0, 1, 2, 3]
     assert len(found.splits["valid"]) == 2
 
@@ -265,14 +292,49 @@ def test_a_graph_without_validation_nodes_holds_some_out(tmp_path):
         ({"edges": [[0, 4]]}, "edges of .* must be whole numbers from 0 to 3"),
         ({"edges": [[0, 1, 2]]}, "edges of .* give pairs"),
         ({"train": [-1, 2]}, "train of .* must be whole numbers from 0 to 3"),
-        ({"train": [1]}, "has 1 nodes for training"),
+        ({"train": [0]}, "has 1 nodes for training"),
         ({"features": [[0], [9], [1], [1]]}, "features of .* must be whole numbers from 0 to 3"),
         ({"num_features": None}, "features of .* are not rows of as many"),
+        ({"labels": [[1, 0], [1, 0], [0, 1], [0, 1]]}, r"the label of node 0 of .* is \[1, 0\]; give the word or"),
+        ({"labels": [0, 1, None, 1]}, "the label of node 2 of .* is None; give"),
+        ({"labels": [0, 1, float("nan"), 1]}, "the label of node 2 of .* is nan; give"),
+        ({"labels": "abba"}, "labels of .* is 'abba'; give a list"),
+        ({"labels": [7, 7, 7, 7]}, "has only the class 7; give nodes of at least two"),
+        ({"features": 5}, "features of .* is 5; give a list"),
+        ({"features": [0, 1, 2, 3]}, r"features of .* has the shape \(\); give a list of whole numbers"),
+        ({"num_features": "5"}, "num_features of .* is '5'; give a whole number from 1 on"),
+        ({"num_features": 0}, "num_features of .* is 0; give a whole number from 1 on"),
+        ({"edges": [[0, 1.5]]}, "edges of .* must be whole numbers from 0 to 3"),
+        ({"edges": [[0, 10**400]]}, "edges of .* must be whole numbers from 0 to 3"),
+        ({"train": 3}, r"train of .* has the shape \(\); give a list"),
+        ({"train": [[0], [2]]}, r"train of .* has the shape \(2, 1\); give a list"),
+        ({"val": []}, "val of .* has no nodes; give some, or leave it out"),
+        ({"test": []}, "test of .* has no nodes; give some, or leave it out"),
+        ({"val": [1, 2]}, "node 2 of .* is in train and again in val; leave it in one place"),
+        ({"test": [3, 1]}, "node 1 of .* is in val and again in test; leave it in one place"),
+        ({"train": [0, 2, 0]}, "node 0 of .* is in train and again in train; leave it in one place"),
     ],
 )
 def test_bad_graphs_are_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         graph(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("key", ["features", "labels", "edges", "train"])
+def test_a_null_in_a_graph_is_nothing(tmp_path, key):
+    (tmp_path / "graph.json").write_text(json.dumps(GRAPH | {key: None}))
+    with pytest.raises(ValueError, match=f"has no {key}; a graph needs"):
+        open_graph(str(tmp_path / "graph.json"), 0.5)
+
+
+def test_a_graph_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "graph.json").write_text("\ufeff" + json.dumps(GRAPH))
+    assert open_graph(str(tmp_path / "graph.json"), 0.5).fingerprint == graph(tmp_path).fingerprint
+
+
+def test_a_graph_does_not_come_from_standard_input():
+    with pytest.raises(ValueError, match="a graph cannot come from standard input; give a JSON file"):
+        open_graph("-", 0.5)
 
 
 # pairs
@@ -295,15 +357,43 @@ def pair_file(folder, form):
     return folder / f"pairs.{form}"
 
 
+WAYS = {
+    "plain": lambda raw: raw,
+    "windows": lambda raw: raw.replace(b"\n", b"\r\n"),
+    "marked": lambda raw: b"\xef\xbb\xbf" + raw,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", ["folder", "tsv", "jsonl", "csv"])
-def test_every_form_holds_the_same_pairs(tmp_path, form):
-    found = open_pairs(str(pair_file(tmp_path, form)), "en", "de", 0.25)
+def test_every_form_holds_the_same_pairs(tmp_path, form, way):
+    data = pair_file(tmp_path, form)
+    for path in data.iterdir() if form == "folder" else [data]:
+        path.write_bytes(WAYS[way](path.read_bytes()))
+    found = open_pairs(str(data), "en", "de", 0.25)
     if form == "folder":
         assert found.splits == {"train": SIDES, "valid": (["five"], ["fünf"])}
     else:
         every = [pair for sides in found.splits.values() for pair in zip(*sides, strict=True)]
         assert sorted(every) == sorted(zip(*SIDES, strict=True))
         assert len(found.splits["valid"][0]) == 1
+
+
+@pytest.mark.parametrize("form", ["tsv", "jsonl", "csv"])
+def test_the_case_of_an_ending_changes_nothing(tmp_path, form):
+    data = pair_file(tmp_path, form)
+    found = open_pairs(str(data), "en", "de", 0.25)
+    assert open_pairs(str(data.rename(tmp_path / f"PAIRS.{form.upper()}")), "en", "de", 0.25).splits == found.splits
+
+
+@pytest.mark.parametrize("data", ["a.tsv", "-"])
+def test_blank_lines_between_pairs_are_skipped(tmp_path, monkeypatch, data):
+    content = b"\xef\xbb\xbfone\teins\r\n\r\n\t\r\n\xef\xbb\xbftwo\tzwei\r\n\r\n"
+    (tmp_path / "a.tsv").write_bytes(content)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    found = open_pairs(str(tmp_path / data) if data != "-" else data, "en", "de", 0.5)
+    every = [pair for sides in found.splits.values() for pair in zip(*sides, strict=True)]
+    assert sorted(every) == [("one", "eins"), ("\ufefftwo", "zwei")]
 
 
 def test_the_direction_can_be_turned(tmp_path):
@@ -331,8 +421,8 @@ def test_bad_pairs_are_refused(tmp_path, files, message):
 
 
 def test_a_line_without_a_tab_is_named(tmp_path):
-    (tmp_path / "a.tsv").write_text("one\teins\ntwo zwei\n")
-    with pytest.raises(ValueError, match=r"line 2 of .* has 1 columns; give source, tab, target"):
+    (tmp_path / "a.tsv").write_text("one\teins\n\ntwo zwei\n")
+    with pytest.raises(ValueError, match=r"line 3 of .* has 1 columns; give source, tab, target"):
         open_pairs(str(tmp_path / "a.tsv"), "en", "de", 0.1)
 
 

@@ -77,10 +77,10 @@ def test_files_named_after_splits_are_those_splits(tmp_path):
     }
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "A.JSONL", "A.CSV"])
 def test_records_give_their_text(tmp_path, name):
     rows = ["one, with a comma", 'two with a "quote"', "three\nlines"]
-    if name.endswith("jsonl"):
+    if name.lower().endswith("jsonl"):
         content = "\n".join(json.dumps({"text": row, "id": 7}) for row in rows)
     else:
         content = "id,text\n" + "".join('7,"{}"\n'.format(row.replace('"', '""')) for row in rows)
@@ -98,6 +98,50 @@ def test_the_fingerprint_knows_the_splits(tmp_path):
     before = open_text(str(tmp_path)).fingerprint
     (tmp_path / "valid.txt").write_text("valid?")
     assert open_text(str(tmp_path)).fingerprint != before
+
+
+@pytest.mark.parametrize("size", [2, 9, 1000])
+def test_every_file_may_begin_with_a_byte_order_mark(tmp_path, size):
+    for name, content in {
+        "a.txt": "\ufeffone",
+        "b.txt": "",
+        "c.txt": "\ufefftwo\n\ufeffthree",
+        "d.txt": "four",
+    }.items():
+        (tmp_path / name).write_text(content)
+    text = open_text(str(tmp_path), (1 - 1e-9, 1e-9))
+    assert whole(text, ["train"]).decode() == "\ufeffone\n\ufefftwo\n\ufeffthree\nfour\n"  # bytes are left as they are
+    assert "".join(text.pieces("train", size=size)) == "one\ntwo\n\ufeffthree\nfour\n"
+
+
+def test_a_split_that_begins_within_a_file_has_no_byte_order_mark(tmp_path):
+    (tmp_path / "a.txt").write_text("\ufeffone\n" * 10)
+    text = open_text(str(tmp_path / "a.txt"), (0.5, 0.5))
+    assert "".join(text.pieces("train")) == "one\n" + "\ufeffone\n" * 4
+    assert "".join(text.pieces("valid")) == "\ufeffone\n" * 5
+
+
+@pytest.mark.parametrize("bad, byte", [(b"\x89PNG\0\0", 4), (b"\x80", 0), (b"caf\xe9", 3), (b"cut \xc3", 4)])
+def test_the_file_of_a_folder_that_is_not_text_is_named(tmp_path, bad, byte):
+    for name, content in {"a.txt": b"first", "b.jsonl": b'{"text": "second"}', "c.bin": bad, "d.txt": b"last"}.items():
+        (tmp_path / name).write_bytes(content)
+    for _ in range(2):  # the second time from the cache folder
+        text = open_text(str(tmp_path), (1 - 1e-9, 1e-9))
+        with pytest.raises(ValueError, match=rf"c\.bin is not text in UTF-8: byte {byte} is {bad[byte]};"):
+            list(text.pieces("train"))
+
+
+def test_the_place_in_a_later_split_is_that_in_the_file(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"line\n" * 100 + b"\xff\nline\n")
+    with pytest.raises(ValueError, match=r"a\.txt is not text in UTF-8: byte 500 is 255"):
+        list(open_text(str(tmp_path / "a.txt")).pieces("valid"))
+
+
+@pytest.mark.parametrize("cell, message", [("null", "is null; fill it"), ("5", "is a int; give text")])
+def test_a_record_without_text_is_named_by_its_line(tmp_path, cell, message):
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "x"}}\n\n{{"text": {cell}, "label": 1}}\n')
+    with pytest.raises(ValueError, match=rf"'text' on line 3 of .*a\.jsonl {message}"):
+        open_text(str(tmp_path / "a.jsonl"))
 
 
 @pytest.mark.parametrize("size", [7, 50, 333])
@@ -121,7 +165,7 @@ def test_pieces_are_cut_after_single_line_ends(tmp_path, monkeypatch):
 
 def test_a_character_cut_by_a_split_is_left_out(monkeypatch):
     raw = np.frombuffer("aüb".encode(), dtype=np.uint8)
-    text = texts.Text("x", {"left": raw[:2], "right": raw[2:]}, {}, "")
+    text = texts.Text("x", {"left": raw[:2], "right": raw[2:]}, {}, "", {"left": [(0, "x")], "right": [(-2, "x")]})
     assert list(text.pieces("left")) == ["a"]
     assert list(text.pieces("right")) == ["b"]
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import everyformer
-from everyformer import build
+from everyformer import build, member
 from everyformer.cli.thread import one_thread
 from everyformer.task.language import Language, LanguageWork
 from everyformer.train import checkpoint
@@ -253,6 +253,28 @@ def test_a_run_is_used_from_anywhere_and_says_when_its_data_are_gone(tmp_path, m
             ValueError, match=r"what ../run learned from is gone: there is no \S+text.txt; bring it back"
         ):
             use("../run")
+
+
+def test_a_model_of_ones_own_is_trained_as_a_member_is(tmp_path):
+    """Given as a value or as a file of one, it is kept whole in the recipe."""
+    value = member("gpt2", "tiny", width=16, layers=1, context=16)
+    (tmp_path / "mine.json").write_text(everyformer.to_json(value))
+    given = {"data": text(tmp_path), "task": "language"}
+    settings = ("run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu")
+    runs = [train(Recipe.of(one, *settings, **given), tmp_path / f"run-{number}")
+            for number, one in enumerate((value, tmp_path / "mine.json"))]  # fmt: skip
+    assert equal(weights(runs[0]), weights(runs[1]))
+    opened = open_run(tmp_path / "run-1")
+    assert opened.recipe.member == opened.network.value == value
+    assert opened.write("the", tokens=3, seed=0).startswith("the")
+    assert resume(tmp_path / "run-0", steps=4).step == 4
+    for wrong, reason in (
+        (lambda: Recipe.of(value, "model.width=8"), "model has no 'width' to set; change the model itself"),
+        (lambda: Recipe.of("no.json"), "there is no model in no.json; write one with everyformer family"),
+        (lambda: Recipe.of(str(text(tmp_path)).replace("text.txt", "mine.json"), size="big"), "mine has no size 'big'"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            wrong()
 
 
 def test_a_kernel_that_there_is_not_is_refused_before_anything_is_written(tmp_path):

@@ -450,10 +450,6 @@ def cell(p: Index, columns: int, height: int, width: int) -> tuple[Index, Index]
     return block // across * height + inside // width, block % across * width + inside % width
 
 
-def bound(pattern: Pattern) -> Pattern:
-    return pattern.bound()
-
-
 def far(pattern: Pattern) -> int | None:
     """A distance beyond which nobody sees anybody, or None where the pattern sets no end."""
     if isinstance(pattern, Window | Block):

@@ -64,7 +64,7 @@ def identity(path: Path) -> str:
 
 def plain_name(path: Path) -> str:
     """The file's name without .gz, .xz or .zip."""
-    return path.stem if path.suffix in PACKED else path.name
+    return path.stem if path.suffix.lower() in PACKED else path.name
 
 
 def split_of(path: Path) -> str | None:
@@ -74,7 +74,7 @@ def split_of(path: Path) -> str | None:
 
 def unpacked(path: Path) -> Path:
     """The file itself; of a packed one its content, unpacked once into the cache folder."""
-    if path.suffix not in PACKED:
+    if path.suffix.lower() not in PACKED:
         return path
     target = cache_folder() / f"{digest('unpacked', identity(path))}-{path.stem}"
     if not target.exists():
@@ -88,8 +88,9 @@ def unpacked(path: Path) -> Path:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    if path.suffix != ".zip":
-        with gzip.open(path) if path.suffix == ".gz" else lzma.open(path) as file:
+    suffix = path.suffix.lower()
+    if suffix != ".zip":
+        with gzip.open(path) if suffix == ".gz" else lzma.open(path) as file:
             yield file
         return
     with zipfile.ZipFile(path) as archive:
@@ -115,11 +116,15 @@ def read_text(path: Path) -> str:
 
 
 def decoded(raw: bytes, name: str, start: int = 0) -> str:
-    """Bytes as text; what is not text is refused, with the place where that shows."""
+    """Bytes from `start` on as text, without the byte order mark that a file may begin with.
+
+    What is not text is refused, with the place where that shows.
+    """
     zero = raw.find(b"\0")
     try:
         if zero < 0:
-            return raw.decode("utf-8")
+            text = raw.decode("utf-8")
+            return text if start else text.removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         zero = error.start
     raise ValueError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import reprlib
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everyformer.data import made
-from everyformer.data.files import existing, read_text
+from everyformer.data.files import SPLITS, existing, read_text
 from everyformer.data.labelled import hold_out
 from everyformer.data.named import find, name_of
 
@@ -46,6 +47,8 @@ def open_graph(data: str | None, valid: float) -> Graph:
         files = find(name, data)
         tree = json.loads(read_text(files["cora.json"])) if "cora.json" in files else planetoid(files)
         return _graph(name, tree, valid)
+    if data == "-":
+        raise ValueError("a graph cannot come from standard input; give a JSON file")
     path = existing(data)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the JSON file of a graph")
@@ -57,22 +60,32 @@ def open_graph(data: str | None, valid: float) -> Graph:
 
 
 def _graph(name: str, tree: Any, valid: float) -> Graph:
-    missing = [key for key in ("features", "labels", "edges", "train") if not isinstance(tree, dict) or key not in tree]
+    tree = {key: given for key, given in tree.items() if given is not None} if isinstance(tree, dict) else {}
+    missing = [key for key in ("features", "labels", "edges", "train") if key not in tree]
     if missing:
         raise ValueError(f"{name} has no {' and no '.join(missing)}; a graph needs features, labels, edges and train")
+    for key in ("features", "labels"):
+        if not isinstance(tree[key], list):
+            raise ValueError(f"{key} of {name} is {reprlib.repr(tree[key])}; give a list with one for each node")
     nodes = len(tree["features"])
     labels = tree["labels"]
     if nodes < 2 or len(labels) != nodes:
         raise ValueError(
             f"{name} has {nodes} nodes and {len(labels)} labels; give one label for each of two or more nodes"
         )
+    for node, one in enumerate(labels):
+        if not isinstance(one, str | int | float) or one != one:
+            raise ValueError(
+                f"the label of node {node} of {name} is {reprlib.repr(one)}; give the word or the number of its class"
+            )
     names = sorted(set(labels), key=lambda one: (str(type(one)), one))
+    if len(names) < 2:
+        raise ValueError(f"{name} has only the class {names[0]!r}; give nodes of at least two classes")
     feature_NF = _features(name, tree["features"], tree.get("num_features"))
     edge_E2 = _nodes(name, tree["edges"], nodes, "edges").reshape(-1, 2)
     edge_NN = np.eye(nodes, dtype=bool)
     edge_NN[edge_E2[:, 0], edge_E2[:, 1]] = edge_NN[edge_E2[:, 1], edge_E2[:, 0]] = True
-    given = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
-    splits = {split: _nodes(name, tree[key], nodes, key) for key, split in given.items() if key in tree}
+    splits = _splits(name, tree, nodes)
     if len(splits["train"]) < 2:
         raise ValueError(f"{name} has {len(splits['train'])} nodes for training; give at least 2")
     if "valid" not in splits:
@@ -86,16 +99,34 @@ def _graph(name: str, tree: Any, valid: float) -> Graph:
     return Graph(name, feature_NF, edge_NN, label_N, splits, tuple(map(str, names)), mark.hexdigest())
 
 
-def _features(name: str, rows: Any, width: int | None) -> NDArray[np.float32]:
+def _splits(name: str, tree: dict[str, Any], nodes: int) -> dict[str, NDArray[np.int64]]:
+    splits: dict[str, NDArray[np.int64]] = {}
+    taken: dict[int, str] = {}
+    for key in ("train", "val", "valid", "test"):
+        if key not in tree:
+            continue
+        node_N = splits[SPLITS[key]] = _nodes(name, tree[key], nodes, key)
+        if key != "train" and len(node_N) == 0:
+            raise ValueError(f"{key} of {name} has no nodes; give some, or leave it out")
+        for node in node_N.tolist():
+            if node in taken:
+                raise ValueError(f"node {node} of {name} is in {taken[node]} and again in {key}; leave it in one place")
+            taken[node] = key
+    return splits
+
+
+def _features(name: str, rows: list[Any], width: Any) -> NDArray[np.float32]:
     if width is None:
         try:
             feature_NF = np.array(rows, dtype=np.float32)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             feature_NF = np.empty(0, np.float32)
         if feature_NF.ndim != 2 or feature_NF.shape[1] == 0 or not np.isfinite(feature_NF).all():
             raise ValueError(
                 f"features of {name} are not rows of as many finite numbers; mend them, or give num_features"
             )
+    elif not isinstance(width, int) or width < 1:
+        raise ValueError(f"num_features of {name} is {width!r}; give a whole number from 1 on, or leave it out")
     else:
         feature_NF = np.zeros((len(rows), width), dtype=np.float32)
         for number, row in enumerate(rows):
@@ -108,16 +139,18 @@ def _features(name: str, rows: Any, width: int | None) -> NDArray[np.float32]:
 def _nodes(name: str, given: Any, count: int, key: str) -> NDArray[np.int64]:
     """Whole numbers below `count`."""
     try:
-        found = np.array(given, dtype=np.int64)
-    except (TypeError, ValueError):
-        found = np.array([-1])
-    if found.size and not 0 <= found.min() <= found.max() < count:
+        found = np.array(given, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        found = np.array([-1.0])
+    if found.size and not (0 <= found.min() <= found.max() < count and (found % 1 == 0).all()):
         raise ValueError(
             f"{key} of {name} must be whole numbers from 0 to {count - 1}; count from 0, and leave no other in"
         )
     if key == "edges" and found.size and found.shape[1:] != (2,):
         raise ValueError(f"edges of {name} have the shape {found.shape}; give pairs of nodes")
-    return found
+    if key != "edges" and found.ndim != 1:
+        raise ValueError(f"{key} of {name} has the shape {found.shape}; give a list of whole numbers")
+    return found.astype(np.int64)
 
 
 class _Sparse:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from everyformer.data import made
 from everyformer.data.files import existing, files_in, read_text, split_of
 from everyformer.data.named import find, name_of
-from everyformer.data.records import column, is_records, json_lines, records
+from everyformer.data.records import Record, is_records, json_lines, read
 from everyformer.data.reviews import reviews
 from everyformer.value import nearest
 
@@ -98,7 +98,7 @@ def open_labelled(
         name, parts = ("the embedded plays", made.plays()) if kind == "text" else ("the embedded sets", made.sets())
     elif data == "-":
         name = "standard input"
-        parts = {"train": _rows(json_lines(sys.stdin.buffer, name), name, kind, inputs, label)}
+        parts = {"train": _rows(json_lines(sys.stdin.buffer, name), kind, inputs, label)}
     else:
         path = existing(data)
         name = str(path)
@@ -118,12 +118,12 @@ def _path(path: Path, kind: str, inputs: str | None, label: str) -> dict[str, Pa
                 f"{path} does not tell the classes of its examples; give .jsonl or .csv with a label, or a folder with "
                 "one subfolder per class"
             )
-        return {"train": _rows(records(path), str(path), kind, inputs, label)}
+        return {"train": _rows(read(path), kind, inputs, label)}
     files = [one for one in files_in(path) if is_records(one) and split_of(one)]
     if files:
         found: dict[str, Part] = {}
         for one in files:
-            found[split_of(one) or ""] = _rows(records(one), str(one), kind, inputs, label)
+            found[split_of(one) or ""] = _rows(read(one), kind, inputs, label)
         if "train" not in found:
             raise ValueError(f"{path} has no training examples; name their file train{files[0].suffix}")
         return found
@@ -156,19 +156,16 @@ def _columns(rows: Sequence[tuple[Any, str | int]]) -> Part:
     return [one for one, _ in rows], [label for _, label in rows]
 
 
-def _rows(rows: Iterable[dict[str, Any]], name: str, kind: str, inputs: str | None, label: str) -> Part:
+def _rows(rows: Iterable[Record], kind: str, inputs: str | None, label: str) -> Part:
     found: list[tuple[Any, str | int]] = []
     wanted = inputs or ("text" if kind == "text" else "set")
     for row in rows:
-        given, of = column(row, wanted, name, "task.column=..."), column(row, label, name, "task.label=...")
-        if not isinstance(of, str | int) or of == "":
-            raise ValueError(
-                f"the label of example {len(found) + 1} of {name} is {of!r}; give a word or a whole number"
-            )
+        given = row.text(wanted) if kind == "text" else row.cell(wanted, "task.column=...")
         if kind == "sets":
-            given = _set(given, found[0][0].shape[1] if found else None, f"example {len(found) + 1} of {name}")
-        elif not isinstance(given, str):
-            raise ValueError(f"{wanted!r} of example {len(found) + 1} of {name} is a {type(given).__name__}; give text")
+            given = _set(given, found[0][0].shape[1] if found else None, f"{wanted!r} on {row.place}")
+        of = row.cell(label, "task.label=...")
+        if not isinstance(of, str | int) or of == "":
+            raise ValueError(f"{label!r} on {row.place} is {of!r}; give a word or a whole number")
         found.append((given, of))
     return _columns(found)
 

@@ -4,8 +4,8 @@ reverse or add, made anew and the same each time."""
 from __future__ import annotations
 
 import hashlib
+import io
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from everyformer.data import made
 from everyformer.data.files import decoded, existing, files_in, plain_name, read_text
 from everyformer.data.labelled import hold_out, take
 from everyformer.data.named import find, name_of
-from everyformer.data.records import column, is_records, records
+from everyformer.data.records import is_records, read
 
 Sides = tuple[list[str], list[str]]
 
@@ -45,7 +45,8 @@ def open_pairs(data: str | None, source: str, target: str, valid: float) -> Pair
         parts = {split: sides if source == "en" else sides[::-1] for split, sides in made.sentences().items()}
         return _pairs("the embedded sentences", parts, valid)
     if data == "-":
-        return _pairs("standard input", {"train": _tabs(sys.stdin.buffer, "standard input")}, valid)
+        name = "standard input"
+        return _pairs(name, {"train": _tabs(decoded(sys.stdin.buffer.read(), name), name)}, valid)
     if name == "multi30k":
         return _pairs(name, _aligned(find(name, data), source, target, name), valid)
     path = existing(data)
@@ -53,22 +54,24 @@ def open_pairs(data: str | None, source: str, target: str, valid: float) -> Pair
         return _pairs(
             str(path), _aligned({plain_name(one): one for one in files_in(path)}, source, target, str(path)), valid
         )
-    if is_records(path) and not plain_name(path).endswith(".tsv"):
+    if is_records(path) and not plain_name(path).lower().endswith(".tsv"):
         sides: Sides = ([], [])
-        for row in records(path):
+        for record in read(path):
             for side, wanted, option in zip(sides, (source, target), ("source", "target"), strict=True):
-                side.append(str(column(row, wanted, str(path), f"task.{option}=...")))
+                side.append(str(record.cell(wanted, f"task.{option}=...")))
     else:
-        sides = _tabs(read_text(path).encode().splitlines(), str(path))
+        sides = _tabs(read_text(path), str(path))
     return _pairs(str(path), {"train": sides}, valid)
 
 
-def _tabs(lines: Iterable[bytes], name: str) -> Sides:
-    """A source, a tab and a target on each line."""
+def _tabs(text: str, name: str) -> Sides:
+    """A source, a tab and a target on each line that is not blank."""
     sources: list[str] = []
     targets: list[str] = []
-    for number, line in enumerate(lines, 1):
-        cells = decoded(line, name).rstrip("\r\n").split("\t")
+    for number, line in enumerate(io.StringIO(text, newline=None), 1):
+        if not line.strip():
+            continue
+        cells = line.rstrip("\n").split("\t")
         if len(cells) != 2:
             raise ValueError(f"line {number} of {name} has {len(cells)} columns; give source, tab, target")
         sources.append(cells[0])
@@ -83,7 +86,7 @@ def _aligned(files: dict[str, Path], source: str, target: str, name: str) -> dic
     for stem in sorted(stems):
         if f"{stem}.{target}" not in files:
             continue
-        sides = tuple(read_text(files[f"{stem}.{end}"]).rstrip("\n").split("\n") for end in (source, target))
+        sides = tuple(_lines(read_text(files[f"{stem}.{end}"])) for end in (source, target))
         if len(sides[0]) != len(sides[1]):
             raise ValueError(
                 f"{stem}.{source} of {name} has {len(sides[0])} lines, {stem}.{target} {len(sides[1])}; line n of one must be "
@@ -97,6 +100,10 @@ def _aligned(files: dict[str, Path], source: str, target: str, name: str) -> dic
             "task.target to their endings"
         )
     return parts
+
+
+def _lines(text: str) -> list[str]:
+    return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
 
 
 def _pairs(name: str, parts: dict[str, Sides], valid: float) -> Pairs:

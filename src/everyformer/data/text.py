@@ -10,10 +10,12 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -40,18 +42,19 @@ __all__ = ["Text", "cache_folder", "open_text"]
 
 PIECE = 1 << 16  # bytes that are decoded at a time
 LOOK = 1 << 14  # how far a good place to cut is looked for
-ONE = np.zeros(1, dtype=np.int64)  # where the documents of a text begin that is one document
 SPACE = np.isin(np.arange(256), np.frombuffer(b" \t\n\r\f\v", dtype=np.uint8))
+Files = list[tuple[int, str]]  # where each file begins, before 0 in a part that begins within it; and its name
 
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes by split ("train", "valid", perhaps "test"), where documents begin in them, and a fingerprint of all."""
+    """Bytes by split ("train", "valid", perhaps "test"), where documents and files begin in them, and a fingerprint of all."""
 
     name: str
     splits: dict[str, Raw]
     starts: dict[str, NDArray[np.int64]]
     fingerprint: str
+    files: dict[str, Files]
 
     def pieces(self, split: str, start: int = 0, end: int | None = None, size: int | None = None) -> Iterator[str]:
         """The text from `start` to `end` in pieces of about `size` bytes.
@@ -64,32 +67,59 @@ class Text:
         start = _after(raw, start)
         while start < end:
             stop = end if end - start <= size else _cut(raw[:end], start + size, or_end=True)
-            yield decoded(raw[start:stop].tobytes(), self.name, start)
+            yield "".join(self._decoded(split, start, stop))
             start = stop
+
+    def _decoded(self, split: str, start: int, stop: int) -> Iterator[str]:
+        """A piece file by file: what is not text is in one of them, and each may begin with a byte order mark."""
+        raw, files = self.splits[split], self.files[split]
+        first = bisect_right(files, start, key=itemgetter(0)) - 1
+        last = bisect_right(files, stop - 1, key=itemgetter(0))
+        ends = [*(begin for begin, _ in files[first + 1 : last]), stop]
+        for (begin, name), end in zip(files[first:last], ends, strict=True):
+            yield decoded(raw[start:end].tobytes(), name, start - begin)
+            start = end
+
+
+@dataclass(frozen=True)
+class Part:
+    """A text that is not yet split, or one split of it."""
+
+    raw: Raw
+    starts: NDArray[np.int64]  # of documents
+    files: Files
+
+    def within(self, a: int, b: int) -> Part:
+        """A part of the part; its own beginning is a document's."""
+        starts = self.starts[(self.starts > a) & (self.starts < b)] - a
+        files = [(begin - a, name) for begin, name in self.files if begin < b]
+        return Part(self.raw[a:b], np.concatenate(([0], starts)).astype(np.int64), files)
 
 
 def open_text(data: str | None, shares: tuple[float, ...] = (0.9, 0.1), column: str | None = None) -> Text:
     """The text that `data` names. `column` is that of records (JSON lines, CSV)."""
     name = name_of(data)
     if name == "enwik8":
-        raw = mapped(find(name, data)["enwik8"])
-        million = 1_000_000
-        own = {"train": raw[: 90 * million], "valid": raw[90 * million : 95 * million], "test": raw[95 * million :]}
-        return _text(name, {split: (part, ONE) for split, part in own.items()}, shares)
+        dump, million = _one(mapped(find(name, data)["enwik8"]), name), 1_000_000
+        own = {"train": (0, 90), "valid": (90, 95), "test": (95, 100)}
+        return _text(name, {split: dump.within(a * million, b * million) for split, (a, b) in own.items()}, shares)
     if name == "imdb":
         kept = find(name, data)
         key, found = digest(*map(identity, kept.values())), reviews(kept)
-        parts = {split: _joined(f"{key} {split}", (_bytes(text) for text, _ in found[split])) for split in found}
+        parts = {
+            split: _joined(f"{key} {split}", [(name, (_bytes(text) for text, _ in found[split]))]) for split in found
+        }
         return _text(name, parts, shares)
     if name is not None:
         raise ValueError(f"{name} is not a text; give a file or a folder of text, or enwik8 or imdb")
     if data is None:
         with resources.as_file(resources.files("everyformer.data") / "embedded" / "shakespeare.txt.xz") as file:
             raw = mapped(file)
-        return _text("the embedded Shakespeare", {"train": (raw, ONE)}, shares)
+        name = "the embedded Shakespeare"
+        return _text(name, {"train": _one(raw, name)}, shares)
     if data == "-":
-        raw = _standard_input()
-        return _text("standard input", {"train": (raw, ONE)}, shares)
+        name = "standard input"
+        return _text(name, {"train": _one(_standard_input(), name)}, shares)
     path = existing(data)
     if path.is_file():
         return _text(str(path), {"train": _opened([path], column)}, shares)
@@ -102,40 +132,49 @@ def open_text(data: str | None, shares: tuple[float, ...] = (0.9, 0.1), column: 
     return _text(str(path), {split: _opened(some, column) for split, some in by_split.items()}, shares)
 
 
-def _opened(files: list[Path], column: str | None) -> tuple[Raw, NDArray[np.int64]]:
+def _one(raw: Raw, name: str) -> Part:
+    """A text that is one document."""
+    return Part(raw, np.zeros(1, dtype=np.int64), [(0, name)])
+
+
+def _opened(files: list[Path], column: str | None) -> Part:
     """The text of some files, each (or each of its records) a document."""
     if len(files) == 1 and not is_records(files[0]):
-        raw = mapped(files[0])
-        return raw, ONE
+        return _one(mapped(files[0]), str(files[0]))
 
-    def documents() -> Iterator[Raw]:
-        for file in files:
-            if is_records(file):
-                yield from map(_bytes, texts(file, column))
-            else:
-                yield mapped(file)
+    def documents(file: Path) -> Iterator[Raw]:
+        if is_records(file):
+            yield from map(_bytes, texts(file, column))
+        else:
+            yield mapped(file)
 
-    return _joined(digest(column, *map(identity, files)), documents())
+    return _joined(digest(column, *map(identity, files)), [(str(file), documents(file)) for file in files])
 
 
 def _bytes(text: str) -> Raw:
     return np.frombuffer(text.encode(), dtype=np.uint8)
 
 
-def _joined(key: str, documents: Iterable[Raw]) -> tuple[Raw, NDArray[np.int64]]:
-    """Documents one after the other with a line end between them, kept in the cache folder; and where each begins."""
-    target = cache_folder() / f"{digest('joined', key)}.text"
+def _joined(key: str, files: list[tuple[str, Iterable[Raw]]]) -> Part:
+    """The documents of files one after the other with a line end between them, kept in the cache folder."""
+    target = cache_folder() / f"{digest('joined files', key)}.text"
     if not target.exists():
         starts: list[int] = []
+        begins: list[int] = []
         with whole(target) as file:
-            for document in documents:
-                if len(document):
-                    starts.append(file.tell())
-                    file.write(document.data)
-                    file.write(b"\n")
-            with whole(target.with_suffix(".starts")) as other:  # first: where the text is, its starts are
-                np.save(other, np.array(starts, dtype=np.int64))
-    return mapped(target), np.load(target.with_suffix(".starts"))
+            for _, documents in files:
+                begins.append(file.tell())
+                for document in documents:
+                    if len(document):
+                        starts.append(file.tell())
+                        file.write(document.data)
+                        file.write(b"\n")
+            for suffix, places in ((".starts", starts), (".files", begins)):  # first: where the text is, these are
+                with whole(target.with_suffix(suffix)) as other:
+                    np.save(other, np.array(places, dtype=np.int64))
+    begin_N = np.load(target.with_suffix(".files")).tolist()
+    names = [name for name, _ in files]
+    return Part(mapped(target), np.load(target.with_suffix(".starts")), list(zip(begin_N, names, strict=True)))
 
 
 def _standard_input() -> Raw:
@@ -146,26 +185,25 @@ def _standard_input() -> Raw:
         return np.memmap(file, dtype=np.uint8, mode="r") if file.tell() else np.empty(0, np.uint8)
 
 
-def _text(name: str, parts: dict[str, tuple[Raw, NDArray[np.int64]]], shares: tuple[float, ...]) -> Text:
-    for raw, _ in parts.values():
-        if len(raw) == 0:
+def _text(name: str, parts: dict[str, Part], shares: tuple[float, ...]) -> Text:
+    for part in parts.values():
+        if len(part.raw) == 0:
             more = "; a run that began from it needs the same text again" if name == "standard input" else ""
             raise ValueError(f"{name} is empty; give some text{more}")
-    marks = digest(*(f"{split} {fingerprint(raw)}" for split, (raw, _) in parts.items()))
+    marks = digest(*(f"{split} {fingerprint(part.raw)}" for split, part in parts.items()))
     if "valid" not in parts:
-        raw, starts = parts.pop("train")
+        train = parts.pop("train")
+        raw = train.raw
         ends = [0, *(_cut(raw, round(len(raw) * sum(shares[: n + 1]))) for n in range(len(shares) - 1)), len(raw)]
         names = ("train", "valid", "test")[: len(shares)]
-        own = {split: (raw[a:b], _within(starts, a, b)) for split, (a, b) in zip(names, pairwise(ends), strict=True)}
-        parts = own | parts
-    splits = {split: raw for split, (raw, _) in parts.items()}
-    return Text(name, splits, {split: starts for split, (_, starts) in parts.items()}, marks)
-
-
-def _within(starts: NDArray[np.int64], a: int, b: int) -> NDArray[np.int64]:
-    """The starts in a part of a text; the part's own beginning is one."""
-    found = starts[(starts > a) & (starts < b)] - a
-    return np.concatenate(([0], found)).astype(np.int64)
+        parts = {split: train.within(a, b) for split, (a, b) in zip(names, pairwise(ends), strict=True)} | parts
+    return Text(
+        name,
+        {split: part.raw for split, part in parts.items()},
+        {split: part.starts for split, part in parts.items()},
+        marks,
+        {split: part.files for split, part in parts.items()},
+    )
 
 
 def _cut(raw: Raw, at: int, or_end: bool = False) -> int:

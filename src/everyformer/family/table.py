@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
@@ -40,6 +41,7 @@ from everyformer.family.universal_transformer import universal_transformer
 from everyformer.family.vit import SIZES as VIT_SIZES
 from everyformer.family.vit import vit
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.store import model_from_json
 from everyformer.value import checked, nearest
 
 
@@ -103,18 +105,41 @@ def members() -> list[str]:
     return list(MEMBERS)
 
 
-def find(name: str) -> Member:
+def find(name: str | Model | EncoderDecoder) -> Member:
+    """A member by its name; or a model of one's own, given as a value or as a .json file of one, in the place of a member."""
+    if isinstance(name, Model | EncoderDecoder):
+        return _own("model", name)
+    if str(name).endswith(".json"):
+        return _own(Path(name).stem, _read(Path(name).expanduser()))
     if name not in MEMBERS:
         raise ValueError(f"no member of the family is named {name!r}; {nearest(name, MEMBERS)}")
     return MEMBERS[name]
 
 
-def member(name: str, size: str | None = None, **changes: Any) -> Model | EncoderDecoder:
+def _own(name: str, value: Model | EncoderDecoder) -> Member:
+    def make() -> Model | EncoderDecoder:
+        return value
+
+    return Member(name, "a model of one's own", make, {"own": {}}, "own")
+
+
+def _read(path: Path) -> Model | EncoderDecoder:
+    try:
+        return model_from_json(path.read_bytes())
+    except OSError:
+        raise ValueError(
+            f"there is no model in {path}; write one with everyformer family gpt2 --size tiny --json > {path.name}"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; everyformer family gpt2 --json shows how a model is written") from None
+
+
+def member(name: str | Model | EncoderDecoder, size: str | None = None, **changes: Any) -> Model | EncoderDecoder:
     """The value of a member: `member("gpt2", "tiny", layers=3)`."""
     return find(name).value(size, **changes)
 
 
-def build(name: str, size: str | None = None, **changes: Any) -> Network | PairNetwork:
+def build(name: str | Model | EncoderDecoder, size: str | None = None, **changes: Any) -> Network | PairNetwork:
     """The network of a member, with fresh weights: `build("gpt2", width=256)`."""
     return member(name, size, **changes).build()
 

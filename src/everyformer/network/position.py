@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.attention.pattern import cell
+from everyformer.attention.rule import waves
 from everyformer.value import Positive, Size, Value
 
 
@@ -58,21 +59,24 @@ class Scheme:
         raise NotImplementedError
 
 
-class Sinusoidal(Position, Scheme, Value, frozen=True):
-    layout: Literal["interleaved", "halves"] = "interleaved"
-    base: Positive = 10000.0
+class AddedScheme(Position, Scheme):
+    """A table whose vectors are added to the tokens."""
 
-    def limit(self) -> int | None:
-        return None
-
-    def build_table(self, width: int) -> nn.Module:
-        return Waves(width, self.layout, self.base)
+    __slots__ = ()
 
     def build(self, width: int) -> nn.Module:
         return Added(self.build_table(width))
 
 
-class Learned(Position, Scheme, Value, frozen=True):
+class Sinusoidal(AddedScheme, Value, frozen=True):
+    layout: Literal["interleaved", "halves"] = "interleaved"
+    base: Positive = 10000.0
+
+    def build_table(self, width: int) -> nn.Module:
+        return Waves(width, self.layout, self.base)
+
+
+class Learned(AddedScheme, Value, frozen=True):
     length: Size
 
     def limit(self) -> int | None:
@@ -81,12 +85,9 @@ class Learned(Position, Scheme, Value, frozen=True):
     def build_table(self, width: int) -> nn.Module:
         return nn.Embedding(self.length, width)
 
-    def build(self, width: int) -> nn.Module:
-        return Added(self.build_table(width))
-
 
 class OneHot(Scheme, Value, frozen=True):
-    """Unit vectors; as a position scheme of its own it is concatenated: T's x' = (x, e_i)."""
+    """Unit vectors, to be concatenated: a position is Concatenated(OneHot(n), n), T's x' = (x, e_i)."""
 
     length: Size
 
@@ -143,7 +144,7 @@ class SeparateMlp(Position, Value, frozen=True):
         return MlpPosition(width, self.length, self.hidden, joint=False)
 
 
-class Grid(Position, Scheme, Value, frozen=True):
+class Grid(AddedScheme, Value, frozen=True):
     """Positions of a grid in raster order: half of the features tell the row, half the column.
 
     With a `block` of rows x columns the grid is read block after block, each in raster order (Parmar et al. 2018). Where a pixel
@@ -176,11 +177,8 @@ class Grid(Position, Scheme, Value, frozen=True):
         halves = (Learned(self.rows), Learned(self.columns)) if self.learned else (Sinusoidal(), Sinusoidal())
         return Cells(self, halves[0].build_table(width // 2), halves[1].build_table(width // 2))
 
-    def build(self, width: int) -> nn.Module:
-        return Added(self.build_table(width))
 
-
-class Axial(Position, Scheme, Value, frozen=True):
+class Axial(AddedScheme, Value, frozen=True):
     """Positions of an array in raster order: one learned vector for each coordinate, summed. Rows, columns, channels."""
 
     sizes: tuple[Size, ...]
@@ -195,9 +193,6 @@ class Axial(Position, Scheme, Value, frozen=True):
 
     def build_table(self, width: int) -> nn.Module:
         return Axes(self.sizes, width)
-
-    def build(self, width: int) -> nn.Module:
-        return Added(self.build_table(width))
 
 
 class TimePosition(Position, Value, frozen=True):
@@ -251,10 +246,7 @@ class Waves(nn.Module):
         self.width, self.layout, self.base = width, layout, base
 
     def forward(self, position_BT: Tensor) -> Tensor:
-        # In float64: at position 100,000 the angles of float32 are off by 0.004.
-        exponent = torch.arange(0, self.width, 2, device=position_BT.device, dtype=torch.float64) / self.width
-        angle = position_BT[..., None] * self.base**-exponent
-        pairs = torch.stack((angle.sin(), angle.cos()), dim=-1)
+        pairs = torch.stack(waves(position_BT, self.width, self.base, torch.float64), dim=-1)[:, 0]
         return (pairs if self.layout == "interleaved" else pairs.transpose(-1, -2)).flatten(-2)
 
 

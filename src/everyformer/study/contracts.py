@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from everyformer.attention.attend import KERNELS, CannotServe
 from everyformer.attention.scene import Probe
-from everyformer.family.table import build
+from everyformer.family.table import find
 from everyformer.network.feedforward import FeedForwardLayer
 from everyformer.network.halting import Halt
 from everyformer.network.legal import looks_back_only
@@ -117,7 +117,8 @@ def contracts(
         torch.manual_seed(0)
         network: Any
         if isinstance(model, str):
-            name, network = name or model, build(model, "tiny")
+            found = find(model)
+            name, network = name or found.name, found.value("tiny" if "tiny" in found.sizes else None).build()
         else:
             plain: Any = getattr(model, "_orig_mod", model)  # what torch.compile is around
             network = copy.deepcopy(plain) if isinstance(plain, nn.Module) else plain.build()

@@ -91,7 +91,7 @@ def _kind(data: str | None, column: str | None) -> str:
     path = existing(str(data))
     if has_images(path):
         return "images"
-    if ".json" in path.suffixes:
+    if ".json" in map(str.lower, path.suffixes):
         return "graph"
     first = next(records(path), {}) if path.is_file() and is_records(path) else {}
     return "sets" if isinstance(first.get(column or "set"), list) else "text"

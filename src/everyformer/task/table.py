@@ -39,7 +39,7 @@ BY_HEAD: dict[type, str] = {
 }
 
 
-def task_for(member: str, size: str | None = None, name: str | None = None) -> Task:
+def task_for(member: str | Model | EncoderDecoder, size: str | None = None, name: str | None = None) -> Task:
     """The task of a name, or the one that a member's first head is for. An environment's name is the task of acting in it."""
     value = find(member).value(size)
     name = name or _purpose(value)

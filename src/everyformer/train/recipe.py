@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from everyformer.family.table import find
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.task.table import task_for
 from everyformer.task.work import Task
 from everyformer.value import Count, NotNegative, Part, Positive, Share, Size, Value, nearest
 
@@ -58,9 +60,9 @@ class Optim(Value, frozen=True):
 
 
 class Recipe(Value, frozen=True, kw_only=True):
-    """A member with its changes, a task on its data, and how to run it."""
+    """A member with its changes, or a model of one's own, a task on its data, and how to run it."""
 
-    member: str
+    member: str | Model | EncoderDecoder
     task: Task
     size: str | None = None
     model: dict[str, Any] = msgspec.field(default_factory=dict)  # changes of the member: width, layers, ...
@@ -69,11 +71,38 @@ class Recipe(Value, frozen=True, kw_only=True):
     run: Run = Run()
     optim: Optim = Optim()
 
+    @classmethod
+    def of(
+        cls,
+        member: str | Model | EncoderDecoder,
+        *settings: str,
+        size: str | None = None,
+        data: str | Path | None = None,
+        task: str | None = None,
+        start: str | Path | None = None,
+    ) -> Recipe:
+        """What the words of the command line say: `Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")`.
+
+        The member may be a `Model` or an `EncoderDecoder`, or a .json file of one; then the recipe has it whole.
+        """
+        found = find(member)
+        recipe = cls(
+            member=member if found.name == member else found.value(size),
+            size=size,
+            task=task_for(member, size, task),
+            data=None if data is None else str(data),
+            start=None if start is None else str(start),
+        )
+        return override(recipe, settings)
+
     def value(self, found: dict[str, Any]) -> Model | EncoderDecoder:
         """The model: the member as the data ask for it (where it has such a setting), then as the recipe says."""
         member = find(self.member)
         asked = {name: number for name, number in found.items() if name in member.settings()}
         return member.value(self.size, **(asked | self.model))
+
+
+PARTS = ("run", "optim", "model", "task")  # of a recipe, that settings are in
 
 
 def override(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -83,13 +112,13 @@ def override(recipe: Recipe, settings: Sequence[str]) -> Recipe:
         if not equals or not path:
             raise ValueError(f"{setting!r} is not a setting: write path=value, for example run.steps=500")
         part, dot, name = path.partition(".")
-        parts = ("run", "optim", "model", "task")
-        if part not in parts or not dot:
-            raise ValueError(f"no setting is named {path!r}; {nearest(part, parts)}, followed by a dot and a field")
+        if part not in PARTS or not dot:
+            raise ValueError(f"no setting is named {path!r}; {_meant(recipe, path)}")
         if part == "model":
             known = find(recipe.member).settings()
             if name not in known:
-                raise ValueError(f"{recipe.member} has no {name!r} to set; {nearest(name, known)}")
+                remedy = nearest(name, known) if known else "change the model itself"
+                raise ValueError(f"{find(recipe.member).name} has no {name!r} to set; {remedy}")
             recipe = msgspec.structs.replace(recipe, model=recipe.model | {name: _read(text, known[name], path)})
             continue
         value = getattr(recipe, part)
@@ -101,8 +130,19 @@ def override(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     return recipe
 
 
+def _meant(recipe: Recipe, path: str) -> str:
+    """The settings whose own name is the wrong one's, or how all of them begin."""
+    name = path.rpartition(".")[2]
+    known = {part: getattr(recipe, part).__struct_fields__ for part in PARTS if part != "model"}
+    known["model"] = find(recipe.member).settings()
+    close = [f"{part}.{name}" for part in PARTS if name in known[part]]
+    return f"did you mean {' or '.join(close)}?" if close else "a setting begins with run., optim., model. or task."
+
+
 def _read(text: str, kind: Any, path: str) -> Any:
     """A word of the command line as a value of a type."""
+    if not text:
+        raise ValueError(f"{path}= has no value; write one after the =")
     optional = get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
     if optional and text.lower() == "none":
         return None

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.kernels.sdpa import dense, shown
-from everyformer.attention.pattern import Pattern, Stride, alternatives, bound, for_head
+from everyformer.attention.pattern import Pattern, Stride, alternatives, for_head
 from everyformer.attention.scene import Scene
 
 FINEST = 16  # queries in the smallest block; larger blocks are multiples of it
@@ -166,7 +166,7 @@ def _best(pattern: Pattern, queries: int, keys: int, heads: int) -> Part:
     orders += [(at_Q % part.step).argsort(stable=True) for part in pattern.walk() if isinstance(part, Stride)]
     found: list[tuple[int, Tensor, Tensor, int]] = []
     for order_Q in orders:
-        fine_NK = _live(bound(pattern), at_Q[order_Q], keys, heads)
+        fine_NK = _live(pattern.bound(), at_Q[order_Q], keys, heads)
         for size in SIZES:
             live_NK = _pad_rows(fine_NK, size // FINEST).unflatten(0, (-1, size // FINEST)).any(1)
             width = max(1, int(live_NK.sum(1).max()))

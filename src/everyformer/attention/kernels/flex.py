@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from everyformer.attention.kernels.request import Request
-from everyformer.attention.pattern import Pattern, bound
+from everyformer.attention.pattern import Pattern
 from everyformer.attention.scene import Scene
 
 
@@ -58,7 +58,7 @@ def run(request: Request) -> Tensor:
 
 
 def _block_mask(pattern: Pattern, scene: Scene, batch: int, heads: int) -> BlockMask:
-    if scene.in_place and bound(pattern) == pattern:
+    if scene.in_place and pattern.bound() == pattern:
         return _static_block_mask(pattern, scene.queries, scene.keys, heads, scene.device)
     return _make(pattern, scene, batch, heads)
 
