@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from everyformer import Model, from_json, member, members
 from everyformer.cli import demo as demo_module
 from everyformer.cli.family import differences, human
 from everyformer.cli.main import app, main
+from everyformer.cli.terminal import console, next_command
 from everyformer.family.table import MEMBERS, parameters
 from everyformer.study import contracts as contracts_module
 from everyformer.study import sweep as sweep_module
@@ -248,6 +251,35 @@ def test_the_reader_of_a_pipe_may_leave(arguments):
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 1
+
+
+def test_a_run_goes_on_when_the_reader_of_its_pipe_leaves(tmp_path):
+    script = "import sys; from everyformer.cli.main import main; sys.exit(main())"
+    words = "train byte-language --size tiny run.steps=2 run.batch=2 run.evaluate=1 run.examples=1 task.valid=0.005 --out run"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *words.split()], stdout=pipe, stderr=pipe, cwd=tmp_path
+    ) as one:
+        assert one.stdout and one.stderr
+        one.stdout.close()
+        assert one.stderr.read() == b""
+        assert one.wait() == 0
+    assert (tmp_path / "run" / "checkpoints" / "00000002").is_dir() and (tmp_path / "run" / "curves.png").is_file()
+
+
+def test_a_proposed_command_is_read_by_a_shell_as_it_is_meant(capsys):
+    next_command(console(), "generate", Path("a b/it's"), "run.grow=[[2, 8]]", hint="--prompt 'Once more'")
+    words = shlex.split(capsys.readouterr().out.partition("next: ")[2])
+    assert words == ["everyformer", "generate", "a b/it's", "run.grow=[[2, 8]]", "--prompt", "Once more"]
+
+
+def test_ctrl_c_promises_no_checkpoint(run, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(contracts_module, "contracts", interrupted)
+    code, _, err = run("contracts", "gpt2")
+    assert (code, err) == (130, "stopped at once; a run that has a checkpoint goes on from it with resume\n")
 
 
 def test_contracts_of_a_member(run):

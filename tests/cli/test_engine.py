@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
+import signal
 from shutil import rmtree
 
 import pytest
 from PIL import Image
 
 from everyformer.cli.main import main
+from everyformer.infer.spans import Spans
+from everyformer.study.look import draw_spans
+from everyformer.train.loop import Loop
+from everyformer.train.record import writing
 
 SMALL = ("run.steps=6", "run.batch=4", "run.evaluate=3", "run.examples=4", "run.save=3")
 
@@ -51,8 +57,13 @@ def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
         (["evaluate", "run", "--memory", "9"], "a memory of 9 says nothing"),
         (["evaluate", "run", "--precision", "fp16", "--device", "cpu"], "fp16 on a CPU"),
         (["evaluate", "run", "--limit", "0"], "--limit 0"),
+        (["generate", "run", "--tokens", "-1"], "--tokens -1: give 0 or more"),
+        (["generate", "run", "--beam", "0"], "--beam 0: give a beam of 1 or more"),
     ):
         assert main(words) == 2 and told in capsys.readouterr().err
+
+    assert main(["generate", "run", "--prompt", "-x", "--tokens", "3"]) == 0
+    assert capsys.readouterr().out.startswith("-x")
 
     assert main(["resume", "run", "--steps", "8"]) == 0
     assert (place / "run" / "checkpoints" / "00000008").is_dir()
@@ -97,6 +108,63 @@ def test_spans_are_shown_drawn_and_told(place, capsys):
     assert all(abs(z - 16) < 0.1 for one in found["each"] for z in one)  # 64 / 4, and a step
     assert main(["evaluate", "run", "--limit", "1"]) == 0
     assert "  span 16" in capsys.readouterr().out
+
+
+def test_each_head_has_a_point_of_its_own_within_the_picture():
+    each = [[16.0, 16.0, 16.0], [64.0, 0.0, 64.0]]
+    (plot,) = draw_spans(Spans(each, keys=1.0, most=1.0, flops=1, most_flops=1)).axes
+    points = [tuple(map(float, one)) for layer in plot.collections for one in layer.get_offsets()]
+    assert len(set(points)) == 6 and [z for _, z in points] == each[0] + each[1]
+    assert [round(x) for x, _ in points] == [0, 0, 0, 1, 1, 1] and plot.get_ylim()[1] > 64
+
+
+def test_a_text_that_nobody_gave_is_cut_to_what_the_model_can_read(place, capsys):
+    assert train("--out", "run", "model.context=16", "run.steps=1") == 0
+    capsys.readouterr()
+    assert main(["show", "attention", "run", "--out", "a.svg"]) == 0
+    assert main(["show", "attention", "run", "--out", "a.svg", "--text", "Shall I compare thee"]) == 2
+    assert "past the 16 positions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+def test_a_run_that_is_stopped_is_not_done(place, capsys, monkeypatch, number, code):
+    original = Loop._step
+
+    def step(loop, at, records):
+        if at in (4, 5):
+            signal.raise_signal(number)
+        original(loop, at, records)
+
+    monkeypatch.setattr(Loop, "_step", step)
+    assert train("--out", "a run") == code
+    shown = capsys.readouterr().out
+    assert "stopped at step 5" in shown and "\nnext: everyformer resume 'a run'\n" in shown
+    assert shown.count("perplexity") == 1  # of step 3, where it was evaluated
+    assert main(["resume", "a run", "run.steps=8"]) == code
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    assert main(["resume", "a run"]) == 0
+    assert "next: everyformer generate 'a run' --prompt 'Once'\n" in capsys.readouterr().out
+
+
+def test_what_cannot_be_written_is_told_with_what_is_kept(place):
+    def full():
+        with writing(place / "run"):
+            raise OSError("no space")
+
+    with pytest.raises(ValueError, match=r"make room there, then begin anew: it has no checkpoint$"):
+        full()
+    (place / "run" / "checkpoints" / "00000003").mkdir(parents=True)
+    with pytest.raises(ValueError, match="go on from the last checkpoint, which is kept, with resume"):
+        full()
+
+
+@pytest.mark.parametrize("verb", ["train byte-language --size tiny", "demo"])
+@pytest.mark.parametrize("out", ["text.txt", "text.txt/run"])
+def test_a_file_is_no_folder_for_a_run(verb, out, capsys):
+    assert main([*verb.split(), "--out", out]) == 2
+    told = f"text.txt is a file, so that no run can be written to {out}; give another folder as --out"
+    assert told in capsys.readouterr().err
 
 
 def test_a_refused_run_leaves_its_name_free(place, capsys):
@@ -147,6 +215,20 @@ def test_changed_data_are_not_evaluated_and_a_refused_setting_is_not_kept(place,
         "--out says nothing to this run; leave it out (it takes --prompt, --tokens, --beam, --temperature"
         in capsys.readouterr().err
     )
+
+
+def test_a_model_of_ones_own_stands_where_a_member_does(place, capsys):
+    assert main(["family", "gpt2", "--size", "tiny", "--json"]) == 0
+    (place / "mine.json").write_text(capsys.readouterr().out.replace('"causal"', '"full"', 1))
+    given = ["mine.json", "--data", "text.txt", "run.steps=2", "run.batch=2", "run.evaluate=0"]
+    assert main(["train", *given]) == 2
+    assert "the pattern full sees the future" in capsys.readouterr().err and not (place / "runs" / "mine-1").exists()
+    (place / "mine.json").write_text((place / "mine.json").read_text().replace('"full"', '"causal"'))
+    assert main(["contracts", "mine.json", "--only", "future"]) == 0
+    assert main(["plan", *given, "--no-measure"]) == 0
+    assert "train mine.json --data text.txt" in capsys.readouterr().out
+    assert main(["train", *given]) == 0 and main(["generate", "runs/mine-1", "--tokens", "3"]) == 0
+    assert main(["show", "attention", "runs/mine-1", "--beside", "runs/mine-1"]) == 0
 
 
 def test_what_means_nothing_to_a_run_is_refused_with_what_does(place, capsys):
@@ -218,7 +300,8 @@ def test_pictures_of_a_folder_are_learned_painted_and_completed(place, capsys):
     capsys.readouterr()
     for words in (["generate", "run", "--given", "0.5"], ["generate", "larger"], ["evaluate", "run"]):
         assert main(words) == 2
-        assert "there is no file or folder photos" in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert "there is no " in err and f"{place / 'photos'}; " in err
 
 
 def test_runs_without_a_name_get_free_ones(place, capsys):
@@ -234,6 +317,13 @@ def test_a_plan_says_what_a_run_takes_and_what_to_change(capsys):
     assert "to fit" in capsys.readouterr().out
 
 
+def test_a_plan_proposes_a_command_that_a_shell_reads_as_it_was_given(place, capsys):
+    (place / "text.txt").rename(place / "a text.txt")
+    words = ["gpt2", "--size", "tiny", "--data", "a text.txt", "run.batch=4", "run.grow=[[2, 8]]"]
+    assert main(["plan", *words, "--no-measure"]) == 0
+    assert shlex.split(capsys.readouterr().out.partition("next: ")[2]) == ["everyformer", "train", *words]
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -241,7 +331,13 @@ def test_a_plan_says_what_a_run_takes_and_what_to_change(capsys):
         (["train", "gpt2", "--size", "tny"], "did you mean tiny"),
         (["train", "gpt2", "--task", "languge"], "did you mean language"),
         (["train", "gpt2", "--size", "tiny", "run.stps=3"], "did you mean steps"),
-        (["train", "gpt2", "--size", "tiny", "runn.steps=3"], "did you mean run"),
+        (
+            ["train", "gpt2", "--size", "tiny", "rum.steps=3"],
+            "no setting is named 'rum.steps'; did you mean run.steps?",
+        ),
+        (["train", "gpt2", "--size", "tiny", "lr=3"], "no setting is named 'lr'; did you mean optim.lr?"),
+        (["train", "gpt2", "--size", "tiny", "rum.stps=3"], "a setting begins with run., optim., model. or task."),
+        (["train", "gpt2", "--size", "tiny", "run.steps="], "run.steps= has no value; write one after the ="),
         (["train", "gpt2", "--size", "tiny", "model.widht=3"], "did you mean width"),
         (["train", "gpt2", "--size", "tiny", "run.steps=many"], "run.steps=many: expected int"),
         (["train", "gpt2", "--size", "tiny", "steps"], "write path=value"),
@@ -258,6 +354,12 @@ def test_a_plan_says_what_a_run_takes_and_what_to_change(capsys):
 def test_what_is_wrong_is_named(words, message, capsys):
     assert main(words) == 2
     assert message.lower() in capsys.readouterr().err.lower()
+
+
+def test_a_device_that_is_not_there_is_not_advised(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["train", "gpt2", "--size", "tiny", "run.device=moon"]) == 2
+    assert capsys.readouterr().err.endswith("; try auto or cpu\n")
 
 
 def test_a_folder_that_exists_is_left_alone(place, capsys):

@@ -446,7 +446,7 @@ def test_an_evaluation_is_given_up_for_a_stop_signal_and_the_last_step_is_saved(
 
     monkeypatch.setattr(LanguageWork, "evaluate", endless)
     trained = train(recipe(text(tmp_path), "run.evaluate=0"), tmp_path / "run")
-    assert trained.stopped == "asked to stop by SIGTERM" and trained.metrics == {}
+    assert trained.stopped is None and trained.metrics == {}  # nothing is left to do but what was given up
     assert checkpoint.steps(tmp_path / "run")[-1] == 12
     monkeypatch.undo()
     assert open_run(tmp_path / "run", device="cpu").evaluate()["bits_per_byte"] > 0

@@ -70,7 +70,7 @@ def attention(
             screen.print(f"{kind:<10} grows with the length to the power {time:.2f} in time, {memory:.2f} in memory")
     if figure is not None:
         screen.print(f"figure: {draw(rows, figure)}")
-    next_command(screen, "bench attention dense local --lengths 1024,2048")
+    next_command(screen, "bench", "attention", "dense", "local", "--lengths", "1024,2048")
     return 0
 
 

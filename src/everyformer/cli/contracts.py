@@ -75,7 +75,7 @@ def _print(report: Report, member: str | None) -> None:
         screen.print(f"\nall kept in {cells:,} cells", style="green")
     if member is None:
         screen.print(f"{report.refused:,} combinations are illegal and were refused")
-    next_command(screen, "contracts" if member else "contracts gpt2")
+    next_command(screen, "contracts", *([] if member else ["gpt2"]))
 
 
 def _plain(report: Report) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from everyformer.cli.progress import watching
-from everyformer.cli.terminal import console, next_command
-from everyformer.cli.train import free_folder, the_recipe
+from everyformer.cli.terminal import Lasting, console, next_command
+from everyformer.cli.train import exit_code, run_folder
 
 STEPS = 600
 SETTINGS = (
@@ -16,7 +16,6 @@ SETTINGS = (
 )  # fmt: skip
 PACKED = 2.6  # bits per byte that xz -9 needs for the whole text
 PROMPT = "ROMEO:\n"
-LOOKED = "Shall I compare thee to a summer"
 
 
 def demo(*, out: Path | None = None) -> int:
@@ -29,17 +28,18 @@ def demo(*, out: Path | None = None) -> int:
     """
     from everyformer.study import curves, look, picture
     from everyformer.train.loop import train
+    from everyformer.train.recipe import Recipe
 
     picture.file_types()  # before minutes of training, not after
-    screen, began = console(), time.perf_counter()
-    recipe = the_recipe("byte-language", (*SETTINGS, f"run.steps={STEPS}"), "tiny", None, None, None)
-    folder = out or free_folder(Path("runs"), "demo")
+    screen, began = console(Lasting), time.perf_counter()
+    recipe = Recipe.of("byte-language", *SETTINGS, f"run.steps={STEPS}", size="tiny")
+    folder = run_folder(out, "demo")
     screen.print("byte-language, 4 blocks of width 128, reads Shakespeare byte by byte; the last tenth is held out")
     with watching(screen) as listener:
         trained = train(recipe, folder, listeners=(listener,))
     if trained.stopped:
-        next_command(screen, f"resume {folder}")
-        return 1
+        next_command(screen, "resume", folder)
+        return exit_code(trained)
     bits, minutes = trained.metrics["bits_per_byte"], (time.perf_counter() - began) / 60
     screen.print(f"\n{bits:.2f} bits per byte of held-out text after {minutes:.1f} minutes", style="bold")
     screen.print(f"xz -9 needs {PACKED} for the whole text; a byte model that knows nothing needs 8")
@@ -47,7 +47,7 @@ def demo(*, out: Path | None = None) -> int:
     choices = {"tokens": 300, "temperature": 0.5, "seed": 0}
     screen.print(trained.work.write(trained.network, PROMPT, **choices), soft_wrap=True)
     attention = folder / "attention.png"
-    look.draw(look.reading(trained.network, trained.work, LOOKED)).savefig(attention)
+    look.draw(look.reading(trained.network, trained.work)).savefig(attention)
     screen.print(f"\ncurves: {curves.draw(folder)}\nattention: {attention}", soft_wrap=True)
-    next_command(screen, f"generate {folder} --prompt 'JULIET:' --tokens 300 --stream")
+    next_command(screen, "generate", folder, "--prompt", "JULIET:", "--tokens", "300", "--stream")
     return 0

@@ -71,6 +71,9 @@ def evaluate(
         return 0
     screen = console()
     screen.print(metrics(answer))
-    further = "" if found.step < found.recipe.run.steps else f" --steps {2 * found.step}"
-    next_command(screen, f"generate {run} {found.work.hint}" if found.writes else f"resume {run}{further}")
+    if found.writes:
+        next_command(screen, "generate", run, hint=found.work.hint)
+    else:
+        further = [] if found.step < found.recipe.run.steps else ["--steps", str(2 * found.step)]
+        next_command(screen, "resume", run, *further)
     return 0

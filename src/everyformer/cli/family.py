@@ -75,7 +75,7 @@ def _all(screen: Console, as_json: bool) -> None:
     table = _table(rows, "\n" if screen.is_terminal else ", ")
     wanted = screen.measure(table, options=screen.options.update(max_width=10_000)).maximum
     screen.print(table if wanted <= screen.width else _blocks(rows))
-    next_command(screen, "family --diff bert gpt2")
+    next_command(screen, "family", "--diff", "bert", "gpt2")
 
 
 def _row(member: Member) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _one(screen: Console, text: str, size: str | None, as_json: bool) -> None:
     for path, leaf in lines.items():
         screen.print(f"{path:<{wide}}  {_show(leaf)}", soft_wrap=True)
     other = "bert" if name != "bert" else "gpt2"
-    next_command(screen, f"family --diff {title} {other}")
+    next_command(screen, "family", "--diff", title, other)
 
 
 def _compare(screen: Console, one: str, two: str, as_json: bool) -> None:
@@ -205,7 +205,7 @@ def _compare(screen: Console, one: str, two: str, as_json: bool) -> None:
             for path, pair in lines.items():
                 table.add_row(Text(path, style), *(Text(_show(leaf), style) for leaf in pair))
         screen.print(table)
-    next_command(screen, f"family {first}")
+    next_command(screen, "family", first)
 
 
 def differences(a: Model | EncoderDecoder, b: Model | EncoderDecoder) -> dict[str, tuple[Any, Any]]:

@@ -17,7 +17,7 @@ def generate(
     run: Path,
     /,
     *,
-    prompt: str | None = None,
+    prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     tokens: int | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -69,6 +69,10 @@ def generate(
     """
     from everyformer.train.finished import open_run
 
+    if tokens is not None and tokens < 0:
+        raise ValueError(f"--tokens {tokens}: give 0 or more tokens to write")
+    if beam is not None and beam < 1:
+        raise ValueError(f"--beam {beam}: give a beam of 1 or more, or leave it out")
     found = open_run(run, step=step, device=device, data=False)
     if stream and beam is not None:
         raise ValueError("--beam finds the whole text at once; leave --stream or --beam out")
@@ -91,5 +95,5 @@ def generate(
             sys.stdout.write(harmless(piece))
             sys.stdout.flush()
         sys.stdout.write("\n")
-    next_command(screen, f"evaluate {run}")
+    next_command(screen, "evaluate", run)
     return 0

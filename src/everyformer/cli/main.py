@@ -1,6 +1,7 @@
 """The entry point: reads the verb, and turns what goes wrong into one line and an exit code.
 
-Exit codes: 0 done; 1 a contract is broken, or the reader of a pipe has gone; 2 a wrong name, number or option; 130 Ctrl-C.
+Exit codes: 0 done; 1 a contract is broken, or the reader of a pipe has gone; 2 a wrong name, number or option; 130 stopped by
+Ctrl-C, 143 by SIGTERM, also where a run has saved its last step before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from everyformer.cli.family import family
 from everyformer.cli.generate import generate
 from everyformer.cli.plan import plan
 from everyformer.cli.show import show
+from everyformer.cli.terminal import to_nowhere
 from everyformer.cli.train import resume, train
 
 # Threads that wait let others work: beside another program a spinning one makes each step several times as long.
@@ -54,12 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         return int(code or 0)
-    except BrokenPipeError:
-        # As after `| head -1`. What is still buffered goes nowhere, or Python complains of it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # as after `| head -1`
+        to_nowhere()
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("stopped at once; a run goes on from its last checkpoint with resume\n")
+        sys.stderr.write("stopped at once; a run that has a checkpoint goes on from it with resume\n")
         return 130
     except (ValueError, OSError) as error:
         sys.stdout.flush()

@@ -10,7 +10,6 @@ from cyclopts import Parameter
 
 from everyformer.cli.room import with_room
 from everyformer.cli.terminal import console, next_command
-from everyformer.cli.train import the_recipe
 
 
 def plan(
@@ -49,8 +48,9 @@ def plan(
         Print JSON.
     """
     from everyformer.study.plan import plan as make
+    from everyformer.train.recipe import Recipe
 
-    recipe = the_recipe(member, settings, size, data, task, start)
+    recipe = Recipe.of(member, *settings, size=size, data=data, task=task, start=start)
     if memory is not None and memory <= 0:
         raise ValueError(f"--memory {memory:g}: give the GiB that the run may take, more than 0")
     limit = None if memory is None else int(memory * 2**30)
@@ -74,5 +74,5 @@ def plan(
     screen.print(str(found), soft_wrap=True)
     named = {"--size": size, "--data": data, "--task": task, "--start": start and str(start)}
     words = [member, *(word for name, given in named.items() if given for word in (name, given)), *settings]
-    next_command(screen, "family" if found.changes is None else " ".join(["train", *words, *found.changes]))
+    next_command(screen, *(["family"] if found.changes is None else ["train", *words, *found.changes]))
     return 0

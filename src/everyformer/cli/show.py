@@ -24,7 +24,7 @@ def attention(
     run: Path,
     /,
     *,
-    text: str = "Shall I compare thee to a summer",
+    text: str | None = None,
     out: Path = Path("attention.png"),
     step: int | Literal["best"] | None = None,
     beside: Path | None = None,
@@ -36,7 +36,7 @@ def attention(
     run
         The folder of a run.
     text
-        What it reads.
+        What it reads; without it, the beginning of a sonnet, as much of it as the model can read.
     out
         The picture (.png, .svg, .pdf).
     step
@@ -44,6 +44,7 @@ def attention(
     beside
         The folder of another run, whose last checkpoint is drawn beside the first.
     """
+    from everyformer.family.table import find
     from everyformer.study.look import draw, reading
     from everyformer.study.picture import check_file
     from everyformer.train.finished import open_run
@@ -54,12 +55,16 @@ def attention(
     sights = [reading(one.network, one.work, text) for one in runs]
     if beside is not None:
         sights = [
-            replace(sight, title=f"{one.recipe.member}: {sight.title}") for sight, one in zip(sights, runs, strict=True)
+            replace(sight, title=f"{find(one.recipe.member).name}: {sight.title}")
+            for sight, one in zip(sights, runs, strict=True)
         ]
     draw(*sights).savefig(out)
     screen = console()
     screen.print(f"attention: {out}", soft_wrap=True)
-    next_command(screen, f"generate {run} {found.work.hint}" if found.writes else f"evaluate {run}")
+    if found.writes:
+        next_command(screen, "generate", run, hint=found.work.hint)
+    else:
+        next_command(screen, "evaluate", run)
 
 
 @show.command
@@ -111,7 +116,7 @@ def spans(
         screen.print(f"{label:<16}{fact}", soft_wrap=True)
     if out is not None:
         screen.print(f"wrote {out}", soft_wrap=True)
-    next_command(screen, f"evaluate {run}" if out else f"show spans {run} --out spans.png")
+    next_command(screen, *(("evaluate", run) if out else ("show", "spans", run, "--out", "spans.png")))
 
 
 @show.command
@@ -168,8 +173,8 @@ def pattern(text: str, /, *, length: int = 32, heads: int | None = None, out: Pa
     for note in notes:
         screen.print(f"note: {note}", style="dim", soft_wrap=True)
     if out is None:
-        next_command(screen, f'show pattern "{text}" --length {length} --out pattern.png')
+        next_command(screen, "show", "pattern", text, "--length", str(length), "--out", "pattern.png")
     else:
         draw(value, seen_HQK).savefig(out)
         screen.print(f"wrote {out}", soft_wrap=True)
-        next_command(screen, 'show pattern "causal & (window(8) | stride(8))" --length 64')
+        next_command(screen, "show", "pattern", "causal & (window(8) | stride(8))", "--length", "64")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,11 +11,10 @@ from rich.console import Console
 
 from everyformer.cli.progress import metrics, watching
 from everyformer.cli.room import with_room
-from everyformer.cli.terminal import console, next_command
+from everyformer.cli.terminal import Lasting, console, next_command
 
 if TYPE_CHECKING:
     from everyformer.train.loop import Trained
-    from everyformer.train.recipe import Recipe
 
 
 def train(
@@ -32,7 +32,7 @@ def train(
     Parameters
     ----------
     member
-        A member of the family; `everyformer family` lists them.
+        A member of the family; `everyformer family` lists them. Or a .json file with a model of your own.
     settings
         path=value, such as run.steps=500 optim.lr=3e-4 model.width=256 task.tokenizer=bpe.
     size
@@ -47,15 +47,17 @@ def train(
     start
         A run or saved model whose body the new one begins with (fine-tuning).
     """
+    from everyformer.family.table import find
     from everyformer.train.loop import train as begin
+    from everyformer.train.recipe import Recipe
 
-    screen = console()
-    recipe = the_recipe(member, settings, size, data, task, start)
-    folder = out or free_folder(Path("runs"), member)
+    screen = console(Lasting)
+    recipe = Recipe.of(member, *settings, size=size, data=data, task=task, start=start)
+    folder = run_folder(out, find(member).name)
     with watching(screen) as listener:
         trained = with_room(recipe, lambda: begin(recipe, folder, listeners=(listener,)))
     _finish(screen, trained, folder)
-    return 0
+    return exit_code(trained)
 
 
 def resume(run: Path, /, *settings: str, step: int | Literal["best"] | None = None, steps: int | None = None) -> int:
@@ -76,7 +78,7 @@ def resume(run: Path, /, *settings: str, step: int | Literal["best"] | None = No
     from everyformer.train.folder import changed, read_recipe
     from everyformer.train.loop import resume as go_on
 
-    screen = console()
+    screen = console(Lasting)
     recipe = changed(read_recipe(run), settings)
     if not checkpoint.steps(run):
         screen.print(f"{run} has no checkpoint: it begins anew", soft_wrap=True)
@@ -85,27 +87,28 @@ def resume(run: Path, /, *settings: str, step: int | Literal["best"] | None = No
             recipe, lambda: go_on(run, step=step, steps=steps, settings=settings, listeners=(listener,))
         )
     _finish(screen, trained, run)
-    return 0
+    return exit_code(trained)
 
 
-def the_recipe(
-    member: str, settings: tuple[str, ...], size: str | None, data: str | None, task: str | None, start: Path | None
-) -> Recipe:
-    """What the words of the command line say."""
-    from everyformer.task.table import task_for
-    from everyformer.train.recipe import Recipe, override
-
-    recipe = Recipe(
-        member=member,
-        size=size,
-        task=task_for(member, size, task),
-        data=data,
-        start=None if start is None else str(start),
-    )
-    return override(recipe, settings)
+def run_folder(out: Path | None, name: str) -> Path:
+    """Where a new run is written."""
+    folder = out or _free_folder(Path("runs"), name)
+    for one in (folder, *folder.parents):
+        if one.exists() and not one.is_dir():
+            raise ValueError(
+                f"{one} is a file, so that no run can be written to {folder}; give another folder as --out"
+            )
+    return folder
 
 
-def free_folder(parent: Path, name: str) -> Path:
+def exit_code(trained: Trained) -> int:
+    """0 where the run went to its end, else 128 and the signal that stopped it, as a shell counts."""
+    if trained.stopped is None:
+        return 0
+    return 128 + (signal.SIGINT if signal.SIGINT.name in trained.stopped else signal.SIGTERM)
+
+
+def _free_folder(parent: Path, name: str) -> Path:
     """The first that is not there; where torchrun has begun the command anew, the last that is."""
     from everyformer.train.distributed import restarted
 
@@ -118,7 +121,7 @@ def free_folder(parent: Path, name: str) -> Path:
 def _finish(screen: Console, trained: Trained, folder: Path) -> None:
     if screen.quiet:
         return
-    if trained.metrics:
+    if trained.metrics and not trained.stopped:  # then they may be of an earlier step
         screen.print(f"\n{metrics(trained.metrics)}", style="bold")
     if trained.best and trained.best["step"] != trained.step:
         screen.print(f"the best checkpoint is of step {trained.best['step']} ({metrics(trained.best)}): --step best")
@@ -130,6 +133,8 @@ def _finish(screen: Console, trained: Trained, folder: Path) -> None:
         screen.print("curves: install matplotlib to have them drawn (pip install everyformer[plot])")
     screen.print(f"run: {folder}")
     if trained.stopped:
-        next_command(screen, f"resume {folder}")
+        next_command(screen, "resume", folder)
+    elif trained.writes:
+        next_command(screen, "generate", folder, hint=trained.work.hint)
     else:
-        next_command(screen, f"generate {folder} {trained.work.hint}" if trained.writes else f"evaluate {folder}")
+        next_command(screen, "evaluate", folder)

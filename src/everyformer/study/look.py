@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 GROUPS = 4  # of the numbers of a recurrent state
 MOST = 64  # tokens whose names can be read beside a picture
+EXAMPLE = "Shall I compare thee to a summer"
+SPREAD = 0.5  # the share of a layer's room that its heads are drawn in
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Sight:
     row: str = "layer"
 
 
-def reading(network: Network | PairNetwork, work: Work, text: str) -> Sight:
-    """What a network looks at while it reads a text, with the tokens of its work.
+def reading(network: Network | PairNetwork, work: Work, text: str | None = None) -> Sight:
+    """What a network looks at while it reads a text, with the tokens of its work. Without one: as much of EXAMPLE as it can.
 
     Of a recurrent one it is the weight w of what came before in its state (`everyformer.network.recurrent`), where each number
     of the state is a head; they are put in order of how far back they look, and drawn as the means of groups.
@@ -48,7 +50,9 @@ def reading(network: Network | PairNetwork, work: Work, text: str) -> Sight:
             "a run that reads no single text (pairs, pictures, an environment) has no attention to draw over a text; give one "
             "that does"
         )
-    ids = tokenizer.encode(text.encode())
+    ids = tokenizer.encode((EXAMPLE if text is None else text).encode())
+    if text is None and network.limit is not None:
+        ids = ids[: network.limit - network.value.class_token]
     names = [tokenizer.decode([int(one)]).replace("\n", "\\n") for one in ids]
     found = weights(network, torch.from_numpy(ids.astype(np.int64)))
     if not found:
@@ -73,17 +77,19 @@ def spans_of(network: Network | PairNetwork, work: Work) -> Spans:
 
 
 def draw_spans(found: Spans) -> Figure:
-    """The spans of each layer (across) and head, as the paper draws them."""
+    """The spans of each layer (across) and head, as the paper draws them; the heads of a layer stand side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure((max(4.0, 0.5 * len(found.each) + 2), 3.2), dpi=160, layout="constrained")
     plot = figure.subplots()
     for layer, spans_H in enumerate(found.each):
-        plot.scatter([layer] * len(spans_H), spans_H, s=14, color="tab:blue", alpha=0.7)
+        heads = len(spans_H)
+        places = [layer + SPREAD * ((head + 0.5) / heads - 0.5) for head in range(heads)]
+        plot.scatter(places, spans_H, s=14, color="tab:blue", alpha=0.7, clip_on=False, zorder=3)
     plot.set_xticks(range(len(found.each)))
     plot.set_xlabel("layer")
     plot.set_ylabel("span of each head")
-    plot.set_ylim(bottom=0)
+    plot.set_ylim(0, 1.1 * max(1.0, *map(max, found.each)))
     return figure
 
 

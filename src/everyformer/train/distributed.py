@@ -127,7 +127,8 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].split(" device type at start")[0]
         reason = "no such kind of device" if reason.startswith("Expected one of") else reason
-        raise ValueError(f"the device {name} cannot be used here ({reason}); try auto, cpu or cuda") from None
+        others = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu"
+        raise ValueError(f"the device {name} cannot be used here ({reason}); try {others}") from None
     return device
 
 

@@ -237,9 +237,8 @@ class Loop:
             raise
         records.write("end", step, **({"stopped": self.interrupted} if self.interrupted else {}), **metrics)
         self._use_average()
-        return Trained(
-            self._whole() or self.network.eval(), self.work, self.recipe, step, metrics, self.interrupted, self.best
-        )
+        early = self.interrupted if step < run.steps else None
+        return Trained(self._whole() or self.network.eval(), self.work, self.recipe, step, metrics, early, self.best)
 
     def _step(self, step: int, records: Records) -> None:
         run, optim, began = self.recipe.run, self.recipe.optim, time.perf_counter()

@@ -23,9 +23,11 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise ValueError(
-            f"cannot write to {folder} ({error}); make room there, then go on from the last checkpoint, which is kept, with resume"
-        ) from error
+        kept = any(one.name.isdigit() for one in (folder / "checkpoints").glob("*"))
+        remedy = (
+            "go on from the last checkpoint, which is kept, with resume" if kept else "begin anew: it has no checkpoint"
+        )
+        raise ValueError(f"cannot write to {folder} ({error}); make room there, then {remedy}") from error
 
 
 class Records:
