@@ -242,6 +242,7 @@ def test_what_does_not_fit_is_told_the_mildest_settings_that_do(nothing_besides,
         return real(changed, *rest) if pieces is None else (SimpleNamespace(peak=peak(changed), device=CPU, events=[]),)
 
     monkeypatch.setattr(plans, "_walk", walk)
+    monkeypatch.setattr(plans, "_least", lambda *_: 0)
     planned, stages = plan(one), list[list[str]]()
     for limit in range(peak(one) - 1, 0, -16):
         changes = plans._first_that_fits(dataclasses.replace(planned, limit=limit), opened(one), CPU)
@@ -261,6 +262,12 @@ def test_what_does_not_fit_is_told_the_mildest_settings_that_do(nothing_besides,
         ["run.sections", "run.precision", "model.layers"],
         ["run.sections", "run.precision", "model.layers", "model.width"],
     ]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_what_weights_need_at_the_least_is_less_than_what_a_step_needs(name):
+    one = recipe("gpt2", f"optim.name={name}", "run.batch=1", "model.context=8")
+    assert 0.5 < plans._least(one, opened(one)) / plan(one).tensors < 1
 
 
 def test_what_is_told_fits_when_it_is_planned(nothing_besides):

@@ -28,7 +28,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from everyformer.family.table import find
+from everyformer.family.table import find, parameters
 from everyformer.network.model import EncoderDecoder
 from everyformer.study import malloc
 from everyformer.study.tally import Tally
@@ -231,11 +231,14 @@ def _first_that_fits(found: Plan, work: Work, device: torch.device) -> tuple[str
     recipe = found.recipe
 
     def fits(settings: tuple[str, ...]) -> bool:
+        changed, room = override(recipe, settings), found.limit - found.process
         try:
-            # With the second piece there are gradients of an earlier one; a third needs no more.
-            return found.process + _taken(_walk(override(recipe, settings), work, device, pieces=2)[0]) <= found.limit
+            if _least(changed, work) > room:
+                return False
+            tally = _walk(changed, work, device, pieces=2)[0]  # a third piece needs no more than the second
         except ValueError:  # a width that does not divide into the heads, for example
             return False
+        return tally.peak <= room and _taken(tally) <= room
 
     pieces = [recipe.run.accumulate]
     while pieces[-1] < recipe.run.batch:
@@ -249,6 +252,12 @@ def _first_that_fits(found: Plan, work: Work, device: torch.device) -> tuple[str
                 low, high = (low, middle) if fits(ways[middle]) else (middle + 1, high)
             return ways[high]
     return None
+
+
+def _least(recipe: Recipe, work: Work) -> int:
+    """Bytes of weights, gradients and what the optimizer keeps of them, at the least."""
+    each = 4 * (4 if recipe.optim.name == "adamw" else 3)
+    return each * parameters(work.adapt(recipe.value(work.changes())))
 
 
 def _stages(recipe: Recipe, work: Work) -> Iterator[tuple[str, ...]]:
