@@ -81,7 +81,6 @@ def test_a_run_that_broke_before_its_first_checkpoint_begins_anew_with_its_recor
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
 
 
-@pytest.mark.spec(130)
 def test_an_average_is_opened_under_every_name_of_a_shared_weight(tmp_path, monkeypatch):
     """From a GPU, or from shards, each name of a shared weight comes as a tensor of its own."""
     gathered = checkpoint.gathered
@@ -98,6 +97,7 @@ def test_an_average_is_opened_under_every_name_of_a_shared_weight(tmp_path, monk
     assert torch.equal(resume(tmp_path / "run").network.body.shared[0].key_RE, network.body.shared[0].key_RE)
 
 
+@pytest.mark.spec(130)
 def test_accumulated_gradients_equal_the_big_batch(tmp_path):
     data = text(tmp_path)
     plain = ("model.dropout=0.0", "optim.lr=1e-2")
