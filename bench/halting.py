@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import everyformer
 from bench.recurrent import clock
 from everyformer import Past
-from everyformer.train.loop import set_gather
+from everyformer.train.learner import set_gather
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 

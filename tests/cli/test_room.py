@@ -41,26 +41,22 @@ def test_what_was_asked_for_is_read_from_the_error(monkeypatch, error, said):
 
 
 def test_a_failed_allocation_becomes_one_line_with_the_remedy(tmp_path, monkeypatch, capsys):
-    original = Loop.gradients
-
-    def gradients(loop, *args):
-        if loop.folder is not None:  # a real step, not the plan's
-            raise torch.OutOfMemoryError(CUDA)
-        return original(loop, *args)
+    def step(loop, *args):
+        raise torch.OutOfMemoryError(CUDA)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Loop, "gradients", gradients)
+    monkeypatch.setattr(Loop, "_step", step)
     assert main(["train", *SMALL]) == 2
     message = capsys.readouterr().err
     assert re.fullmatch(r"error: out of memory: 20\.00 GiB more were asked for; .*: add run\.\w+=\d+.*\n", message)
 
 
 def test_another_error_of_torch_is_not_taken_for_it(tmp_path, monkeypatch):
-    def gradients(loop, *args):
+    def step(loop, *args):
         raise RuntimeError("shapes do not match")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Loop, "gradients", gradients)
+    monkeypatch.setattr(Loop, "_step", step)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         main(["train", *SMALL])
 

@@ -16,7 +16,8 @@ from everyformer.infer.spans import spans
 from everyformer.network import model as model_module
 from everyformer.study.look import spans_of
 from everyformer.task.language import Language as LanguageTask
-from everyformer.train.loop import set_sections, train
+from everyformer.train.learner import set_sections
+from everyformer.train.loop import train
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.record import read
 from tests.network import close, model, randn, ready, tokens

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer import ByHead, Causal, Scene, build, fixed, member, strided
-from everyformer.train.loop import set_sections
+from everyformer.train.learner import set_sections
 from tests.network import close, randn, ready
 from tests.spec import sparse
 

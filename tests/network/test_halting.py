@@ -32,7 +32,7 @@ from everyformer import (
 )
 from everyformer.attention.scene import Probe
 from everyformer.network.halting import Account
-from everyformer.train.loop import set_gather, set_sections
+from everyformer.train.learner import set_gather, set_sections
 from tests.network import close, placed, randn, ready, tokens
 from tests.network.test_wiring import EPS, HEADS, NET, sublayers
 from tests.spec import halting as spec

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from everyformer import Attention, EncoderDecoder, Language, LayerNorm, Past, PreNorm, Probe, Reversible, Standard
 from everyformer.network.past import Keys
 from everyformer.study.tally import Tally
-from everyformer.train.loop import set_sections
+from everyformer.train.learner import set_sections
 from tests.network import close, model, ready, tokens
 from tests.network.test_wiring import EPS, HEADS, NET, sublayers
 from tests.spec import network as spec

@@ -88,7 +88,7 @@ def test_memory_and_operations_are_those_of_the_real_steps(member, settings):
             loop._step(step, Records(None))
             flops.append(real.flops)
     assert abs(found.tensors / real.peak - 1) < 0.015  # a shade of it is the other lengths of other batches
-    assert found.parameters == sum(p.numel() for p in loop.network.parameters())
+    assert found.parameters == sum(p.numel() for p in loop.learner.network.parameters())
     assert found.flops == max(flops)
     assert found.fits and found.changes == ()
 
@@ -181,10 +181,11 @@ def test_planned_steps_move_no_weights():
     """A net that ponders longer after a few of them would not be the planned one."""
     one = recipe("act-rnn", "model.width=16", "optim.decay=0.1")
     loop = begin(one)
-    before = [p.detach().clone() for p in loop.network.parameters()]
+    learner = loop.learner
+    before = [p.detach().clone() for p in learner.network.parameters()]
     batch = plans._largest(one, loop.work)
-    plans._step(loop, batch, loop.work.count(batch))
-    assert all(torch.equal(a, b) for a, b in zip(before, loop.network.parameters(), strict=True))
+    plans._step(learner, batch, loop.work.count(batch))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.network.parameters(), strict=True))
 
 
 def test_real_steps_give_time_and_memory():

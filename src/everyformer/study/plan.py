@@ -34,7 +34,7 @@ from everyformer.study import malloc
 from everyformer.study.tally import Tally
 from everyformer.task.work import Batch, Work
 from everyformer.train.distributed import World, find_device
-from everyformer.train.loop import Loop
+from everyformer.train.learner import Learner
 from everyformer.train.memory import peak, resident, there_is
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.schedule import batch_size, sequences_before
@@ -116,26 +116,26 @@ def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> 
 
 
 def _imagine(recipe: Recipe, work: Work, device: torch.device, process: int, limit: int) -> Plan:
-    tally, loop, batch, count = _walk(recipe, work, device)
+    tally, learner, batch, count = _walk(recipe, work, device)
     return Plan(
         recipe=recipe,
         device=str(device),
-        parameters=sum(p.numel() for p in loop.network.parameters()),
+        parameters=sum(p.numel() for p in learner.network.parameters()),
         flops=tally.flops,
         run_flops=tally.flops * sequences_before(recipe.run, recipe.run.steps) // len(batch),
         targets=count,
         tensors=tally.peak,
         kept=_taken(tally) - tally.peak,
         process=process,
-        checkpoint=sum(x.numel() * x.element_size() for x in _saved(loop)),
+        checkpoint=sum(x.numel() * x.element_size() for x in _saved(learner)),
         limit=limit,
-        grows=tuple(sorted({str(one.grows) for one in loop.network.modules() if hasattr(one, "grows")})),
+        grows=tuple(sorted({str(one.grows) for one in learner.network.modules() if hasattr(one, "grows")})),
     )
 
 
 def _walk(
     recipe: Recipe, work: Work, device: torch.device, pieces: int | None = None
-) -> tuple[Tally, Loop, Batch, int]:
+) -> tuple[Tally, Learner, Batch, int]:
     """Imagined steps until a memory is full, and the last of them again: from the second on there is an optimizer's state. With
     `pieces`, for the memory alone, only so many pieces of the batch."""
     run = recipe.run
@@ -144,18 +144,18 @@ def _walk(
     tally = Tally(device, imagined=True)
     with torch.random.fork_rng(devices=[]):
         with tally, device:
-            loop = _loop(plain, work, device)
+            learner = _learner(plain, work, device)
         batch = _largest(recipe, work)  # a real one: code looks at it
         count = work.count(batch)
-        loop.scaler = torch.amp.GradScaler(device.type, enabled=False)  # it would look at the gradients
+        learner.scaler = torch.amp.GradScaler(device.type, enabled=False)  # it would look at the gradients
         rows = len(batch) if pieces is None else min(len(batch), pieces * -(-len(batch) // run.accumulate))
         with tally:
             tally.add((dict(batch.tensors), dict(batch.shared or {})))
-            for _ in _filling(loop):
+            for _ in _filling(learner):
                 begun, tally.flops = len(tally.events), 0
-                _step(loop, batch.rows(0, rows), count)
+                _step(learner, batch.rows(0, rows), count)
     tally.repeat(begun, REPEATED)
-    return tally, loop, batch, count
+    return tally, learner, batch, count
 
 
 def _taken(tally: Tally) -> int:
@@ -164,31 +164,31 @@ def _taken(tally: Tally) -> int:
     return max(tally.peak, malloc.resident(tally.events)) if heap else tally.peak
 
 
-def _loop(recipe: Recipe, work: Work, device: torch.device) -> Loop:
-    """A loop that writes nothing; what its weights begin with does not matter."""
+def _learner(recipe: Recipe, work: Work, device: torch.device) -> Learner:
+    """What its weights begin with does not matter."""
     value = work.adapt(recipe.value(work.changes()))
-    return Loop(replace(recipe, start=None), work, value, None, World(device=device), ())
+    return Learner(replace(recipe, start=None), work, value, World(device=device))
 
 
-def _step(loop: Loop, batch: Batch, count: int) -> Tensor:
+def _step(learner: Learner, batch: Batch, count: int) -> Tensor:
     """At a rate of 0: a net that learned to ponder longer would not be the planned one."""
-    loss, norm = loop.gradients(batch, count)
-    loop.change(0.0, norm if loop.recipe.optim.clip else None)
-    loop.scaler.update()
-    loop.forget()
+    loss, norm = learner.gradients(batch, count)
+    learner.change(0.0, norm if learner.recipe.optim.clip else None)
+    learner.scaler.update()
+    learner.forget()
     return loss
 
 
-def _filling(loop: Loop) -> Iterator[None]:
+def _filling(learner: Learner) -> Iterator[None]:
     """Once for each step until a memory, if there is any, was full before it: it grows, and with it what a step takes."""
     before = -1
-    while before != (before := _carried(loop)):
+    while before != (before := _carried(learner)):
         yield
 
 
-def _carried(loop: Loop) -> int:
+def _carried(learner: Learner) -> int:
     """How many numbers the last step left for the next."""
-    return sum(x.numel() for past in loop.carried if past is not None for x in past.tensors().values())
+    return sum(x.numel() for past in learner.carried if past is not None for x in past.tensors().values())
 
 
 def _largest(recipe: Recipe, work: Work) -> Batch:
@@ -199,13 +199,13 @@ def _largest(recipe: Recipe, work: Work) -> Batch:
     return max(batches, key=lambda batch: sum(x.numel() for x in batch.tensors.values()))
 
 
-def _saved(loop: Loop) -> Iterator[Tensor]:
+def _saved(learner: Learner) -> Iterator[Tensor]:
     """What a checkpoint keeps."""
-    yield from {id(x): x for x in loop.network.state_dict(keep_vars=True).values()}.values()
-    for optimizer in loop.optimizers:
+    yield from {id(x): x for x in learner.network.state_dict(keep_vars=True).values()}.values()
+    for optimizer in learner.optimizers:
         for state in optimizer.state.values():
             yield from (x for x in state.values() if isinstance(x, Tensor))
-    yield from (loop.average or {}).values()
+    yield from (learner.average or {}).values()
 
 
 def _measure(found: Plan, work: Work, device: torch.device) -> Plan:
@@ -214,12 +214,12 @@ def _measure(found: Plan, work: Work, device: torch.device) -> Plan:
     with torch.random.fork_rng(devices=[]):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        loop, batch = _loop(found.recipe, work, device), _largest(found.recipe, work)
-        for _ in _filling(loop):  # which is the first step at least, and that takes longer
-            _step(loop, batch, found.targets)
+        learner, batch = _learner(found.recipe, work, device), _largest(found.recipe, work)
+        for _ in _filling(learner):  # which is the first step at least, and that takes longer
+            _step(learner, batch, found.targets)
         while len(seconds) < MEASURED and sum(seconds) <= ENOUGH:
             began = time.perf_counter()
-            float(_step(loop, batch, found.targets))  # waits for the device
+            float(_step(learner, batch, found.targets))  # waits for the device
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - began)

@@ -16,7 +16,7 @@ from everyformer.task.work import Work
 from everyformer.train import checkpoint
 from everyformer.train.distributed import find_device
 from everyformer.train.folder import check_data, read_model, read_recipe
-from everyformer.train.loop import precise, set_gather
+from everyformer.train.learner import precise, set_gather
 from everyformer.train.recipe import Recipe
 
 

@@ -13,32 +13,25 @@ import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from msgspec.structs import replace
 
-from everyformer.attention.attend import check_kernel
-from everyformer.attention.rule import RuleModule
-from everyformer.network.halting import GATHERING
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
-from everyformer.network.past import Past
-from everyformer.task.work import Batch, Work
+from everyformer.task.work import Work
 from everyformer.train import checkpoint
-from everyformer.train.capture import Captured, objection
-from everyformer.train.distributed import World, restarted, spread, syncing, world
+from everyformer.train.distributed import World, restarted, world
 from everyformer.train.folder import changed, check_data, placed, read_model, read_recipe, write_recipe
+from everyformer.train.learner import Learner
 from everyformer.train.listen import check, listen
 from everyformer.train.memory import peak
-from everyformer.train.optimizer import optimizers, set_rate
 from everyformer.train.recipe import Recipe
 from everyformer.train.record import Listener, Records, writing
 from everyformer.train.schedule import batch_size, rate
-from everyformer.train.start import adopt
 from everyformer.train.watch import Watch
 from everyformer.value import to_json
 
@@ -153,48 +146,10 @@ class Loop:
     ):
         self.recipe, self.work, self.value, self.folder, self.here = recipe, work, value, folder, here
         self.listeners = listeners if here.first else ()
-        work.fit(value)
-        run = recipe.run
-        check_kernel(run.kernel)
-        if run.precision == "fp16" and here.device.type == "cpu":
-            raise ValueError("run.precision=fp16 on a CPU is some 80 times slower than fp32; use bf16 or fp32")
-        if run.compile == "graphs" and (reason := objection(run, value, here.size)):
-            raise ValueError(f"run.compile=graphs cannot record a step {reason}; use run.compile=yes")
-        largest = max(batch_size(run, step) for step in (0, *(start for start, _ in run.grow)))
-        if largest > work.examples():
-            raise ValueError(f"a batch of {largest} is larger than the set of {work.examples()}; lower run.batch")
-        if run.batch < here.size * run.accumulate:
-            raise ValueError(
-                f"a batch of {run.batch} cannot be cut into {here.size} processes x {run.accumulate} pieces; raise run.batch"
-            )
-        torch.manual_seed(run.seed)
-        network = value.build()
-        there = next(network.parameters()).device.type == here.device.type  # moving imagined weights is not possible
-        self.network = network if there else network.to(here.device)
-        if recipe.start is not None and not (folder and checkpoint.steps(folder)):
-            adopt(self.network, recipe.start)
-        if run.sections:
-            set_sections(self.network, run.sections)
-        if run.gather:
-            set_gather(self.network, True)
-            if run.compile != "no" or run.kernel not in GATHERING:
-                raise ValueError(
-                    f"run.gather looks at who has halted, which a compiled step cannot, and some queries alone are served by the "
-                    f"kernels {', '.join(GATHERING)}; leave run.gather out, or run.compile and run.kernel"
-                )
-        self.called = spread(self.network, here, run.shard)
-        if run.compile != "no":
-            self.called = torch.compile(self.called)  # type: ignore[assignment]
-        self.optimizers = optimizers(self.network, recipe.optim)
-        decay = recipe.optim.average
-        self.average = {n: p.detach().clone() for n, p in self.network.named_parameters()} if decay else None
-        self.scaler = torch.amp.GradScaler(here.device.type, enabled=run.precision == "fp16")
+        begun = folder is not None and bool(checkpoint.steps(folder))  # then it does not begin from another's weights
+        self.learner = Learner(replace(recipe, start=None) if begun else recipe, work, value, here)
         self.watch = Watch(recipe.optim.patience)
         self.best: dict[str, Any] | None = None
-        self.carried: list[Past | None] = [None] * run.accumulate  # what the last step left, by piece of the batch
-        self.captured: Captured | None = None
-        if run.compile == "graphs" and here.device.type == "cuda":
-            self.captured = Captured(self.descend, list(self.network.parameters()), here.device)
         self.interrupted: str | None = None
         self.evaluating = False
         self.step = 0
@@ -211,7 +166,7 @@ class Loop:
             path, others = self.folder / "records.jsonl", others + listen(self.recipe, self.folder, step)
         records = Records(path, others, after=step)
         records.write(
-            "begin", step, steps=run.steps, parameters=sum(p.numel() for p in self.network.parameters()),
+            "begin", step, steps=run.steps, parameters=sum(p.numel() for p in self.learner.network.parameters()),
             metric=self.work.metric, bytes=self.work.bytes_per_target,
         )  # fmt: skip
         metrics: dict[str, Any] = {}
@@ -236,102 +191,39 @@ class Loop:
                 records.write("end", step, error=f"{type(error).__name__}: {error}")
             raise
         records.write("end", step, **({"stopped": self.interrupted} if self.interrupted else {}), **metrics)
-        self._use_average()
+        self.learner.use_average()
         early = self.interrupted if step < run.steps else None
-        return Trained(self._whole() or self.network.eval(), self.work, self.recipe, step, metrics, early, self.best)
+        return Trained(
+            self._whole() or self.learner.network.eval(), self.work, self.recipe, step, metrics, early, self.best
+        )
 
     def _step(self, step: int, records: Records) -> None:
-        run, optim, began = self.recipe.run, self.recipe.optim, time.perf_counter()
+        run, optim, learner, began = self.recipe.run, self.recipe.optim, self.learner, time.perf_counter()
         size = batch_size(run, step)
         if step and size != batch_size(run, step - 1):  # other rows: nothing of the last ones goes on
-            self.carried = [None] * run.accumulate
+            learner.begin_anew()
         self.work.done = step / run.steps
-        with self._precision():
-            self.work.gather(self.network, run.seed, run.kernel)
+        with learner.precision():
+            self.work.gather(learner.network, run.seed, run.kernel)
         batch = self.work.batch(step, size, run.seed)
         count = self.work.count(batch)
         torch.manual_seed((run.seed * 1_000_003 + step) * 4099 + self.here.rank)
-        total, norm = self.gradients(batch, count)
+        total, norm = learner.gradients(batch, count)
         loss_now, norm_now = float(self.here.sum(total)), float(norm)
         reason = self.watch.look(loss_now, norm_now)
         share = rate(optim, step, run.steps)
         if reason is None:
-            self.change(share, norm if optim.clip and norm_now > optim.clip else None)
+            learner.change(share, norm if optim.clip and norm_now > optim.clip else None)
         else:
             records.write("skip", step + 1, reason=reason)
-            self.carried = [None] * run.accumulate  # what it left may be no numbers
-        self.scaler.update()
-        self.forget()
+            learner.begin_anew()  # what it left may be no numbers
+        learner.scaler.update()
+        learner.forget()
         seconds = time.perf_counter() - began
         records.write(
             "step", step + 1, loss=loss_now, norm=norm_now, lr=optim.lr * share, batch=size,
             targets=count, rate=count / seconds, memory=peak(self.here.device), **self.work.facts(),
         )  # fmt: skip
-
-    def gradients(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
-        """Leave the gradients of a batch on the weights; the loss of this process's part and their norm come back."""
-        mine = self.here.share(batch)
-        if self.captured is None:
-            return self.descend(mine, count)
-        return self.captured(mine, count)
-
-    def descend(self, mine: Batch, count: Tensor | int) -> tuple[Tensor, Tensor]:
-        """The same of this process's part, by as many launches as it takes."""
-        run, bounds = self.recipe.run, self._pieces(mine)
-        self.called.train()
-        total = torch.zeros((), device=self.here.device)
-        for piece in range(run.accumulate):
-            part = mine.rows(bounds[piece], bounds[piece + 1]).to(self.here.device)
-            with syncing(self.called, last=piece == run.accumulate - 1):
-                with self._precision():
-                    total_loss, self.carried[piece] = self.work.read(
-                        self.called,  # type: ignore[arg-type]
-                        part,
-                        run.kernel,
-                        self.carried[piece],
-                    )
-                    loss = total_loss / count
-                # DDP and FSDP take the mean over the processes; the loss is a sum already divided by the whole count.
-                self.scaler.scale(loss * self.here.size).backward()
-            total += loss.detach()
-        for optimizer in self.optimizers:
-            self.scaler.unscale_(optimizer)
-        return total, _norm(nn.utils.get_total_norm([p.grad for p in self._moved()]))  # type: ignore[misc]
-
-    def _pieces(self, mine: Batch) -> list[int]:
-        """Where the pieces of this process's part of a batch begin and end."""
-        pieces = self.recipe.run.accumulate
-        return [len(mine) * piece // pieces for piece in range(pieces + 1)]
-
-    def change(self, share: float, norm: Tensor | None) -> None:
-        """Move the weights by their gradients at a share of the rate; with a norm, the gradients are clipped first."""
-        if norm is not None:
-            nn.utils.clip_grads_with_norm_(self._moved(), self.recipe.optim.clip, norm)
-        set_rate(self.optimizers, share)
-        for optimizer in self.optimizers:
-            self.scaler.step(optimizer)
-        for module in self.network.modules():
-            if isinstance(module, RuleModule):
-                module.settle()
-        self._follow()
-
-    def forget(self) -> None:
-        """Drop the gradients. A CUDA graph keeps its own: it writes them anew in each step."""
-        if self.captured is not None:
-            return
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-
-    def _moved(self) -> list[nn.Parameter]:
-        return [p for p in self.network.parameters() if p.grad is not None]
-
-    def _follow(self) -> None:
-        """Move the average of the weights a little towards them."""
-        if self.average is not None:
-            decay = self.recipe.optim.average
-            with torch.no_grad():
-                for name, weight in self.network.named_parameters():
-                    self.average[name].lerp_(weight.detach(), 1 - decay)
 
     def _evaluate(self, step: int, records: Records, judge: bool) -> dict[str, Any]:
         """Metrics of the network (of its average, if there is one), and a sample; at the last step on all examples.
@@ -339,7 +231,7 @@ class Loop:
         `judge` says that there will be a checkpoint: is it the best?
         """
         run, work, metrics, sample = self.recipe.run, self.work, {}, None
-        with self._averaged(), torch.no_grad(), self._precision():
+        with self.learner.averaged(), torch.no_grad(), self.learner.precision():
             network = self._whole()
             if network is not None:
                 last, self.evaluating = step == run.steps, True
@@ -369,8 +261,8 @@ class Loop:
     def _whole(self) -> Network | PairNetwork | None:
         """For the first process, the network with all its weights: itself, or a copy where each process has a part of it."""
         if not self.recipe.run.shard or self.here.size == 1:
-            return self.network.eval() if self.here.first else None
-        weights = checkpoint.gathered(self.network)  # all take part in it
+            return self.learner.network.eval() if self.here.first else None
+        weights = checkpoint.gathered(self.learner.network)  # all take part in it
         if not self.here.first:
             return None
         with torch.random.fork_rng(devices=[]):
@@ -381,29 +273,25 @@ class Loop:
     def _save(self, step: int, records: Records) -> None:
         if self.folder is None:
             return
+        learner = self.learner
         state = {
             "step": step,
             "data": self.work.fingerprint,
             "watch": self.watch.state(),
-            "scaler": self.scaler.state_dict(),
+            "scaler": learner.scaler.state_dict(),
             "best": self.best,
         }
         model_json = to_json(self.value)
         checkpoint.write(
-            self.folder, self.network, self.optimizers, self.average,
-            {"carried": self._carried(), "work": self.work.state()}, state, model_json, self.here, self.recipe.run.keep,
+            self.folder, learner.network, learner.optimizers, learner.average,
+            {"carried": learner.left(), "work": self.work.state()}, state, model_json, self.here, self.recipe.run.keep,
         )  # fmt: skip
         records.write("save", step, best=self.best)
 
-    def _carried(self) -> dict[str, Tensor]:
-        """What the last step left for the next, of all rows of the batch in their order; empty where it leaves nothing."""
-        mine = [past.tensors() for past in self.carried if past is not None]
-        parts = [part for parts in self.here.gather([_on_cpu(one) for one in mine]) for part in parts]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
-
     def _restore(self, start: int) -> int:
         assert self.folder is not None
-        state = checkpoint.read(self.folder, start, self.network, self.optimizers, self.average)
+        learner = self.learner
+        state = checkpoint.read(self.folder, start, learner.network, learner.optimizers, learner.average)
         if state["data"] != self.work.fingerprint:
             raise ValueError(
                 f"the data of {self.folder} have changed since the run began ({self.recipe.data}): give it the same data, "
@@ -412,39 +300,13 @@ class Loop:
         if found := checkpoint.kept(self.folder, start, "work"):
             self.work.restore(found, self.recipe.run.seed)
         if found := checkpoint.kept(self.folder, start, "carried"):
-            mine = self.here.share(Batch(found))
-            parts = [mine.rows(*bounds).to(self.here.device) for bounds in pairwise(self._pieces(mine))]
-            self.carried = [Past.from_tensors(part.tensors) for part in parts]
+            learner.go_on(found)
         self.watch = Watch(**state["watch"])
         best = state.get("best")
         self.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(state["scaler"])
+        if learner.scaler.is_enabled():
+            learner.scaler.load_state_dict(state["scaler"])
         return int(state["step"])
-
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """The network with its averaged weights."""
-        if self.average is None:
-            yield
-            return
-        with torch.no_grad():
-            kept = {name: p.detach().clone() for name, p in self.network.named_parameters()}
-            self._use_average()
-            try:
-                yield
-            finally:
-                for name, p in self.network.named_parameters():
-                    p.copy_(kept[name])
-
-    def _use_average(self) -> None:
-        if self.average is not None:
-            with torch.no_grad():
-                for name, p in self.network.named_parameters():
-                    p.copy_(self.average[name])
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        return precise(self.recipe.run.precision, self.here.device)
 
     @contextmanager
     def _signals(self, records: Records) -> Iterator[None]:
@@ -472,36 +334,3 @@ class Loop:
         finally:
             for name, handler in before.items():
                 signal.signal(name, handler)
-
-
-def set_sections(network: nn.Module, sections: int) -> None:
-    """Recompute the activations of the stacks in so many sections in the backward pass, to save their memory."""
-    for module in network.modules():
-        if hasattr(module, "sections"):
-            module.sections = sections  # type: ignore[assignment]
-
-
-def set_gather(network: nn.Module, gather: bool) -> None:
-    """Compute of positions that have halted no more than their keys."""
-    able = [module for module in network.modules() if getattr(module, "gathers", False)]
-    if gather and not able:
-        raise ValueError(
-            "run.gather=true: no depth of this model copies halted positions through one layer without a convolution, rules "
-            "or norms over positions; leave it out, or use universal-transformer with model.halting=freeze"
-        )
-    for module in able:
-        module.gather = gather  # type: ignore[assignment]
-
-
-def _norm(x: Tensor) -> Tensor:
-    return x.full_tensor() if hasattr(x, "full_tensor") else x
-
-
-def precise(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """The context in which a network computes in a precision."""
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    return nullcontext() if kind is None else torch.autocast(device.type, kind)
-
-
-def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: x.cpu() for name, x in tensors.items()}
