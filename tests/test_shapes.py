@@ -18,7 +18,6 @@ from torch import Tensor
 
 import everyformer
 from everyformer import Past
-from everyformer.network.legal import looks_back_only
 from everyformer.study.example import example, parts
 
 HOME = str(Path(everyformer.__file__).parent)
@@ -85,7 +84,7 @@ def watch() -> Watch:
                     data.run(network, kernel=kernel).hidden.sum().backward()
                 if data.is_sequence:
                     data.pad(1, 1).run(network)
-                    if looks_back_only(network.value):
+                    if network.value.body.looks_back_only():
                         past = data.pad(2, 0).cut(0, 6).run(network, past=Past()).past
                         data.cut(4).run(network, past=past.reorder(torch.arange(3)).trim(3).roll_back(1))
     return seen

@@ -191,6 +191,8 @@ def test_looking_at_a_pattern_does_not_change_the_scene() -> None:
         ),
         ({"pattern": SameDocument()}, "call the model with documents="),
         ({"pattern": Graph()}, "call the model with edges="),
+        ({"pattern": "causal"}, "the pattern is 'causal': give a pattern, as parse"),
+        ({"rules": (Rotary(),)}, "is a value: give its module, rule.build"),
     ],
 )
 def test_wrong_input_is_named(change: dict[str, Any], reason: str) -> None:

@@ -22,7 +22,6 @@ from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.head import Language, PerToken
-from everyformer.network.legal import looks_back_only
 from everyformer.network.model import Model, Network
 from everyformer.network.past import Past
 from everyformer.network.position import Learned
@@ -127,7 +126,7 @@ def test_every_two_parts_meet_or_are_refused(record_property):
             parts = one.pattern, one.rules, model.body.wiring, one.heads, model.position, layer.feedforward
             pairs = set(combinations(enumerate((*parts, (model.embed, model.heads), place)), 2))
             met |= pairs
-            if looks_back_only(model):
+            if model.body.looks_back_only():
                 back |= pairs
     refused = sum(model is None for model in cells())
     record_property("refused", refused)
@@ -142,7 +141,7 @@ def test_every_two_parts_meet_or_are_refused(record_property):
 
 def test_combinations_that_nobody_else_has_are_cells():
     """Sparse and relative, span and memory, reversible and memory, local and rotary with a cache, a graph in some heads."""
-    models = [model for model in cells() if model and attention(model) and looks_back_only(model)]
+    models = [model for model in cells() if model and attention(model) and model.body.looks_back_only()]
 
     def some(pattern: str = "", rule: type | None = None, wiring: type | None = None) -> bool:
         return any(

@@ -12,7 +12,6 @@ from torch import Tensor
 from everyformer import Causal, Chunked, Hashed, Local, Model, Past, Scene, build, contracts, generate, member
 from everyformer.attention.hashing import Hash, with_places
 from everyformer.family.table import parameters
-from everyformer.network.legal import looks_back_only
 from tests.network import close, ready, tokens
 
 SMALL = {"width": 16, "heads": 2, "rounds": 2, "buckets": 4, "window": 3, "context": 64, "dropout": 0.0}
@@ -64,7 +63,7 @@ def test_the_published_sets_leak_the_future_and_ours_do_not(kernel):
     token_BT = tokens(batch=4, length=40)
     for form, leaks in (("hashed", False), ("chunked", True)):
         network = ready(build("reformer", "tiny", form=form, layers=1, **SMALL))
-        assert looks_back_only(network.value) is not leaks
+        assert network.value.body.looks_back_only() is not leaks
         far = moved(lambda x, network=network: network(x, kernel=kernel), token_BT)
         assert bool((far > 1e-3).any()) is leaks and bool((far == 0).all()) is not leaks
 

@@ -217,5 +217,7 @@ def test_a_stream_begins_where_it_is_read_and_leaves_the_network_as_it_was():
     ids=str,
 )
 def test_bad_values_are_refused_with_the_remedy(wrong, remedy):
+    with pytest.raises(ValueError, match=r"give model.build\(\)"):
+        generate(WAYS["learned"], PROMPTS, 3)
     with pytest.raises(ValueError, match=remedy):
         generate(ready(WAYS["learned"]), **{"prompts": PROMPTS, "tokens": 3} | wrong)

@@ -79,6 +79,13 @@ def attend(
         raise ValueError(f"dropout is {dropout}: it is a probability; give 0 or more and less than 1")
     scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
     pattern = Full() if pattern is None else pattern
+    if not isinstance(pattern, Pattern):
+        raise ValueError(f"the pattern is {pattern!r}: give a pattern, as parse() makes one of a text")
+    for rule in rules:
+        if not isinstance(rule, RuleModule):
+            raise ValueError(
+                f"the rule {rule!r} is a value: give its module, rule.build(heads, key_width, value_width)"
+            )
     kernel, seen, end = kernel or scene.kernel, pattern, None
     asked = partial(_request, q_BHQE, k_BHKE, v_BHKE, rules, scale, dropout)
     chosen = None

@@ -81,7 +81,6 @@ def _all(screen: Console, as_json: bool) -> None:
 def _row(member: Member) -> dict[str, Any]:
     """What the table says of a member. Pattern, rules, wiring and depth come once for each side: encoder, decoder."""
     from everyformer.family.table import parameters
-    from everyformer.network.legal import looks_back_only
     from everyformer.study.example import models
 
     sides = models(member.value())
@@ -96,7 +95,7 @@ def _row(member: Member) -> dict[str, Any]:
         ],
         "wiring": [_name(side.body.wiring) for side in sides],
         "depth": [_name(side.body) + " + cross" * any(one.cross for one in side.body.each) for side in sides],
-        "past": _past(sides[-1]) if looks_back_only(sides[-1]) else NOTHING,
+        "past": _past(sides[-1]) if sides[-1].body.looks_back_only() else NOTHING,
         "sizes": {
             size: {**given, "parameters": parameters(member.value(size))} for size, given in member.sizes.items()
         },
@@ -225,12 +224,11 @@ def differences(a: Model | EncoderDecoder, b: Model | EncoderDecoder) -> dict[st
 
 def _leaves(value: Model | EncoderDecoder, other: Model | EncoderDecoder) -> dict[str, Any]:
     """A value's lines. A single model beside a pair is compared with the side that is like it."""
-    from everyformer.network.legal import looks_back_only
     from everyformer.network.model import EncoderDecoder, Model
 
     tree = _tree(value)
     if isinstance(value, Model) and isinstance(other, EncoderDecoder):
-        tree = {"type": tree["type"], "decoder" if looks_back_only(value) else "encoder": tree}
+        tree = {"type": tree["type"], "decoder" if value.body.looks_back_only() else "encoder": tree}
     return {path: leaf or None for path, leaf in flatten(tree)}
 
 

@@ -24,8 +24,7 @@ from torch import Generator, Tensor
 
 from everyformer.infer.sample import check, sample
 from everyformer.network.head import Language
-from everyformer.network.legal import looks_back_only
-from everyformer.network.model import Network, PairNetwork, evaluating
+from everyformer.network.model import Model, Network, PairNetwork, evaluating
 from everyformer.network.past import Past
 from everyformer.value import nearest
 
@@ -95,7 +94,7 @@ def stream(
     def choose(logits_BV: Tensor) -> Tensor:
         return sample(logits_BV, temperature, random, top_k=top_k, top_p=top_p, min_p=min_p)
 
-    cached = cached and looks_back_only(network.value)  # one that looks ahead has no past to go on from
+    cached = cached and network.value.body.looks_back_only()  # one that looks ahead has no past to go on from
     text = _Text(network, rows, number, context, cached, options)
     return _steps(text, choose, tokens, frozenset(stop))
 
@@ -176,6 +175,8 @@ def language_head(network: Network) -> int:
         raise ValueError(
             "a pair is generated from by its decoder: give pair.decoder and source=pair.encode(...), or use beam_search"
         )
+    if isinstance(network, Model):
+        raise ValueError("a model is what a network is built from; give model.build(), or a trained network")
     for number, head in enumerate(network.value.heads):
         if isinstance(head, Language):
             return number

@@ -6,7 +6,7 @@ with weights of their own, going round the given ones in turn (one: all alike; t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -80,6 +80,10 @@ class Depth:
     def looks_back_only(self) -> bool:
         """Do positions meet, and none of them one that comes later?"""
         raise NotImplementedError
+
+    def parts(self) -> Iterator[Pattern]:
+        """All parts of all patterns."""
+        return (part for layer in self.each for one in layer.attentions() for part in one.pattern.walk())
 
 
 class Layered(Depth):

@@ -72,13 +72,13 @@ def objections(value: Model) -> Iterator[str]:
                 "concatenated positions make the embedding narrower than the model, so its weights cannot be the head's; "
                 "untie it, or add the positions"
             )
-        if isinstance(head, Classify) and head.reading == "first" and looks_back_only(value):
+        if isinstance(head, Classify) and head.reading == "first" and value.body.looks_back_only():
             yield "the first token of a causal model has seen nothing but itself; read the last one or the mean"
-    told = {part.needs for layer in layers for one in layer.attentions() for part in one.pattern.walk()}
+    told = {part.needs for part in value.body.parts()}
     if value.class_token and (value.segments or told & {"document_BP", "edges_BNN"}):
         yield "a class token has no segment, document or node of its own; leave it out, and read the mean"
     writes = any(isinstance(head, Language | Logistics) for head in value.heads)
-    if wiring.norm is not None and wiring.norm.mixes_positions and (writes or looks_back_only(value)):
+    if wiring.norm is not None and wiring.norm.mixes_positions and (writes or value.body.looks_back_only()):
         yield (
             f"{type(wiring.norm).__name__} mixes positions, so the past would change with the future in a causal model; "
             "use LayerNorm or RMSNorm"
@@ -93,9 +93,9 @@ def objections(value: Model) -> Iterator[str]:
                 f"{type(place).__name__} cannot be added to what enters each layer, because it takes features of its own or the "
                 "stack is reversible and has two streams; give it to the model"
             )
-    if value.norm is not None and value.norm.mixes_positions and (writes or looks_back_only(value)):
+    if value.norm is not None and value.norm.mixes_positions and (writes or value.body.looks_back_only()):
         yield f"{type(value.norm).__name__} of the embedding mixes positions in a causal model; use LayerNorm or RMSNorm"
-    if value.memory and not looks_back_only(value):
+    if value.memory and not value.body.looks_back_only():
         yield "a memory is of what came before, but the model looks ahead and reads its sequence at once; add causal &, or leave memory out"
     bounded: list[object] = [rule for rule in _rules(layers) if isinstance(rule, ImageBias)]
     places = (value.position, *(layer.position for layer in layers))
@@ -107,11 +107,6 @@ def objections(value: Model) -> Iterator[str]:
         )
     if value.position is not None and isinstance(value.embed, Mixed) and any(place for _, place in value.embed.parts):
         yield "the parts of a mixed sequence have positions of their own; give none to the model, or none to the parts"
-
-
-def looks_back_only(value: Model) -> bool:
-    """Do positions meet in the model, and none of them one that comes later?"""
-    return value.body.looks_back_only()
 
 
 def _repeat_objections(width: int, body: Repeat | Halt) -> Iterator[str]:

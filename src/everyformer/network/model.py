@@ -149,7 +149,7 @@ class Network(nn.Module):
         attentions = [layer.attention for layer in value.body.each if layer.attention]
         self.ahead = [one for one in attentions if one.pattern.looks_ahead(heads=one.heads.heads)]
         self.spreads = any(layer.spreads() for layer in value.body.each)
-        needs = {part.needs for layer in value.body.each for one in layer.attentions() for part in one.pattern.walk()}
+        needs = {part.needs for part in value.body.parts()}
         crosses = any(layer.cross for layer in value.body.each)
         self.reads = {name for name, field in READS.items() if field in needs} | ({"source"} if crosses else set())
         self.heads = nn.ModuleList(head.build(value.width, value.embed) for head in value.heads)

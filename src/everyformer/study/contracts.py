@@ -37,7 +37,6 @@ from everyformer.attention.scene import Probe
 from everyformer.family.table import find
 from everyformer.network.feedforward import FeedForwardLayer
 from everyformer.network.halting import Halt
-from everyformer.network.legal import looks_back_only
 from everyformer.network.model import EncoderDecoder, Model, Network, Output, PairNetwork
 from everyformer.network.past import Past
 from everyformer.network.ponder import Ponder
@@ -150,7 +149,7 @@ def _describe(value: Model) -> str:
 
 
 def _future(network: Network, given: Example) -> float | None:
-    if not (looks_back_only(network.value) and given.is_sequence):
+    if not (network.value.body.looks_back_only() and given.is_sequence):
         return None
     before = given.run(network).hidden
     worst = 0.0
@@ -404,7 +403,7 @@ CONTRACTS: dict[str, Check] = {
 
 def _goes_on(network: Network, given: Example) -> bool:
     """May the model read its sequence piece by piece?"""
-    return looks_back_only(network.value) and given.is_sequence and network.class_token is None
+    return network.value.body.looks_back_only() and given.is_sequence and network.class_token is None
 
 
 def _distance(one: Tensor, two: Tensor) -> float:

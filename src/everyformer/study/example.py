@@ -90,7 +90,7 @@ def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source
     limit = value.limit()
     length = min(length, limit or length)
     inputs = _inputs(value.embed, value.position, batch, length, random, value.class_token)
-    patterns = [part for layer in value.body.each for one in layer.attentions() for part in one.pattern.walk()]
+    patterns = list(value.body.parts())
     per_token: dict[str, Tensor] = {}
     whole: dict[str, Any] = {}
     if any(isinstance(part, SameDocument) for part in patterns):

@@ -29,7 +29,6 @@ from everyformer.data.tokenizer import Ids, Kind
 from everyformer.network.embed import Features, Nodes, Patches
 from everyformer.network.head import Classify as ClassifyHead
 from everyformer.network.head import Head, PerToken
-from everyformer.network.legal import looks_back_only
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
 from everyformer.task.work import (
     Batch,
@@ -133,7 +132,7 @@ class ClassWork(Work):
         own = next((head for head in value.heads if isinstance(head, ClassifyHead)), None)
         if own is not None:
             return replace(own, classes=len(self.classes))
-        return ClassifyHead(len(self.classes), "last" if looks_back_only(value) else "mean")
+        return ClassifyHead(len(self.classes), "last" if value.body.looks_back_only() else "mean")
 
     def asks(self) -> dict[str, Any]:
         """What this kind asks of the member, besides its classes."""

@@ -37,7 +37,6 @@ from everyformer.data.images import pillow
 from everyformer.infer.act import Agent, play
 from everyformer.network.embed import Features
 from everyformer.network.head import Head, PerToken
-from everyformer.network.legal import looks_back_only
 from everyformer.network.model import EncoderDecoder, Model, Network, Output, PairNetwork
 from everyformer.network.past import Past
 from everyformer.task.work import Batch, Task, Work, check_split, draw, epoch_rows
@@ -142,7 +141,7 @@ class ControlWork(Work):
                 f"{self.task.environment} shows {self.one.inputs} numbers and has actions of {self.one.choices} choices, but the "
                 f"model is made for {one.embed} and {one.heads}; begin a new run"
             )
-        needs = {part.needs for layer in one.body.each for each in layer.attentions() for part in each.pattern.walk()}
+        needs = {part.needs for part in one.body.parts()}
         if needs & {"document_BP", "edges_BNN"}:
             raise ValueError(
                 "the model asks of every call which document or edges a position has, but an agent is told none: its episodes are kept "
@@ -398,7 +397,7 @@ def seeded(*numbers: int) -> int:
 
 def _reader(value: Model | EncoderDecoder) -> Model:
     """The model, if it can act on what it has seen so far."""
-    if not isinstance(value, Model) or value.class_token or not looks_back_only(value):
+    if not isinstance(value, Model) or value.class_token or not value.body.looks_back_only():
         raise ValueError(
             "an agent acts before it sees what comes, but this member reads whole sequences; choose gtrxl, transformer-xl or lstm"
         )

@@ -75,6 +75,5 @@ def _kind(value: Model | EncoderDecoder) -> Literal["text", "sets", "images", "g
     if isinstance(value.embed, Patches):
         return "images"
     if isinstance(value.embed, Features | Nodes):
-        patterns = [part for layer in value.body.each for one in layer.attentions() for part in one.pattern.walk()]
-        return "graph" if any(isinstance(part, Graph) for part in patterns) else "sets"
+        return "graph" if any(isinstance(part, Graph) for part in value.body.parts()) else "sets"
     return "text"

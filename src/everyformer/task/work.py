@@ -205,8 +205,7 @@ def which(value: Model, kind: type[Head], task: str) -> int:
 
 def check_tokens(value: Model, vocabulary: int, name: str) -> None:
     """Are the tokens of a text all that the model reads, and does it know them?"""
-    patterns = [one.pattern for layer in value.body.each for one in layer.attentions()]
-    if any(isinstance(part, SameDocument) for pattern in patterns for part in pattern.walk()):
+    if any(isinstance(part, SameDocument) for part in value.body.parts()):
         raise ValueError(
             f"the model keeps the documents of a sequence apart (same_document), but {name} marks none; choose a member without "
             "it, or leave model.episodes out"
