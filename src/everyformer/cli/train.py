@@ -121,7 +121,7 @@ def _free_folder(parent: Path, name: str) -> Path:
 def _finish(screen: Console, trained: Trained, folder: Path) -> None:
     if screen.quiet:
         return
-    if trained.metrics and not trained.stopped:  # then they may be of an earlier step
+    if trained.metrics:
         screen.print(f"\n{metrics(trained.metrics)}", style="bold")
     if trained.best and trained.best["step"] != trained.step:
         screen.print(f"the best checkpoint is of step {trained.best['step']} ({metrics(trained.best)}): --step best")

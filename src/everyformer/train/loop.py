@@ -175,7 +175,7 @@ class Loop:
             with self._signals(records):
                 while step < run.steps and self.interrupted is None:
                     self._step(step, records)
-                    self.step = step = step + 1
+                    self.step, step, metrics = step + 1, step + 1, {}
                     last, save = step == run.steps, bool(run.save and step % run.save == 0)
                     if last or (run.evaluate and step % run.evaluate == 0):
                         metrics = self._evaluate(step, records, judge=last or save)
