@@ -44,7 +44,7 @@ def read_recipe(folder: Path) -> Recipe:
 def placed(recipe: Recipe) -> Recipe:
     """The recipe with whole paths, so that its run can be used from anywhere."""
     found = {"data": recipe.data, "start": recipe.start}
-    whole = {name: str(Path(path).expanduser().resolve()) for name, path in found.items() if path and _there(path)}
+    whole = {name: str(Path(path).expanduser().absolute()) for name, path in found.items() if path and _there(path)}
     return replace(recipe, **whole)
 
 
