@@ -292,6 +292,8 @@ def test_contracts_of_a_member(run):
 def test_contracts_that_say_nothing_of_a_member(run):
     code, out, _ = run("contracts", "vit", "--only", "future")  # it looks ahead
     assert code == 1 and "nothing was checked" in out and "kept" not in out
+    code, out, _ = run("contracts", "bert", "--only", "future,store")
+    assert code == 1 and "kept" in out and "all kept" not in out
 
 
 def test_contracts_of_all_combinations_and_members(run, monkeypatch):

@@ -279,7 +279,7 @@ def test_pictures_of_a_folder_are_learned_painted_and_completed(place, capsys):
         assert sheet.size == (84 + 8, 3 * 88 + 4)
     capsys.readouterr()
     for option, reason in {
-        "--prompt=a": "--prompt says nothing to this run; leave it out (it takes --pictures, --given, --temperature",
+        "--prompt=a": "--prompt says nothing to this run; leave it out (it takes --out, --pictures, --given, --temperature",
         "--out=new.jpg": "cannot write pictures to new.jpg; give a .png file in a folder that exists",
         "--pictures=0": "0 pictures of which 0.0 is given: give 1 or more",
         "--given=1": "give 1 or more, and a share of 0 or more, below 1",

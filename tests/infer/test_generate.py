@@ -195,6 +195,13 @@ def test_a_stream_begins_where_it_is_read_and_leaves_the_network_as_it_was():
     assert network.training and torch.is_grad_enabled()
 
 
+def test_a_window_that_slides_needs_no_memory():
+    network = ready(WAYS["learned"])
+    options = {"temperature": 0, "context": 4}
+    wanted = generate(network, [[1, 2, 3]], 6, cached=False, **options)
+    assert generate(network, [[1, 2, 3]], 6, memory=4, **options) == wanted
+
+
 @pytest.mark.parametrize(
     "wrong, remedy",
     [

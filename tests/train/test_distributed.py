@@ -24,12 +24,14 @@ TORCHRUN = (
 
 # All that two processes are to do, in one launch: most of its time is the launch.
 ALL = """
-import os, sys, time
+import os, shutil, sys, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
 from everyformer.data import tokenizer
+from everyformer.task.language import Language
 from everyformer.train.loop import resume, train
+from everyformer.train.recipe import Recipe, override
 from tests.train.small import recipe
 from tests.train.test_distributed import SETTINGS, WAYS
 torch.set_num_threads(1)
@@ -38,6 +40,13 @@ dist.init_process_group("gloo")
 for way, setting in WAYS.items():
     train(recipe(data, *SETTINGS, setting), here / way)
     resume(here / f"one-{way}", settings=[setting])
+shared = Recipe(member="adaptive-span", size="tiny", task=Language(), data=data)  # one table for all layers
+settings = ["run.steps=4", "run.save=2", "run.keep=5", "run.batch=8", "run.evaluate=0", "run.device=cpu", "run.shard=true"]
+train(override(shared, settings), here / "shared")
+if os.environ["RANK"] == "0":
+    shutil.copytree(here / "shared", here / "again")
+dist.barrier()
+resume(here / "again", step=2)
 learn = tokenizer.learn
 def learned(*args):
     (here / f"learned-{os.environ['RANK']}").touch()
@@ -107,6 +116,9 @@ def test_two_processes_follow_the_curve_of_one_and_go_on_as_one_and_back(tmp_pat
         cut(tmp_path / way, tmp_path / f"{way}-one")
         resume(tmp_path / f"{way}-one")  # saved by two, resumed by one
         same_run(one, tmp_path / f"{way}-one")
+    places = (checkpoint.place(tmp_path / name, 4) for name in ("shared", "again"))
+    a, b = (load_file(place / "model.safetensors") for place in places)
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     # The first learned the tokenizer, the second found it in the cache.
     assert [(tmp_path / f"learned-{rank}").exists() for rank in (0, 1)] == [True, False]
 

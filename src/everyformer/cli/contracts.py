@@ -58,6 +58,7 @@ def contracts(
             for number, name in enumerate(members(), 1):
                 report.findings += check(name, names).findings
                 tell(number, len(members()))
+        report.unasked = [name for name in names or () if name not in {one.contract for one in report.findings}]
     if as_json:
         print(json.dumps(_plain(report), indent=2))
     else:
@@ -71,7 +72,7 @@ def _print(report: Report, member: str | None) -> None:
     screen.print(str(report), soft_wrap=True)
     if report.broken:
         screen.print(f"\nBROKEN in {len(report.broken):,} of {cells:,} cells", style="red")
-    elif cells:
+    elif report.ok:
         screen.print(f"\nall kept in {cells:,} cells", style="green")
     if member is None:
         screen.print(f"{report.refused:,} combinations are illegal and were refused")

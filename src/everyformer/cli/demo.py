@@ -40,6 +40,9 @@ def demo(*, out: Path | None = None) -> int:
     if trained.stopped:
         next_command(screen, "resume", folder)
         return exit_code(trained)
+    if not trained.metrics:  # Ctrl-C left the last evaluation out
+        next_command(screen, "evaluate", folder)
+        return 0
     bits, minutes = trained.metrics["bits_per_byte"], (time.perf_counter() - began) / 60
     screen.print(f"\n{bits:.2f} bits per byte of held-out text after {minutes:.1f} minutes", style="bold")
     screen.print(f"xz -9 needs {PACKED} for the whole text; a byte model that knows nothing needs 8")

@@ -1,7 +1,7 @@
 """The entry point: reads the verb, and turns what goes wrong into one line and an exit code.
 
-Exit codes: 0 done; 1 a contract is broken, or the reader of a pipe has gone; 2 a wrong name, number or option; 130 stopped by
-Ctrl-C, 143 by SIGTERM, also where a run has saved its last step before.
+Exit codes: 0 done, also where Ctrl-C left nothing out but the last evaluation; 1 a contract is broken or was named and not checked, or the
+reader of a pipe has gone; 2 a wrong name, number or option; 130 stopped by Ctrl-C, 143 by SIGTERM, though the run is saved.
 """
 
 from __future__ import annotations

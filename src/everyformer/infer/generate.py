@@ -146,7 +146,8 @@ class _Text:
         else:
             self.past = Past()  # of no more use: its memory goes back
             visible = self.visible_BT[:, -context:] if begin < self.holes else None
-            output = self.network(self.token_BT[:, -context:], visible=visible, **self.options)
+            options = {name: given for name, given in self.options.items() if name != "memory"}  # nothing is kept
+            output = self.network(self.token_BT[:, -context:], visible=visible, **options)
         logits_BTV: Tensor = output.head(self.number)
         return logits_BTV[:, -1]
 

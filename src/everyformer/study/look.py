@@ -50,9 +50,14 @@ def reading(network: Network | PairNetwork, work: Work, text: str | None = None)
             "a run that reads no single text (pairs, pictures, an environment) has no attention to draw over a text; give one "
             "that does"
         )
-    ids = tokenizer.encode((EXAMPLE if text is None else text).encode())
-    if text is None and network.limit is not None:
-        ids = ids[: network.limit - network.value.class_token]
+    if text is not None:
+        ids = tokenizer.encode(text.encode())
+    else:
+        try:
+            ids = tokenizer.encode(EXAMPLE.encode())
+        except ValueError:  # characters that it does not know: then what it is tried on
+            ids = np.asarray(work.splits["valid"][: len(EXAMPLE)])  # type: ignore[attr-defined]
+        ids = ids[: network.limit and network.limit - network.value.class_token]
     names = [tokenizer.decode([int(one)]).replace("\n", "\\n") for one in ids]
     found = weights(network, torch.from_numpy(ids.astype(np.int64)))
     if not found:

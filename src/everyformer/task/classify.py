@@ -99,7 +99,8 @@ def _kind(data: str | None, column: str | None) -> str:
 def _kept(folder: Path | None) -> dict[str, Any]:
     """What a run's folder says of its classes, if anything."""
     path = folder / "classes.json" if folder is not None else None
-    return json.loads(path.read_text()) if path is not None and path.is_file() else {}
+    found = json.loads(path.read_text()) if path is not None and path.is_file() else {}
+    return found if isinstance(found, dict) else {"kind": "text", "classes": found}  # a list: of an older run
 
 
 class ClassWork(Work):

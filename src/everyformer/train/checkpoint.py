@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,9 +162,12 @@ def read(
 ) -> dict[str, Any]:
     """Put a checkpoint into a network, its optimizers and its average; the state comes back."""
     state, found = check(folder, step), place(folder, step)
-    weights: dict[str, Any] = load_file(found / "model.safetensors")
-    shared = {name: weights[first] for name, first in second_names(network).items() if first in weights}
-    set_model_state_dict(network, weights | shared, options=FULL)
+    weights: dict[str, Any] = once(network, load_file(found / "model.safetensors"))
+    if wrong := sorted(weights.keys() ^ once(network, network.state_dict()).keys()):
+        raise ValueError(f"{found} does not fit {folder / 'model.json'}: {wrong}")
+    set_model_state_dict(
+        network, weights, options=replace(FULL, strict=False)
+    )  # of shards torch knows first names alone
     moments: dict[str, Any] = {}
     for key, x in load_file(found / "optimizer.safetensors").items():
         name, moment = key.rsplit("/", 1)

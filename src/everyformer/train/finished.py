@@ -58,24 +58,27 @@ class Finished:
         """The prompt and what follows, or its translation, or its class."""
         return self.work.write(self.network, prompt, **_known(self.work.write, choices))
 
-    def paint(self, file: Path, **choices: Any) -> str:
+    def paint(self, file: str | Path, **choices: Any) -> str:
         """Pictures, into a file."""
-        return self.work.paint(self.network, file, **_known(self.work.paint, choices))
+        return self.work.paint(self.network, Path(file), **_known(self.work.paint, choices))
 
     def stream(self, prompt: str, **choices: Any) -> Iterator[str]:
         """What follows the prompt, piece by piece."""
         return self.work.stream(self.network, prompt, **_known(self.work.stream, choices))
 
 
+OPTIONS = {"file": "--out"}  # of the command line, that are not called as the parameter is
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "seed")  # see `everyformer.infer.sample`
 
 
 def _known(verb: Callable[..., Any], choices: dict[str, Any]) -> dict[str, Any]:
     """The choices, if all of them mean something to what is to be done."""
+    if verb.__func__ in (Work.write, Work.stream, Work.paint):  # type: ignore[attr-defined]  # it refuses whatever it is asked
+        return choices
     known: list[str] = []
     for name, parameter in signature(verb).parameters.items():
         known += DRAWING if parameter.kind is Parameter.VAR_KEYWORD else [name]
-    options = [f"--{name.replace('_', '-')}" for name in known if name not in ("network", "file")]
+    options = [OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in known if name != "network"]
     for name in choices:
         if name not in known:
             raise ValueError(
