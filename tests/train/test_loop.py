@@ -81,6 +81,18 @@ def test_a_run_that_broke_before_its_first_checkpoint_begins_anew_with_its_recor
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
 
 
+def test_the_average_follows_the_weights_by_its_decay(tmp_path):
+    """a_t = d a_{t-1} + (1 - d) w_t, of every weight."""
+    settings = ("run.steps=3", "run.save=1", "run.keep=3", "run.evaluate=0", "optim.average=0.8")
+    train(recipe(text(tmp_path), *settings), tmp_path / "run")
+    kept = [checkpoint.place(tmp_path / "run", step) for step in (1, 2, 3)]
+    average, weight = ([load_file(one / f"{name}.safetensors") for one in kept] for name in ("average", "model"))
+    for step in (1, 2):
+        for name, found in average[step].items():
+            torch.testing.assert_close(found, 0.8 * average[step - 1][name] + 0.2 * weight[step][name])
+        assert any(not torch.equal(found, average[step - 1][name]) for name, found in average[step].items())
+
+
 def test_an_average_is_opened_under_every_name_of_a_shared_weight(tmp_path, monkeypatch):
     """From a GPU, or from shards, each name of a shared weight comes as a tensor of its own."""
     gathered = checkpoint.gathered
