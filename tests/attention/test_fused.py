@@ -40,9 +40,9 @@ PATTERNS = (
 def small_blocks(monkeypatch):
     """So that a short sequence is many of them."""
     if not CUDA:
-        for name, sizes in {"forward": (16, 32), "to_queries": (32, 16), "to_keys": (16, 16)}.items():
+        for name, sizes in {"forward": (16, 32), "to_queries": (32, 16), "to_keys": (32, 16)}.items():
             for table in fused.SIZES.values():
-                monkeypatch.setitem(table, name, {"M": sizes[0], "N": sizes[1]})
+                monkeypatch.setitem(table, name, {"M": sizes[0], "N": sizes[1], "UNEVEN": 16})
 
 
 def request_of(
@@ -88,8 +88,15 @@ def test_spans_are_a_soft_mask_with_slopes_of_their_own(text, rule):
 
 
 @pytest.mark.parametrize(
-    "text", ("causal & window(60)", "causal & local(16, 48)", "causal & (window(3) | stride(2))", "causal & (block(8) | summary(8, 7))")
-)  # fmt: skip
+    "text",
+    (
+        "causal & window(60)",
+        "causal & local(16, 48)",
+        "causal & (window(3) | stride(2))",
+        "causal & (block(8) | summary(8, 7))",
+        "causal & (block(32) | summary(32, 20))",  # the queries of a program are of one block
+    ),
+)
 def test_blocks_that_see_each_other_wholly_are_not_asked(text):
     length = 300 if CUDA else 75
     equal(*request_of(text, length=length))

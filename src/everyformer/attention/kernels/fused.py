@@ -38,20 +38,32 @@ from everyformer.attention.pattern import (
 from everyformer.attention.span import SoftMask
 
 WIDEST = 128
-NEAR, RESIDUE, FAR, IN_BUCKET = range(4)  # as programs.py numbers them
+NEAR, RESIDUE, FAR, FIXED, IN_BUCKET = range(5)  # as programs.py numbers them
+
+
+def _sizes(m: int, n: int, uneven: int, warps: int, stages: int) -> dict[str, int]:
+    return {"M": m, "N": n, "UNEVEN": uneven, "num_warps": warps, "num_stages": stages}
+
+
 USUAL = {  # sizes of the blocks of each program
-    "forward": {"M": 64, "N": 32, "num_warps": 4, "num_stages": 3},
-    "to_queries": {"M": 64, "N": 64, "num_warps": 4, "num_stages": 2},
-    "to_keys": {"M": 64, "N": 64, "num_warps": 4, "num_stages": 3},
+    "forward": _sizes(64, 32, 32, warps=4, stages=3),
+    "to_queries": _sizes(64, 64, 64, warps=4, stages=2),
+    "to_keys": _sizes(64, 64, 64, warps=4, stages=3),
 }
-LARGE = {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3}  # far blocks mostly see each other wholly
+# Far blocks mostly see each other wholly. They have as few registers as it takes for a processor to have one more block at a time.
+FAR_QUERIES = {
+    "forward": _sizes(64, 64, 32, warps=4, stages=3),
+    "to_queries": _sizes(128, 64, 32, warps=8, stages=3),
+}
 SIZES = {  # by the kind of a part, the fastest of some on an H200
-    NEAR: USUAL | {"to_keys": {"M": 32, "N": 64, "num_warps": 4, "num_stages": 2}},
+    NEAR: USUAL | {"to_keys": _sizes(32, 64, 32, warps=4, stages=2)},
     RESIDUE: USUAL,
-    FAR: USUAL | {"forward": LARGE, "to_queries": LARGE},
+    FAR: FAR_QUERIES | {"to_keys": _sizes(64, 64, 32, warps=4, stages=3) | {"maxnreg": 168}},
+    FIXED: FAR_QUERIES,
     IN_BUCKET: USUAL,
 }
-SHARED = 4  # programs for a block of far keys, which many queries see
+SHARED = 8  # programs for a block of far keys, which many queries see
+ADDED = 16  # far keys for a program that adds up what these found
 
 
 @dataclass(frozen=True)
@@ -67,8 +79,14 @@ class Part:
     def share(self, length: int) -> float:
         """Of the T x T scores that are computed."""
         near, columns = (self.size + self.back) / length, self.columns / self.size
-        computed = {NEAR: near, RESIDUE: 1 / self.size, FAR: columns, IN_BUCKET: self.back / length}
-        return computed[self.kind]
+        far = {FAR: columns, FIXED: near + columns}
+        return ({NEAR: near, RESIDUE: 1 / self.size, IN_BUCKET: self.back / length} | far)[self.kind]
+
+    def of_keys(self) -> tuple[Part, ...]:
+        """As programs of keys take it."""
+        if self.kind == FIXED:
+            return Part(NEAR, self.size, 0, self.size), Part(FAR, self.size, 0, self.columns)
+        return (self,)
 
 
 class Places(NamedTuple):
@@ -155,7 +173,7 @@ def _parts(pattern: Pattern, terms: Sequence[Any]) -> tuple[Part, ...] | None:
         case [Window(w), Stride(l)]:  # of the strides those that the window does not show
             return Part(NEAR, 1, w - 1, 1), Part(RESIDUE, l, -(-w // l))
         case [Block(l), Summary(n, c)] if l == n:
-            return Part(NEAR, l, 0, l), Part(FAR, l, 0, c)
+            return (Part(FIXED, l, 0, c),)
     return None
 
 
@@ -224,18 +242,19 @@ def _launches(
     """One for each part of each group of heads, with both: call it with the program's tensors."""
     batch, length, heads, width = q_BTHE.shape
     rounds = 1 if places is None else places.order.shape[2]
+    of_keys = program.__name__ == "to_keys"
     for turn, parts in enumerate(groups):
-        for number, part in enumerate(parts):
-            sizes = (SIZES[part.kind] if width <= 64 else USUAL)[
-                program.__name__
-            ]  # wider ones would take too much room
+        mine = [one for part in parts for one in part.of_keys()] if of_keys else parts
+        for number, part in enumerate(mine):
+            # Wider heads would take too much room.
+            sizes = (SIZES[part.kind] if width <= 64 else USUAL)[program.__name__]
             slots, rows = length, batch * heads // len(groups)
             if part.kind == RESIDUE:
                 slots, rows = -(-length // part.size), rows * part.size
-            shared = part.kind == FAR and program.__name__ == "to_keys"
+            shared = part.kind == FAR and of_keys
             if shared:
                 slots = length // part.size * part.columns
-            blocks = -(-slots // sizes["N" if program.__name__ == "to_keys" else "M"])
+            blocks = -(-slots // sizes["N" if of_keys else "M"])
             if blocks == 0:
                 continue
             numbers = (blocks, length, heads, turn, len(groups), rounds, scale, ramp, part.back)
@@ -282,11 +301,12 @@ class Fused(torch.autograd.Function):
             if part.kind != FAR:
                 launch(q, k, v, slope, total, delta, to_k, to_v, z, reach, *places)
                 continue
-            many = q.shape[1] // part.size
-            shape = (2, q.shape[0], q.shape[2], SHARED, many * part.columns, q.shape[3])
-            far_2BHPSE = torch.empty(shape, dtype=torch.float32, device=q.device)
+            (batch, length, all_heads, width), keys = q.shape, q.shape[1] // part.size * part.columns
+            far_2BHPSE = torch.empty(2, batch, all_heads, SHARED, keys, width, dtype=torch.float32, device=q.device)
             launch(q, k, v, slope, total, delta, *far_2BHPSE, z, reach, *places)
-            for x_BTHE, far_BHSE in zip((to_k, to_v), far_2BHPSE.sum(3), strict=True):
-                last = x_BTHE[:, : many * part.size].unflatten(1, (many, part.size))[:, :, -part.columns :, heads]
-                last += far_BHSE[:, heads].unflatten(2, (many, part.columns)).permute(0, 2, 3, 1, 4)
+            blocks = -(-keys // ADDED)
+            numbers = (blocks, length, all_heads, heads.start, heads.step)
+            fixed = {"SIZE": part.size, "COLUMNS": part.columns, "SHARED": SHARED, "N": ADDED, "E": width}
+            add = programs.add_far[blocks * batch * all_heads // heads.step,]
+            _launch(add, numbers, fixed, *far_2BHPSE, to_k, to_v)
         return to_q, to_k, to_v, to_z, *(None for _ in ctx.call)
