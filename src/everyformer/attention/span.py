@@ -126,7 +126,7 @@ class DynamicSpanRule(RuleModule):
         return self.value.longest * logit_BQH.sigmoid().transpose(1, 2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # torch.compile asks a callable for its hash before it has its values
 class SoftMask:
     """The term log m_z of the distance, -inf where m is 0 or the key further away than the longest span."""
 

@@ -230,7 +230,7 @@ class Cell(nn.Module):
         weights = [part.view_as(one) for part, one in zip(flat.split(sizes), (*maps, *biases), strict=True)]
         state = (h_BD.to(x_BTD.dtype)[None].contiguous(), c_BD.to(x_BTD.dtype)[None].contiguous())
         slopes = torch.is_grad_enabled()  # what torch calls training: without it there is no way back
-        h_BTD, _, c_1BD = torch.lstm(x_BTD, state, weights, bool(biases), 1, 0.0, slopes, False, True)
+        h_BTD, _, c_1BD = torch.lstm(x_BTD, state, weights, len(biases) > 0, 1, 0.0, slopes, False, True)
         return h_BTD, c_1BD[0]
 
     def _open(
