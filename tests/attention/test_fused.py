@@ -30,6 +30,8 @@ PATTERNS = (
     "causal & (window(6) | stride(6))",
     "causal & (window(11) | stride(4))",  # the window shows some of the strides
     "causal & (block(8) | summary(8, 3))",
+    "causal & (block(8) | summary(8, 3, 4))",
+    "by_head(causal & (block(8) | summary(8, 4)), causal & (block(8) | summary(8, 4, 4)))",
     "by_head(causal & block(8), causal & summary(8, 4))",
     "hashed(3, 4, 5)",
     "hashed(2, 16, 1)",  # some are alone
@@ -95,6 +97,7 @@ def test_spans_are_a_soft_mask_with_slopes_of_their_own(text, rule):
         "causal & (window(3) | stride(2))",
         "causal & (block(8) | summary(8, 7))",
         "causal & (block(32) | summary(32, 20))",  # the queries of a program are of one block
+        "causal & (block(32) | summary(32, 20, 7))",
     ),
 )
 def test_blocks_that_see_each_other_wholly_are_not_asked(text):

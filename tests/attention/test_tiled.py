@@ -23,6 +23,8 @@ PATTERNS = (
     "causal & (block(8) | summary(8, 2))",
     "causal & block(8) | causal & summary(8, 1)",
     "causal & (block(8) | summary(8, 8))",
+    "causal & (block(8) | summary(8, 2, 4))",
+    "causal & summary(8, 2, 3)",
     "causal & summary(8, 2)",  # the first queries see nothing
     "by_head(causal & block(8), causal & summary(8, 4))",
     "by_head(causal & window(4), causal & stride(4))",
@@ -63,7 +65,8 @@ def pairs(part: Tile | Few) -> torch.Tensor:
     q, k = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
     size = part.size
     if isinstance(part, Few):
-        last, number = k % size >= size - part.columns, k % size - (size - part.columns)
+        number = k % size - (size - part.skip - part.columns)
+        last = (number >= 0) & (number < part.columns)
         if not part.back:
             return (last & (k // size == q // size) & (k <= q)).float()
         return (last & (k // size == q // size - 1) & (number > q % size // (size // part.columns))).float()
@@ -72,9 +75,9 @@ def pairs(part: Tile | Few) -> torch.Tensor:
         seen = {"causal": k % size <= q % size, "later": k % size > q % size, "all": k == k}[part.sees]
         return (same & seen).float()
     if part.columns:
-        block, number = k // part.back, k % part.back - (part.back - part.columns)
+        block, number = k // part.back, k % part.back - (part.back - part.skip - part.columns)
         row, column = q // size, block * part.columns + number  # of the T/g rows of the view
-        return ((number >= 0) & (column + part.columns <= row)).float()
+        return ((number >= 0) & (number < part.columns) & (column + part.columns <= row)).float()
     return ((q % size == k % size) & (k + part.back <= q)).float()
 
 

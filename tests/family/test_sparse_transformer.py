@@ -16,10 +16,14 @@ from tests.spec import sparse
 
 STRIDE, COLUMNS, LENGTH = 4, 2, 14
 KINDS = {"strided": strided(STRIDE), "fixed": fixed(STRIDE, COLUMNS)}
-SETS = {
-    "strided": [sparse.strided(i, STRIDE) for i in range(LENGTH)],
-    "fixed": [sparse.fixed(i, STRIDE, COLUMNS) for i in range(LENGTH)],
-}
+
+
+def sets_of(kind: str, head: int) -> list[tuple[set[int], set[int]]]:
+    """A1 and A2 of each position; with `fixed`, heads have columns of their own."""
+    at = range(LENGTH)
+    return [sparse.strided(i, STRIDE) if kind == "strided" else sparse.fixed(i, STRIDE, COLUMNS, head) for i in at]
+
+
 both = pytest.mark.parametrize("kind", KINDS)
 all_uses = pytest.mark.parametrize("uses", ["interleaved", "merged", "by_head"])
 
@@ -35,10 +39,14 @@ def small(kind: str, uses: str, **changes):
 def test_attention_is_attend_over_the_sets(kind, uses):
     """Layer r of p = 2 has the sets r mod p; or every head has the union; or head h has the sets h mod p."""
     network, x_TD = ready(small(kind, uses)), randn(LENGTH, 8)
-    first, second = zip(*SETS[kind], strict=True)
-    union = sparse.both(first, second)
+    first, second = zip(*sets_of(kind, 0), strict=True)
+    _, other = zip(*sets_of(kind, 1), strict=True)
     for number, layer in enumerate(network.body.layers):
-        wanted = {"interleaved": [(first, second)[number]] * 2, "merged": [union] * 2, "by_head": [first, second]}
+        wanted = {
+            "interleaved": [[first] * 2, [second, other]][number],
+            "merged": [sparse.both(first, second), sparse.both(first, other)],
+            "by_head": [first, second],  # one head has the second sets
+        }
         heads = layer.attention.heads
         q, k, v = (
             (w.chunk(2), b.chunk(2)) for w, b in zip(heads.qkv.weight.chunk(3), heads.qkv.bias.chunk(3), strict=True)
@@ -91,7 +99,7 @@ def test_there_are_n_sqrt_n_elements(kind):
 
 
 def test_the_sets_are_settings_of_the_member():
-    tiny = {"stride": STRIDE, "columns": COLUMNS}
+    tiny = {"stride": STRIDE, "columns": COLUMNS, "own": False}
     for kind, (near, far) in KINDS.items():
         for uses, wanted in {
             "interleaved": [near, far],
@@ -100,6 +108,17 @@ def test_the_sets_are_settings_of_the_member():
         }.items():
             value = member("sparse-transformer", "tiny", kind=kind, uses=uses, **tiny)
             assert [layer.attention.pattern for layer in value.body.each] == wanted
+    near, *far = fixed(STRIDE, COLUMNS), fixed(STRIDE, COLUMNS, COLUMNS)
+    del tiny["own"]  # the heads that have summaries share the columns of a block, if there are as many
+    for uses, wanted in {
+        "interleaved": [near[0], ByHead((near[1], far[0][1]))],
+        "merged": [ByHead((near[0] | near[1], near[0] | far[0][1]))],
+        "by_head": [ByHead((near[0], near[1], near[0], far[0][1]))],
+    }.items():
+        value = member("sparse-transformer", "tiny", kind="fixed", uses=uses, **tiny)
+        assert [layer.attention.pattern for layer in value.body.each] == wanted
+    three = member("sparse-transformer", "tiny", heads=3, width=48, **tiny)
+    assert [layer.attention.pattern for layer in three.body.each] == [near[0] | near[1]]
     dense = member("sparse-transformer", "tiny", kind="dense", **tiny)
     assert [layer.attention.pattern for layer in dense.body.each] == [Causal()]
     with pytest.raises(ValueError, match=r"sparse-transformer\.kind is 'stride': did you mean strided"):

@@ -104,7 +104,7 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         [model(form=Standard(2, key_width=4), rules=(Rotary(),))],
     ),
     (
-        "in the pattern chunked(2, 4, 3, False, False) positions to come decide who sees whom, so a language head would learn "
+        "in the pattern chunked(2, 4, 3) positions to come decide who sees whom, so a language head would learn "
         "from the future; use hashed, or say leaks=True to have it as published",
         model("chunked(2, 4, 3)", heads=LANGUAGE),
         [

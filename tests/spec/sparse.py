@@ -38,10 +38,11 @@ def window_as_written(i: int, stride: int) -> set[int]:
     return set(range(max(0, i - stride), i + 1))
 
 
-def fixed(i: int, stride: int, columns: int) -> tuple[set[int], set[int]]:
-    """A1 = {j <= i : floor(j / l) = floor(i / l)}; A2 = {j <= i : j mod l in {t, ..., l - 1}}, t = l - c."""
-    past = range(i + 1)
-    return {j for j in past if j // stride == i // stride}, {j for j in past if j % stride >= stride - columns}
+def fixed(i: int, stride: int, columns: int, head: int = 0) -> tuple[set[int], set[int]]:
+    """A1 = {j <= i : floor(j / l) = floor(i / l)}; A2 = {j <= i : j mod l in {t, ..., t + c - 1}}, t = l - c; of head h, c h columns
+    before."""
+    past, first = range(i + 1), stride - columns - columns * head
+    return {j for j in past if j // stride == i // stride}, {j for j in past if 0 <= j % stride - first < columns}
 
 
 def both(first: Sequence[set[int]], second: Sequence[set[int]]) -> list[set[int]]:

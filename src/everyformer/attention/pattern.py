@@ -50,7 +50,9 @@ class Pattern:
 
     def __str__(self) -> str:
         fields = [getattr(self, name) for name in self.__struct_fields__]  # type: ignore[attr-defined]
-        while fields and fields[-1] is None:
+        for usual in reversed(self.__struct_defaults__):  # type: ignore[attr-defined]
+            if fields[-1] != usual:
+                break
             fields.pop()
         name = snake(type(self).__name__)
         return f"{name}({', '.join(map(str, fields))})" if fields else name
@@ -156,20 +158,22 @@ class Stride(Pattern, Value, frozen=True):
 
 
 class Summary(Pattern, Value, frozen=True):
-    """The last `last` columns of every block of `size`: j mod l >= l - c."""
+    """The last `last` columns of every block of `size`, but for the very last `skip`: l - c - s <= j mod l < l - s."""
 
     size: Size
     last: Size
+    skip: Count = 0
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
-        if self.last > self.size:
+        if self.last + self.skip > self.size:
+            most, skipped = self.size - self.skip, f", {self.skip} of them skipped" if self.skip else ""
             raise ValueError(
-                f"summary.last is {self.last}: a block has only {self.size} columns; give {self.size} or fewer"
+                f"summary.last is {self.last}: a block has only {self.size} columns{skipped}; give {most} or fewer"
             )
 
     def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
-        return k % self.size >= self.size - self.last
+        return (k + self.skip) % self.size >= self.size - self.last
 
 
 class Local(Pattern, Value, frozen=True):
@@ -435,9 +439,10 @@ def strided(stride: int) -> tuple[Pattern, Pattern]:
     return Causal() & Window(stride), Causal() & Stride(stride)
 
 
-def fixed(stride: int, columns: int) -> tuple[Pattern, Pattern]:
-    """Child et al. 2019: the same block of l positions, and the last c columns of every block; for text."""
-    return Causal() & Block(stride), Causal() & Summary(stride, columns)
+def fixed(stride: int, columns: int, skip: int = 0) -> tuple[Pattern, Pattern]:
+    """Child et al. 2019: the same block of l positions, and the last c columns of every block; for text. With several heads each
+    is to have other columns: so many of the last are skipped."""
+    return Causal() & Block(stride), Causal() & Summary(stride, columns, skip)
 
 
 def cell(p: Index, columns: int, height: int, width: int) -> tuple[Index, Index]:

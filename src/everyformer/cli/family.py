@@ -16,6 +16,7 @@ from everyformer.cli.terminal import console, next_command
 from everyformer.value import Value, flatten, snake, to_json
 
 if TYPE_CHECKING:
+    from everyformer.attention.pattern import Pattern
     from everyformer.family.table import Member
     from everyformer.network.model import EncoderDecoder, Model
 
@@ -89,7 +90,7 @@ def _row(member: Member) -> dict[str, Any]:
         "member": member.name,
         "paper": member.paper,
         "size": member.size,
-        "pattern": [_several(str(one.attention.pattern) for one in each if one.attention) for each in layers],
+        "pattern": [_several(_brief(one.attention.pattern) for one in each if one.attention) for each in layers],
         "rules": [
             _several(_name(rule) for one in each if one.attention for rule in one.attention.rules) for each in layers
         ],
@@ -108,6 +109,17 @@ def _past(value: Model) -> str:
 
 def _name(value: object) -> str:
     return snake(type(value).__name__).replace("_", "-")
+
+
+def _brief(pattern: Pattern) -> str:
+    """Of many patterns that heads have in turn the first."""
+    from everyformer.attention.pattern import ByHead
+
+    return (
+        f"by_head({pattern.patterns[0]}, ...)"
+        if isinstance(pattern, ByHead) and len(pattern.patterns) > 2
+        else str(pattern)
+    )
 
 
 def _several(names: Iterator[str]) -> str:

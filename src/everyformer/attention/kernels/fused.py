@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -78,14 +78,15 @@ class Part:
 
     def share(self, length: int) -> float:
         """Of the T x T scores that are computed."""
-        near, columns = (self.size + self.back) / length, self.columns / self.size
-        far = {FAR: columns, FIXED: near + columns}
-        return ({NEAR: near, RESIDUE: 1 / self.size, IN_BUCKET: self.back / length} | far)[self.kind]
+        columns = self.columns / self.size
+        far = {FAR: columns, FIXED: self.size / length + columns}
+        near = {NEAR: (self.size + self.back) / length, RESIDUE: 1 / self.size, IN_BUCKET: self.back / length}
+        return (near | far)[self.kind]
 
     def of_keys(self) -> tuple[Part, ...]:
         """As programs of keys take it."""
         if self.kind == FIXED:
-            return Part(NEAR, self.size, 0, self.size), Part(FAR, self.size, 0, self.columns)
+            return Part(NEAR, self.size, 0, self.size), replace(self, kind=FAR)
         return (self,)
 
 
@@ -168,12 +169,12 @@ def _parts(pattern: Pattern, terms: Sequence[Any]) -> tuple[Part, ...] | None:
             return (Part(NEAR, l, m, l),)
         case [Stride(l)]:
             return (Part(RESIDUE, l),)
-        case [Summary(l, c)]:
+        case [Summary(l, c, 0)]:
             return Part(NEAR, l, 0, c), Part(FAR, l, 0, c)
         case [Window(w), Stride(l)]:  # of the strides those that the window does not show
             return Part(NEAR, 1, w - 1, 1), Part(RESIDUE, l, -(-w // l))
-        case [Block(l), Summary(n, c)] if l == n:
-            return (Part(FIXED, l, 0, c),)
+        case [Block(l), Summary(n, c, s)] if l == n:
+            return (Part(FIXED, l, s, c),)
     return None
 
 
@@ -305,7 +306,7 @@ class Fused(torch.autograd.Function):
             far_2BHPSE = torch.empty(2, batch, all_heads, SHARED, keys, width, dtype=torch.float32, device=q.device)
             launch(q, k, v, slope, total, delta, *far_2BHPSE, z, reach, *places)
             blocks = -(-keys // ADDED)
-            numbers = (blocks, length, all_heads, heads.start, heads.step)
+            numbers = (blocks, length, all_heads, heads.start, heads.step, part.back)
             fixed = {"SIZE": part.size, "COLUMNS": part.columns, "SHARED": SHARED, "N": ADDED, "E": width}
             add = programs.add_far[blocks * batch * all_heads // heads.step,]
             _launch(add, numbers, fixed, *far_2BHPSE, to_k, to_v)

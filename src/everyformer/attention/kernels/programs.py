@@ -4,8 +4,8 @@ A part of a pattern numbers its queries and keys and says who sees whom. Query s
 
     near      i = x             j = y                               i // l * l - m <= j <= i, j one of the last c of its l
     residue   i = r + l x       j = r + l y                         m <= x - y
-    far       i = x             j = y // c * l + l - c + y % c      y < i // l * c
-    fixed     i = x             as far up to y = n c,               j <= i, of the same l or j one of the last c of its l
+    far       i = x             j = y // c * l + l - c - m + y % c  y < i // l * c
+    fixed     i = x             as far up to y = n c,               j <= i, of the same l or l - c - m <= j % l < l - m
                                 then n l + y - n c
     bucket    i = order[x]      j = order[y]                        0 < place[i] - place[j] <= m and in no round before,
                                                                     or in the first round i = j where i is alone
@@ -72,21 +72,21 @@ def _behind(start, queries, M: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.con
 
 
 @triton.jit
-def _last(slot, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
-    return slot // COLUMNS * SIZE + SIZE - COLUMNS + slot % COLUMNS
+def _last(slot, back, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    return slot // COLUMNS * SIZE + SIZE - COLUMNS - back + slot % COLUMNS
 
 
 @triton.jit
 def _positions(
-    slot, count, order, first, IS_KEY: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr
+    slot, count, order, first, back, IS_KEY: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr
 ):
     at = slot
     if KIND == RESIDUE:
         at = first + SIZE * slot
     if KIND == FAR and IS_KEY:
-        at = _last(slot, SIZE, COLUMNS)
+        at = _last(slot, back, SIZE, COLUMNS)
     if KIND == FIXED and IS_KEY:
-        at = tl.where(slot < first * COLUMNS, _last(slot, SIZE, COLUMNS), first * (SIZE - COLUMNS) + slot)
+        at = tl.where(slot < first * COLUMNS, _last(slot, back, SIZE, COLUMNS), first * (SIZE - COLUMNS) + slot)
     if KIND == BUCKET:
         at = tl.load(order + slot, mask=slot < count, other=0)
     return at
@@ -111,7 +111,7 @@ def _seen(
     if KIND == FIXED:
         seen = y <= tl.where(x < queries, x - first * (SIZE - COLUMNS), -1)
         if SIZE % M:  # the queries are of several blocks
-            seen &= (j >= i // SIZE * SIZE) | (j % SIZE >= SIZE - COLUMNS)
+            seen &= (j >= i // SIZE * SIZE) | ((j + back) % SIZE >= SIZE - COLUMNS)
     if KIND == BUCKET:
         away = tl.load(place + ROUND * length + i) - tl.load(place + ROUND * length + j)
         near = (away > 0) & (away <= back)
@@ -201,7 +201,7 @@ def forward(
     if KIND == FIXED:
         first, keys = _behind(start, queries, M, SIZE, COLUMNS)
     x = start + tl.arange(0, M)
-    i = _positions(x, queries, order, first, False, KIND, SIZE, COLUMNS)
+    i = _positions(x, queries, order, first, back, False, KIND, SIZE, COLUMNS)
     real, mine, stat = (x < queries), i[:, None] * step + e[None, :], row * length + i
     q, k, v, answer = q + base, k + base, v + base, answer + base
     q_ME = tl.load(q + mine, mask=real[:, None], other=0.0)
@@ -218,7 +218,9 @@ def forward(
     for piece in tl.static_range(LAST if KIND == BUCKET else (FLAT if KIND == FIXED else 0), 3):
         for at in range(bounds[piece], bounds[piece + 1], N if piece == FLAT else UNEVEN):
             y = at + tl.arange(0, N if piece == FLAT else UNEVEN)
-            j = _positions(y, keys, order, first, True, FAR if KIND == FIXED and piece == FLAT else KIND, SIZE, COLUMNS)
+            j = _positions(
+                y, keys, order, first, back, True, FAR if KIND == FIXED and piece == FLAT else KIND, SIZE, COLUMNS
+            )
             theirs, here = j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
             k_NE = tl.load(k + theirs, mask=here, other=0.0)
             score = tl.dot(q_ME, tl.trans(k_NE))
@@ -260,7 +262,7 @@ def to_queries(
     if KIND == FIXED:
         first, keys = _behind(start, queries, M, SIZE, COLUMNS)
     x = start + tl.arange(0, M)
-    i = _positions(x, queries, order, first, False, KIND, SIZE, COLUMNS)
+    i = _positions(x, queries, order, first, back, False, KIND, SIZE, COLUMNS)
     real, mine, stat = (x < queries), i[:, None] * step + e[None, :], row * length + i
     q, k, v, slope, answer, to_q = q + base, k + base, v + base, slope + base, answer + base, to_q + base
     q_ME = tl.load(q + mine, mask=real[:, None], other=0.0)
@@ -281,7 +283,9 @@ def to_queries(
     for piece in tl.static_range(LAST if KIND == BUCKET else (FLAT if KIND == FIXED else 0), 3):
         for at in range(bounds[piece], bounds[piece + 1], N if piece == FLAT else UNEVEN):
             y = at + tl.arange(0, N if piece == FLAT else UNEVEN)
-            j = _positions(y, keys, order, first, True, FAR if KIND == FIXED and piece == FLAT else KIND, SIZE, COLUMNS)
+            j = _positions(
+                y, keys, order, first, back, True, FAR if KIND == FIXED and piece == FLAT else KIND, SIZE, COLUMNS
+            )
             theirs, here = j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
             k_NE = tl.load(k + theirs, mask=here, other=0.0)
             v_NE = tl.load(v + theirs, mask=here, other=0.0)
@@ -320,7 +324,7 @@ def to_keys(
     step, e = heads * E, tl.arange(0, E)
     start = block * N
     y = start + tl.arange(0, N)
-    j = _positions(y, keys, order, first, True, KIND, SIZE, COLUMNS)
+    j = _positions(y, keys, order, first, back, True, KIND, SIZE, COLUMNS)
     mine, real = j[:, None] * step + e[None, :], (y < keys)[:, None]
     q, k, v, slope = q + base, k + base, v + base, slope + base
     total, delta = total + row * length, delta + row * length
@@ -336,7 +340,7 @@ def to_keys(
         many = M if piece == FLAT else UNEVEN
         for at in range(bounds[piece] + tl.program_id(1) * many, bounds[piece + 1], tl.num_programs(1) * many):
             x = at + tl.arange(0, M if piece == FLAT else UNEVEN)
-            i = _positions(x, queries, order, first, False, KIND, SIZE, COLUMNS)
+            i = _positions(x, queries, order, first, back, False, KIND, SIZE, COLUMNS)
             here, theirs = (x < queries) | (piece == FLAT), i[:, None] * step + e[None, :]
             q_ME = tl.load(q + theirs, mask=here[:, None], other=0.0)
             slope_ME = tl.load(slope + theirs, mask=here[:, None], other=0.0)
@@ -375,7 +379,7 @@ def to_keys(
 
 @triton.jit
 def add_far(
-    far_k, far_v, to_k, to_v, blocks, length, heads, turn, turns,
+    far_k, far_v, to_k, to_v, blocks, length, heads, turn, turns, back,
     SIZE: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """Add to the slopes of far keys and values what SHARED programs found."""
@@ -383,7 +387,7 @@ def add_far(
         far_k, far_k, far_k, blocks, length, heads, turn, turns, 1, FAR, SIZE, COLUMNS, 0, E
     )
     y, e = block * N + tl.arange(0, N), tl.arange(0, E)
-    j, real = _positions(y, keys, far_k, 0, True, FAR, SIZE, COLUMNS), (y < keys)[:, None]
+    j, real = _positions(y, keys, far_k, 0, back, True, FAR, SIZE, COLUMNS), (y < keys)[:, None]
     mine, theirs = base + j[:, None] * heads * E + e[None, :], row * SHARED * keys * E + y[:, None] * E + e[None, :]
     sum_k = tl.load(to_k + mine, mask=real, other=0.0).to(tl.float32)
     sum_v = tl.load(to_v + mine, mask=real, other=0.0).to(tl.float32)

@@ -5,8 +5,8 @@ Queries, keys and values lie in memory as B, T, H, E. Read as more sequences or 
     own(l)        within blocks of l                   B T/l, l, H, E      causal & block(l)
     before(l)     to a block before                    the same, keys whole blocks back; with it a window, causal & local(l, m)
     residue(g)    to every g-th position               B, T/g, g H, E      causal & stride(g)
-    far(l, c)     to the last c keys of all blocks     as residue(l/c), to those keys, each repeated l/c times
-    few(l, c)     to the last c keys of one block      what far leaves out: few keys, computed literally
+    far(l, c, s)  to c keys of all blocks              as residue(l/c), to those keys, each repeated l/c times
+    few(l, c, s)  to c keys of one block               what far leaves out: few keys, computed literally
 
 So dense kernels serve, and no number moves. The parts of a pattern see disjoint pairs; their answers are merged by
 their log-sum-exp. Backward, each part is given the merged answer and log-sum-exp: the weights it then computes are
@@ -48,7 +48,8 @@ class Tile:
     size: int
     sees: Literal["causal", "all", "later"]  # later: keys whose number in the tile is higher than the query's
     back: int = 0
-    columns: int = 0  # the keys are the last so many of each block of `back`, repeated
+    columns: int = 0  # the keys are so many of each block of `back`, repeated: the last but for `skip`
+    skip: int = 0
 
     def share(self, length: int) -> float:
         """Of the T x T scores that are computed."""
@@ -57,10 +58,11 @@ class Tile:
 
 @dataclass(frozen=True)
 class Few:
-    """The last `columns` keys of a block, of the same one or of the one `back` positions before."""
+    """The last `columns` keys but for `skip` of a block, of the same one or of the one `back` positions before."""
 
     size: int
     columns: int
+    skip: int = 0
     back: int = 0
 
     def share(self, length: int) -> float:
@@ -127,19 +129,20 @@ def tiles(pattern: Pattern, length: int) -> tuple[Part, ...] | None:
         case [Window(w), Stride(g)] if w == g:  # every g-th before, without the query's own, which the window has
             near = tiles(Causal() & Window(w), length)
             return near and (*near, Tile("residue", g, "causal", back=g))
-        case [Block(l), Summary(m, c)] if l == m and l % c == 0:
-            found = (Tile("block", l, "causal"), *_far(l, c))
-        case [Summary(l, c)] if l % c == 0:
-            found = (Few(l, c), *_far(l, c))
+        case [Block(l), Summary(m, c, s)] if l == m and l % c == 0:
+            found = (Tile("block", l, "causal"), *_far(l, c, s))
+        case [Summary(l, c, s)] if l % c == 0:
+            found = (Few(l, c, s), *_far(l, c, s))
         case _:
             return None
     return found if length % found[0].size == 0 and length > found[0].size else None
 
 
-def _far(size: int, columns: int) -> tuple[Part, ...]:
-    """To the last keys of all earlier blocks. Number (n, s) of T/g rows sees keys up to number (n - 1, s): the tile has
+def _far(size: int, columns: int, skip: int) -> tuple[Part, ...]:
+    """To these keys of all earlier blocks. Number (n, s) of T/g rows sees keys up to number (n - 1, s): the tile has
     all of the blocks before n - 1, and of block n - 1 those up to s; the others of that block are few."""
-    return Tile("residue", size // columns, "causal", back=size, columns=columns), Few(size, columns, back=size)
+    far = Tile("residue", size // columns, "causal", back=size, columns=columns, skip=skip)
+    return far, Few(size, columns, skip, back=size)
 
 
 def _without_causal(pattern: Pattern) -> Pattern | None:
@@ -187,12 +190,12 @@ def _queries(part: Part, x_BTHE: Tensor) -> Tensor:
 
 
 def _keys(part: Part, x_BTHE: Tensor) -> Tensor:
-    """Its keys or values: B, T', H, E, or the last of blocks, B, N, c, H, E."""
+    """Its keys or values: B, T', H, E, or some of blocks, B, N, c, H, E."""
     if not part.columns:
         return x_BTHE[:, : x_BTHE.shape[1] - part.back]
     size = part.size if isinstance(part, Few) else part.back
-    blocks = x_BTHE.unflatten(1, (-1, size))
-    return blocks[:, : blocks.shape[1] - part.back // size, -part.columns :]
+    blocks, end = x_BTHE.unflatten(1, (-1, size)), size - part.skip
+    return blocks[:, : blocks.shape[1] - part.back // size, end - part.columns : end]
 
 
 def _forward(part: Part, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -257,7 +260,7 @@ def _few(part: Few, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tens
     query, (key, value) = _blocks(part, _queries(part, q)), (_keys(part, x).transpose(2, 3) for x in (k, v))
     score = (query @ key.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale
     r, s = torch.arange(part.size, device=q.device)[:, None], torch.arange(part.columns, device=q.device)
-    seen = s > r // (part.size // part.columns) if part.back else s + (part.size - part.columns) <= r
+    seen = s > r // (part.size // part.columns) if part.back else s + (part.size - part.skip - part.columns) <= r
     return score.masked_fill(~seen, -torch.inf), query, key, value
 
 
