@@ -280,7 +280,7 @@ def test_values_are_frozen_and_take_lists_for_tuples() -> None:
         (lambda: Block("4"), "block.size is '4': expected int, got str"),
         (lambda: Stride(True), "stride.step is True: expected int, got bool"),
         (lambda: Summary(4, 5), "summary.last is 5: a block has only 4 columns; give 4 or fewer"),
-        (lambda: Summary(4, 2, 3), "summary.last is 2: a block has only 4 columns, 3 of them skipped; give 1 or fewer"),
+        (lambda: Summary(4, 2, 3), "summary.last is 2 and skip 3: a block has only 4 columns; give 4 or fewer"),
         (lambda: Prefix(-1), "prefix.length is -1: expected int >= 0"),
         (lambda: Graph(((0, -1),)), r"graph.edges is \(\(0, -1\),\): expected int >= 0"),
         (lambda: Graph(((0, 1, 2),)), "graph.edges .* expected array of length 2, got 3"),
