@@ -96,7 +96,10 @@ class Captured:
                 found = self.descend(still, counted)
         except RuntimeError as error:  # it looked at what the GPU had computed
             reason = str(error).splitlines()[0]
-            raise ValueError(f"run.compile=graphs could not record a step ({reason}); use run.compile=yes") from error
+            raise ValueError(
+                f"run.compile=graphs could not record a step ({reason}); use run.compile=yes, in a new process: in this one "
+                "PyTorch's random numbers on the GPU are of no more use"
+            ) from error
         return Recorded(graph, still, counted, found, [weight.grad for weight in self.weights])
 
     def _drop(self) -> None:
