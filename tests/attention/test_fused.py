@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from everyformer import member
 from everyformer.attention import hashing
-from everyformer.attention.attend import CannotServe, attend
+from everyformer.attention.attend import CannotServe, attend, choose
 from everyformer.attention.hashing import Hash, with_places
 from everyformer.attention.kernels import fused, reference
 from everyformer.attention.kernels.request import Request
@@ -27,12 +33,13 @@ PATTERNS = (
     "causal & local(8, 11)",
     "causal & stride(5)",
     "causal & summary(8, 3)",  # the first queries see nothing
+    "causal & summary(8, 3, 2)",
     "causal & (window(6) | stride(6))",
     "causal & (window(11) | stride(4))",  # the window shows some of the strides
     "causal & (block(8) | summary(8, 3))",
     "causal & (block(8) | summary(8, 3, 4))",
     "by_head(causal & (block(8) | summary(8, 4)), causal & (block(8) | summary(8, 4, 4)))",
-    "by_head(causal & block(8), causal & summary(8, 4))",
+    "by_head(causal & block(8), causal & summary(8, 4, 4))",
     "hashed(3, 4, 5)",
     "hashed(2, 16, 1)",  # some are alone
 )
@@ -96,8 +103,8 @@ def test_spans_are_a_soft_mask_with_slopes_of_their_own(text, rule):
         "causal & local(16, 48)",
         "causal & (window(3) | stride(2))",
         "causal & (block(8) | summary(8, 7))",
-        "causal & (block(32) | summary(32, 20))",  # the queries of a program are of one block
-        "causal & (block(32) | summary(32, 20, 7))",
+        "causal & (block(32) | summary(32, 20, 7))",  # the queries of a program are of one block
+        "causal & (block(128) | summary(128, 96, 32))",  # also on a GPU
     ),
 )
 def test_blocks_that_see_each_other_wholly_are_not_asked(text):
@@ -134,6 +141,32 @@ def test_heads_and_sequences_may_be_too_large(length, width, told):
         request = Request(q, q, q, parse("causal & window(9)"), (), (), Scene(length, length, q.device), 0.1, 0.0)
         found = fused.objection(request)
     assert found is None if told is None else told in found
+
+
+@pytest.mark.parametrize("uses", ("interleaved", "merged", "by_head"))
+def test_the_sparse_member_is_served_at_its_size(uses):
+    """As `auto` chooses: its sets are far less than all earlier positions."""
+    value = member("sparse-transformer", "enwik8", uses=uses)
+    length, form = 12288, value.body.each[0].attention.heads
+    for layer in value.body.each:
+        with FakeTensorMode():
+            q = torch.empty(1, form.heads, length, 64, device="cuda", dtype=torch.bfloat16)
+            request = Request(q, q, q, layer.attention.pattern, (), (), Scene(length, length, q.device), 0.1, 0.0)
+            assert fused.objection(request) is None and choose(request, "auto") is fused
+
+
+def test_programs_compile_for_a_gpu(tmp_path):
+    """Also where there is none: the interpreter lets through what a compiler refuses."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.attention.compiled"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stdout[-200:] + done.stderr[-1500:]
+    assert len(done.stdout.splitlines()) == 22
 
 
 def test_what_it_cannot_serve_it_refuses():

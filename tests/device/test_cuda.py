@@ -39,7 +39,13 @@ PATTERNS = (
     "causal & (block(16) | summary(16, 4))",
     "by_head(causal, window(9), ~causal, block(32))",
 )
-SPARSE = (*PATTERNS[2:5], "causal & local(32, 40)", "causal & summary(16, 4)", "hashed(4, 8, 16)")
+SPARSE = (
+    *PATTERNS[2:5],
+    "causal & local(32, 40)",
+    "causal & summary(16, 4)",
+    "causal & (block(128) | summary(128, 64, 32))",
+    "hashed(4, 8, 16)",
+)
 RULES = ((), (Rotary(),), (Alibi(),), (Shaw(8),), (T5Bias(),), (ImageBias(16, 16),), (FourTerm(64),))
 
 

@@ -108,17 +108,19 @@ def test_the_sets_are_settings_of_the_member():
         }.items():
             value = member("sparse-transformer", "tiny", kind=kind, uses=uses, **tiny)
             assert [layer.attention.pattern for layer in value.body.each] == wanted
-    near, *far = fixed(STRIDE, COLUMNS), fixed(STRIDE, COLUMNS, COLUMNS)
-    del tiny["own"]  # the heads that have summaries share the columns of a block, if there are as many
+    (near, last), (_, before) = fixed(STRIDE, COLUMNS), fixed(STRIDE, COLUMNS, COLUMNS)
+    del tiny["own"]  # the heads that have summaries share the columns of a block out
     for uses, wanted in {
-        "interleaved": [near[0], ByHead((near[1], far[0][1]))],
-        "merged": [ByHead((near[0] | near[1], near[0] | far[0][1]))],
-        "by_head": [ByHead((near[0], near[1], near[0], far[0][1]))],
+        "interleaved": [near, ByHead((last, before))],
+        "merged": [ByHead((near | last, near | before))],
+        "by_head": [ByHead((near, last, near, before))],
     }.items():
         value = member("sparse-transformer", "tiny", kind="fixed", uses=uses, **tiny)
         assert [layer.attention.pattern for layer in value.body.each] == wanted
     three = member("sparse-transformer", "tiny", heads=3, width=48, **tiny)
-    assert [layer.attention.pattern for layer in three.body.each] == [near[0] | near[1]]
+    assert [layer.attention.pattern for layer in three.body.each] == [near | last]
+    with pytest.raises(ValueError, match="2 patterns out to 1 heads"):
+        build("sparse-transformer", "tiny", heads=1, uses="by_head", **tiny)
     dense = member("sparse-transformer", "tiny", kind="dense", **tiny)
     assert [layer.attention.pattern for layer in dense.body.each] == [Causal()]
     with pytest.raises(ValueError, match=r"sparse-transformer\.kind is 'stride': did you mean strided"):

@@ -167,9 +167,9 @@ class Summary(Pattern, Value, frozen=True):
     def __post_init__(self) -> None:
         Value.__post_init__(self)
         if self.last + self.skip > self.size:
-            skipped = f" and skip {self.skip}" if self.skip else ""
+            skipped, together = (f" and skip {self.skip}", " together") if self.skip else ("", "")
             raise ValueError(
-                f"summary.last is {self.last}{skipped}: a block has only {self.size} columns; give {self.size} or fewer"
+                f"summary.last is {self.last}{skipped}: a block has only {self.size} columns; give {self.size} or fewer{together}"
             )
 
     def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:

@@ -2,10 +2,10 @@
 
 Equations: Attend(X, S), each query i over its own set S_i of keys; the sets A1, A2 of `strided` or `fixed`, which reach
 every earlier position in two steps, are given to the layers in turn (`interleaved`), to every head together (`merged`) or
-to the heads in turn (`by_head`). With `fixed`, heads have columns of their own in A2, as many as there are: the last c of a block, the c
-before, and so on (`own=False`: all the last). Pre-norm blocks with dropout where a branch joins the stream and nowhere else; positions by
-the row and column of an array as wide as the stride; GELU as x sigmoid(1.702 x); weights begin at 0.125 / sqrt(inputs),
-those that end a branch smaller by sqrt(2 layers).
+to the heads in turn (`by_head`). With `fixed`, heads have columns of their own in A2, the last c of a block, the c before and so on, in as
+many groups as divide them and the block has (`own=False`: all the last); together they reach every position. Pre-norm blocks with
+dropout where a branch joins the stream and nowhere else; positions by the row and column of an array as wide as the stride; GELU as
+x sigmoid(1.702 x); weights begin at 0.125 / sqrt(inputs), those that end a branch smaller by sqrt(2 layers).
 Symbols: stride l, columns c, width d, layers N.
 Departures: j <= i wherever the paper leaves it out, and A1 of `strided` has l keys as its kernel has, not l + 1. The logits
 do not begin at 0, position tables begin as the tokens' does, an image's positions are its row of `stride` bytes and the place
@@ -59,8 +59,8 @@ def sparse_transformer(
     heads, share = heads or max(1, width // 64), 2 if half else 1
     near, *far = strided(stride) if kind == "strided" else fixed(stride, columns)
     if kind == "fixed" and own:
-        served = heads // 2 if uses == "by_head" else heads
-        many = max((n for n in range(1, stride // columns + 1) if served % n == 0), default=1)
+        served = heads // 2 or 1 if uses == "by_head" else heads
+        many = max(n for n in range(1, stride // columns + 1) if served % n == 0)
         far = [fixed(stride, columns, n * columns)[1] for n in range(many)]
     patterns = {
         "interleaved": (near, _by_head(far)),

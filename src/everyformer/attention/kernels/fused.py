@@ -1,8 +1,9 @@
 """Sparse patterns and soft masks on a GPU, fused: no scores in memory, and what nobody sees is neither read nor computed.
 
-A pattern is a union of disjoint parts (`programs.py` says which kinds there are). Each is computed by one launch of a Triton
+A pattern is a union of disjoint parts (`programs.py` says which kinds there are). Each is computed by a launch of a Triton
 program, which goes on where the last part stopped: with its answers and sums of exponentials as the beginning of its own. So
-nothing is merged, folded or copied. Adaptive spans are a near part whose keys count as the soft mask says.
+nothing is merged, folded or copied; only the slopes of the few far keys, which several programs share, are added up at the end.
+Adaptive spans are a near part whose keys count as the soft mask says.
 
 Papers: Dao 2023 (FlashAttention-2), whose programs these are but for who sees whom.
 """
@@ -68,20 +69,21 @@ ADDED = 16  # far keys for a program that adds up what these found
 
 @dataclass(frozen=True)
 class Part:
-    """What the letters l, m and c of programs.py are."""
+    """What the letters l, m, c and s of programs.py are."""
 
     kind: int
     size: int
     back: int = 0
     columns: int = 0
+    skip: int = 0
     round: int = 0
 
     def share(self, length: int) -> float:
         """Of the T x T scores that are computed."""
-        columns = self.columns / self.size
-        far = {FAR: columns, FIXED: self.size / length + columns}
-        near = {NEAR: (self.size + self.back) / length, RESIDUE: 1 / self.size, IN_BUCKET: self.back / length}
-        return (near | far)[self.kind]
+        near, far = (self.size + self.back) / length, self.columns / self.size / 2  # nothing of what is to come
+        return {NEAR: near, RESIDUE: 1 / self.size, FAR: far, FIXED: near + far, IN_BUCKET: self.back / length}[
+            self.kind
+        ]
 
     def of_keys(self) -> tuple[Part, ...]:
         """As programs of keys take it."""
@@ -104,6 +106,8 @@ def objection(request: Request) -> str | None:
         return reason
     if q.device.type != "cuda" or q.dtype not in HALF:
         return f"it computes in bfloat16 or float16 on CUDA, not in {q.dtype} on {q.device.type}; use blocked"
+    if torch.version.hip is not None:
+        return "its programs are for NVIDIA's GPUs; use blocked"
     if importlib.util.find_spec("triton") is None:
         return "Triton, which comes with PyTorch for CUDA on Linux, is not installed; use blocked"
     if request.dropout or [term for term in request.terms if not isinstance(term, SoftMask)] or len(request.terms) > 1:
@@ -169,12 +173,12 @@ def _parts(pattern: Pattern, terms: Sequence[Any]) -> tuple[Part, ...] | None:
             return (Part(NEAR, l, m, l),)
         case [Stride(l)]:
             return (Part(RESIDUE, l),)
-        case [Summary(l, c, 0)]:
-            return Part(NEAR, l, 0, c), Part(FAR, l, 0, c)
+        case [Summary(l, c, s)]:
+            return Part(NEAR, l, 0, c, s), Part(FAR, l, 0, c, s)
         case [Window(w), Stride(l)]:  # of the strides those that the window does not show
             return Part(NEAR, 1, w - 1, 1), Part(RESIDUE, l, -(-w // l))
         case [Block(l), Summary(n, c, s)] if l == n:
-            return (Part(FIXED, l, s, c),)
+            return (Part(FIXED, l, 0, c, s),)
     return None
 
 
@@ -258,7 +262,7 @@ def _launches(
             blocks = -(-slots // sizes["N" if of_keys else "M"])
             if blocks == 0:
                 continue
-            numbers = (blocks, length, heads, turn, len(groups), rounds, scale, ramp, part.back)
+            numbers = (blocks, length, heads, turn, len(groups), rounds, scale, ramp, part.back, part.skip)
             fixed = {"KIND": part.kind, "SIZE": part.size, "COLUMNS": part.columns, "ROUND": part.round, "E": width}
             fixed |= {"SOFT": z_BHT is not None, "FIRST": number == 0}
             grid = blocks * rows, SHARED if shared else 1
@@ -302,12 +306,25 @@ class Fused(torch.autograd.Function):
             if part.kind != FAR:
                 launch(q, k, v, slope, total, delta, to_k, to_v, z, reach, *places)
                 continue
-            (batch, length, all_heads, width), keys = q.shape, q.shape[1] // part.size * part.columns
-            far_2BHPSE = torch.empty(2, batch, all_heads, SHARED, keys, width, dtype=torch.float32, device=q.device)
-            launch(q, k, v, slope, total, delta, *far_2BHPSE, z, reach, *places)
-            blocks = -(-keys // ADDED)
-            numbers = (blocks, length, all_heads, heads.start, heads.step, part.back)
-            fixed = {"SIZE": part.size, "COLUMNS": part.columns, "SHARED": SHARED, "N": ADDED, "E": width}
-            add = programs.add_far[blocks * batch * all_heads // heads.step,]
-            _launch(add, numbers, fixed, *far_2BHPSE, to_k, to_v)
+            _far_slopes(part, heads, launch, (q, k, v, slope, total, delta), (to_k, to_v), (z, reach, *places))
         return to_q, to_k, to_v, to_z, *(None for _ in ctx.call)
+
+
+def _far_slopes(
+    part: Part,
+    heads: slice,
+    launch: Callable[..., None],
+    given: tuple[Tensor, ...],
+    found: tuple[Tensor, Tensor],
+    rest: tuple[Tensor | None, ...],
+) -> None:
+    """What SHARED programs find for each block of far keys, added to what near queries have found."""
+    from everyformer.attention.kernels import programs
+
+    (batch, length, all_heads, width), keys = given[0].shape, given[0].shape[1] // part.size * part.columns
+    rows, blocks = batch * all_heads // heads.step, -(-keys // ADDED)
+    far_2RPSE = torch.empty(2, rows, SHARED, keys, width, dtype=torch.float32, device=given[0].device)
+    launch(*given, *far_2RPSE, *rest)
+    numbers = (blocks, length, all_heads, heads.start, heads.step, part.skip)
+    fixed = {"SIZE": part.size, "COLUMNS": part.columns, "SHARED": SHARED, "N": ADDED, "E": width}
+    _launch(programs.add_far[blocks * rows,], numbers, fixed, *far_2RPSE, *found)

@@ -2,23 +2,23 @@
 
 A part of a pattern numbers its queries and keys and says who sees whom. Query slot x is position i, key slot y position j:
 
-    near      i = x             j = y                               i // l * l - m <= j <= i, j one of the last c of its l
+    near      i = x             j = y                               i // l * l - m <= j <= i, l - c - s <= j % l < l - s
     residue   i = r + l x       j = r + l y                         m <= x - y
-    far       i = x             j = y // c * l + l - c - m + y % c  y < i // l * c
-    fixed     i = x             as far up to y = n c,               j <= i, of the same l or l - c - m <= j % l < l - m
+    far       i = x             j = y // c * l + l - c - s + y % c  y < i // l * c
+    fixed     i = x             as far up to y = n c,               j <= i, of the same l or l - c - s <= j % l < l - s
                                 then n l + y - n c
     bucket    i = order[x]      j = order[y]                        0 < place[i] - place[j] <= m and in no round before,
                                                                     or in the first round i = j where i is alone
 
-with l the SIZE, m `back` and c the COLUMNS of the part, and n the block of l that a program's first query is in. Programs of keys take
-a fixed part as near and far.
+with l the SIZE, m `back`, c the COLUMNS and s `skip` of the part, r its residue class, and n the block of l that a program's first query is
+in (`which` is the one or the other). Programs of keys take a fixed part as near and far.
 
 `near` may be soft: the weight of a key counts min(max((ramp + z_i - (i - j)) / ramp, 0), 1) times, and what counts nothing is not read.
 Scores are never in memory. A part that is not the first goes on from the answers, sums and slopes of those before it.
 Numbers are as given in products and float32 elsewhere; `total` is the logarithm to base 2 of a query's sum.
 Within a sequence a number's place fits into 32 bits: adding up places takes much of the time.
 A block meets the others from `low` to `high` in three pieces; in the flat one everybody sees everybody, and nothing is asked. The
-others go in steps of UNEVEN, as who sees whom takes registers, of which a processor that is to have a second block has few.
+others go in steps of UNEVEN, a part of the flat one's: who sees whom takes registers, and a processor that is to have more blocks has few.
 """
 
 from __future__ import annotations
@@ -41,27 +41,28 @@ def _program(
     order, place, alone, blocks, length, heads, turn, turns, rounds,
     KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, ROUND: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """What a program is for: which block of slots; the row, first number and residue class of its sequence and head; how many
-    slots queries and keys have there; and the tables of the row."""
+    """What a program is for: which block of slots; the row of its sequence and head, among those of its group and among all, where its
+    numbers begin, and its residue class; how many slots queries and keys have there; and the tables of the row."""
     block, number = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    first = 0
+    which = 0
     queries = length
     keys = length
     if KIND == RESIDUE:
-        first = number % SIZE
+        which = number % SIZE
         number = number // SIZE
-        queries = (length - first + SIZE - 1) // SIZE
+        queries = (length - which + SIZE - 1) // SIZE
         keys = queries
     if KIND == FAR:
         keys = length // SIZE * COLUMNS
     group = heads // turns
-    b, h = (number // group).to(tl.int64), turn + number % group * turns
+    number = number.to(tl.int64)
+    b, h = number // group, turn + number % group * turns
     row = b * heads + h
     if KIND == BUCKET:
         order += (row * rounds + ROUND) * length
         place += row * rounds * length
         alone += row * length
-    return block, row, b * length * heads * E + h * E, first, queries, keys, order, place, alone
+    return block, number, row, b * length * heads * E + h * E, which, queries, keys, order, place, alone
 
 
 @triton.jit
@@ -72,21 +73,21 @@ def _behind(start, queries, M: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.con
 
 
 @triton.jit
-def _last(slot, back, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
-    return slot // COLUMNS * SIZE + SIZE - COLUMNS - back + slot % COLUMNS
+def _last(slot, skip, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    return slot // COLUMNS * SIZE + SIZE - COLUMNS - skip + slot % COLUMNS
 
 
 @triton.jit
 def _positions(
-    slot, count, order, first, back, IS_KEY: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr
+    slot, count, order, which, skip, IS_KEY: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr
 ):
     at = slot
     if KIND == RESIDUE:
-        at = first + SIZE * slot
+        at = which + SIZE * slot
     if KIND == FAR and IS_KEY:
-        at = _last(slot, back, SIZE, COLUMNS)
+        at = _last(slot, skip, SIZE, COLUMNS)
     if KIND == FIXED and IS_KEY:
-        at = tl.where(slot < first * COLUMNS, _last(slot, back, SIZE, COLUMNS), first * (SIZE - COLUMNS) + slot)
+        at = tl.where(slot < which * COLUMNS, _last(slot, skip, SIZE, COLUMNS), which * (SIZE - COLUMNS) + slot)
     if KIND == BUCKET:
         at = tl.load(order + slot, mask=slot < count, other=0)
     return at
@@ -94,7 +95,7 @@ def _positions(
 
 @triton.jit
 def _seen(
-    x, y, i, j, z, queries, keys, first, place, alone, length, ramp, back,
+    x, y, i, j, z, queries, keys, which, place, alone, length, ramp, back, skip,
     KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Who sees whom, of queries along one axis and keys along the other. Where it is soft, also what a key counts, and the same
@@ -103,15 +104,15 @@ def _seen(
     if KIND == NEAR:
         seen = (j <= tl.where(x < queries, i, -1)) & (j >= i // SIZE * SIZE - back)
         if COLUMNS < SIZE:
-            seen &= j % SIZE >= SIZE - COLUMNS
+            seen &= (j + skip) % SIZE >= SIZE - COLUMNS
     if KIND == RESIDUE:
         seen = y <= tl.where(x < queries, x - back, -1)
     if KIND == FAR:
         seen = y < tl.where(x < queries, i // SIZE * COLUMNS, 0)
     if KIND == FIXED:
-        seen = y <= tl.where(x < queries, x - first * (SIZE - COLUMNS), -1)
+        seen = y <= tl.where(x < queries, x - which * (SIZE - COLUMNS), -1)
         if SIZE % M:  # the queries are of several blocks
-            seen &= (j >= i // SIZE * SIZE) | ((j + back) % SIZE >= SIZE - COLUMNS)
+            seen &= (j >= i // SIZE * SIZE) | ((j + skip) % SIZE >= SIZE - COLUMNS)
     if KIND == BUCKET:
         away = tl.load(place + ROUND * length + i) - tl.load(place + ROUND * length + j)
         near = (away > 0) & (away <= back)
@@ -139,7 +140,7 @@ def _pieces(low, flat, bent, high, STEP: tl.constexpr):
 
 @triton.jit
 def _keys_of(
-    start, queries, keys, first, z, ramp, back,
+    start, queries, keys, which, z, ramp, back,
     M: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr,
 ):  # fmt: skip
     """The pieces of the key slots that the queries from a slot on may see."""
@@ -160,7 +161,7 @@ def _keys_of(
     if KIND == FAR:
         bent, high = start // SIZE * COLUMNS, (end - 1) // SIZE * COLUMNS
     if KIND == FIXED:
-        bent, high = first * COLUMNS, keys
+        bent, high = which * COLUMNS, keys
     return _pieces(low, flat, bent, high, N)
 
 
@@ -189,19 +190,19 @@ def _queries_of(
 
 @triton.jit
 def forward(
-    q, k, v, answer, total, z, order, place, alone, blocks, length, heads, turn, turns, rounds, scale, ramp, back,
+    q, k, v, answer, total, z, order, place, alone, blocks, length, heads, turn, turns, rounds, scale, ramp, back, skip,
     KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, FIRST: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, UNEVEN: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    block, row, base, first, queries, keys, order, place, alone = _program(
+    block, _number, row, base, which, queries, keys, order, place, alone = _program(
         order, place, alone, blocks, length, heads, turn, turns, rounds, KIND, SIZE, COLUMNS, ROUND, E
     )
     step, e = heads * E, tl.arange(0, E)
     start = (blocks - 1 - block) * M  # the longest first
     if KIND == FIXED:
-        first, keys = _behind(start, queries, M, SIZE, COLUMNS)
+        which, keys = _behind(start, queries, M, SIZE, COLUMNS)
     x = start + tl.arange(0, M)
-    i = _positions(x, queries, order, first, back, False, KIND, SIZE, COLUMNS)
+    i = _positions(x, queries, order, which, skip, False, KIND, SIZE, COLUMNS)
     real, mine, stat = (x < queries), i[:, None] * step + e[None, :], row * length + i
     q, k, v, answer = q + base, k + base, v + base, answer + base
     q_ME = tl.load(q + mine, mask=real[:, None], other=0.0)
@@ -214,20 +215,20 @@ def forward(
         sum_ = tl.where(top == float("-inf"), 0.0, 1.0)
         acc = tl.load(answer + mine, mask=real[:, None], other=0.0).to(tl.float32)
 
-    bounds = _keys_of(start, queries, keys, first, z_M, ramp, back, M, N, KIND, SIZE, COLUMNS, SOFT)
+    bounds = _keys_of(start, queries, keys, which, z_M, ramp, back, M, N, KIND, SIZE, COLUMNS, SOFT)
     for piece in tl.static_range(LAST if KIND == BUCKET else (FLAT if KIND == FIXED else 0), 3):
         for at in range(bounds[piece], bounds[piece + 1], N if piece == FLAT else UNEVEN):
             y = at + tl.arange(0, N if piece == FLAT else UNEVEN)
             j = _positions(
-                y, keys, order, first, back, True, FAR if KIND == FIXED and piece == FLAT else KIND, SIZE, COLUMNS
+                y, keys, order, which, skip, True, FAR if KIND == FIXED and piece == FLAT else KIND, SIZE, COLUMNS
             )
             theirs, here = j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
             k_NE = tl.load(k + theirs, mask=here, other=0.0)
             score = tl.dot(q_ME, tl.trans(k_NE))
             if piece != FLAT:
                 seen, weight, _ = _seen(
-                    x[:, None], y[None, :], i[:, None], j[None, :], z_M[:, None], queries, keys, first, place, alone, length, ramp, back,
-                    KIND, SIZE, COLUMNS, SOFT, ROUND, M,
+                    x[:, None], y[None, :], i[:, None], j[None, :], z_M[:, None], queries, keys, which, place, alone, length,
+                    ramp, back, skip, KIND, SIZE, COLUMNS, SOFT, ROUND, M,
                 )  # fmt: skip
                 score = tl.where(seen, score, float("-inf"))
             new = tl.maximum(top, tl.max(score, 1) * (scale * LOG2E))
@@ -249,20 +250,20 @@ def forward(
 @triton.jit
 def to_queries(
     q, k, v, slope, answer, total, delta, to_q, to_z, z, order, place, alone,
-    blocks, length, heads, turn, turns, rounds, scale, ramp, back,
+    blocks, length, heads, turn, turns, rounds, scale, ramp, back, skip,
     KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, FIRST: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, UNEVEN: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """The slopes of queries and spans, and for `to_keys` the product `delta` of each answer and its slope."""
-    block, row, base, first, queries, keys, order, place, alone = _program(
+    block, _number, row, base, which, queries, keys, order, place, alone = _program(
         order, place, alone, blocks, length, heads, turn, turns, rounds, KIND, SIZE, COLUMNS, ROUND, E
     )
     step, e = heads * E, tl.arange(0, E)
     start = (blocks - 1 - block) * M
     if KIND == FIXED:
-        first, keys = _behind(start, queries, M, SIZE, COLUMNS)
+        which, keys = _behind(start, queries, M, SIZE, COLUMNS)
     x = start + tl.arange(0, M)
-    i = _positions(x, queries, order, first, back, False, KIND, SIZE, COLUMNS)
+    i = _positions(x, queries, order, which, skip, False, KIND, SIZE, COLUMNS)
     real, mine, stat = (x < queries), i[:, None] * step + e[None, :], row * length + i
     q, k, v, slope, answer, to_q = q + base, k + base, v + base, slope + base, answer + base, to_q + base
     q_ME = tl.load(q + mine, mask=real[:, None], other=0.0)
@@ -279,12 +280,12 @@ def to_queries(
         z_M = tl.load(z + stat, mask=real, other=0.0)
     acc, acc_z = tl.zeros([M, E], tl.float32), tl.zeros([M], tl.float32)
 
-    bounds = _keys_of(start, queries, keys, first, z_M, ramp, back, M, N, KIND, SIZE, COLUMNS, SOFT)
+    bounds = _keys_of(start, queries, keys, which, z_M, ramp, back, M, N, KIND, SIZE, COLUMNS, SOFT)
     for piece in tl.static_range(LAST if KIND == BUCKET else (FLAT if KIND == FIXED else 0), 3):
         for at in range(bounds[piece], bounds[piece + 1], N if piece == FLAT else UNEVEN):
             y = at + tl.arange(0, N if piece == FLAT else UNEVEN)
             j = _positions(
-                y, keys, order, first, back, True, FAR if KIND == FIXED and piece == FLAT else KIND, SIZE, COLUMNS
+                y, keys, order, which, skip, True, FAR if KIND == FIXED and piece == FLAT else KIND, SIZE, COLUMNS
             )
             theirs, here = j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
             k_NE = tl.load(k + theirs, mask=here, other=0.0)
@@ -292,8 +293,8 @@ def to_queries(
             p = tl.exp2(tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E) - total_M[:, None])
             if piece != FLAT:
                 seen, weight, raw = _seen(
-                    x[:, None], y[None, :], i[:, None], j[None, :], z_M[:, None], queries, keys, first, place, alone, length, ramp, back,
-                    KIND, SIZE, COLUMNS, SOFT, ROUND, M,
+                    x[:, None], y[None, :], i[:, None], j[None, :], z_M[:, None], queries, keys, which, place, alone, length,
+                    ramp, back, skip, KIND, SIZE, COLUMNS, SOFT, ROUND, M,
                 )  # fmt: skip
                 p = tl.where(seen, p, 0.0)
             to_score = p * (tl.dot(slope_ME, tl.trans(v_NE)) - delta_M[:, None])
@@ -312,19 +313,19 @@ def to_queries(
 @triton.jit
 def to_keys(
     q, k, v, slope, total, delta, to_k, to_v, z, reach, order, place, alone,
-    blocks, length, heads, turn, turns, rounds, scale, ramp, back,
+    blocks, length, heads, turn, turns, rounds, scale, ramp, back, skip,
     KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, FIRST: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, UNEVEN: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """The slopes of keys and values. The few far ones are seen by all: several programs share the queries of a block of them,
-    and each leaves what it finds in a place of its own, B, H, programs, keys, E, for `add_far`."""
-    block, row, base, first, queries, keys, order, place, alone = _program(
+    and each leaves what it finds in a place of its own, B H of the group, programs, keys, E, for `add_far`."""
+    block, number, row, base, which, queries, keys, order, place, alone = _program(
         order, place, alone, blocks, length, heads, turn, turns, rounds, KIND, SIZE, COLUMNS, ROUND, E
     )
     step, e = heads * E, tl.arange(0, E)
     start = block * N
     y = start + tl.arange(0, N)
-    j = _positions(y, keys, order, first, back, True, KIND, SIZE, COLUMNS)
+    j = _positions(y, keys, order, which, skip, True, KIND, SIZE, COLUMNS)
     mine, real = j[:, None] * step + e[None, :], (y < keys)[:, None]
     q, k, v, slope = q + base, k + base, v + base, slope + base
     total, delta = total + row * length, delta + row * length
@@ -340,7 +341,7 @@ def to_keys(
         many = M if piece == FLAT else UNEVEN
         for at in range(bounds[piece] + tl.program_id(1) * many, bounds[piece + 1], tl.num_programs(1) * many):
             x = at + tl.arange(0, M if piece == FLAT else UNEVEN)
-            i = _positions(x, queries, order, first, back, False, KIND, SIZE, COLUMNS)
+            i = _positions(x, queries, order, which, skip, False, KIND, SIZE, COLUMNS)
             here, theirs = (x < queries) | (piece == FLAT), i[:, None] * step + e[None, :]
             q_ME = tl.load(q + theirs, mask=here[:, None], other=0.0)
             slope_ME = tl.load(slope + theirs, mask=here[:, None], other=0.0)
@@ -353,8 +354,8 @@ def to_keys(
                 if SOFT:
                     z_M = tl.load(z + row * length + i, mask=here, other=0.0)
                 seen, weight, _ = _seen(
-                    x[None, :], y[:, None], i[None, :], j[:, None], z_M[None, :], queries, keys, first, place, alone, length, ramp, back,
-                    KIND, SIZE, COLUMNS, SOFT, ROUND, M,
+                    x[None, :], y[:, None], i[None, :], j[:, None], z_M[None, :], queries, keys, which, place, alone, length,
+                    ramp, back, skip, KIND, SIZE, COLUMNS, SOFT, ROUND, M,
                 )  # fmt: skip
                 p = tl.where(seen, p, 0.0)
                 if SOFT:
@@ -368,7 +369,7 @@ def to_keys(
             acc_k += tl.dot(to_score.to(q_ME.dtype), q_ME)
     acc_k *= scale
     if KIND == FAR:
-        base, mine = (row * tl.num_programs(1) + tl.program_id(1)) * keys * E, y[:, None] * E + e[None, :]
+        base, mine = (number * tl.num_programs(1) + tl.program_id(1)) * keys * E, y[:, None] * E + e[None, :]
     to_k, to_v = to_k + base, to_v + base
     if KIND != FAR and not FIRST:
         acc_k += tl.load(to_k + mine, mask=real, other=0.0).to(tl.float32)
@@ -379,21 +380,21 @@ def to_keys(
 
 @triton.jit
 def add_far(
-    far_k, far_v, to_k, to_v, blocks, length, heads, turn, turns, back,
+    far_k, far_v, to_k, to_v, blocks, length, heads, turn, turns, skip,
     SIZE: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """Add to the slopes of far keys and values what SHARED programs found."""
-    block, row, base, _, _, keys, _, _, _ = _program(
+    block, row, _, base, _, _, keys, _, _, _ = _program(
         far_k, far_k, far_k, blocks, length, heads, turn, turns, 1, FAR, SIZE, COLUMNS, 0, E
     )
     y, e = block * N + tl.arange(0, N), tl.arange(0, E)
-    j, real = _positions(y, keys, far_k, 0, back, True, FAR, SIZE, COLUMNS), (y < keys)[:, None]
-    mine, theirs = base + j[:, None] * heads * E + e[None, :], row * SHARED * keys * E + y[:, None] * E + e[None, :]
+    j, real = _positions(y, keys, far_k, 0, skip, True, FAR, SIZE, COLUMNS), (y < keys)[:, None]
+    mine, theirs = base + j[:, None] * heads * E + e[None, :], y[:, None] * E + e[None, :]
     sum_k = tl.load(to_k + mine, mask=real, other=0.0).to(tl.float32)
     sum_v = tl.load(to_v + mine, mask=real, other=0.0).to(tl.float32)
     for number in tl.static_range(SHARED):
-        sum_k += tl.load(far_k + theirs + number * keys * E, mask=real, other=0.0)
-        sum_v += tl.load(far_v + theirs + number * keys * E, mask=real, other=0.0)
+        sum_k += tl.load(far_k + (row * SHARED + number) * keys * E + theirs, mask=real, other=0.0)
+        sum_v += tl.load(far_v + (row * SHARED + number) * keys * E + theirs, mask=real, other=0.0)
     tl.store(to_k + mine, sum_k.to(to_k.dtype.element_ty), mask=real)
     tl.store(to_v + mine, sum_v.to(to_v.dtype.element_ty), mask=real)
 
