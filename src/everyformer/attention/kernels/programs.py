@@ -94,6 +94,17 @@ def _positions(
 
 
 @triton.jit
+def _keys_from(
+    at, keys, order, which, skip, step, e,
+    IS_FLAT: tl.constexpr, N: tl.constexpr, UNEVEN: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The key slots of a step, their positions, where their numbers are, and which of them there are."""
+    y = at + tl.arange(0, N if IS_FLAT else UNEVEN)
+    j = _positions(y, keys, order, which, skip, True, FAR if KIND == FIXED and IS_FLAT else KIND, SIZE, COLUMNS)
+    return y, j, j[:, None] * step + e[None, :], (y < keys)[:, None] | IS_FLAT
+
+
+@triton.jit
 def _seen(
     x, y, i, j, z, queries, keys, which, place, alone, length, ramp, back, skip,
     KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, M: tl.constexpr,
@@ -218,11 +229,9 @@ def forward(
     bounds = _keys_of(start, queries, keys, which, z_M, ramp, back, M, N, KIND, SIZE, COLUMNS, SOFT)
     for piece in tl.static_range(LAST if KIND == BUCKET else (FLAT if KIND == FIXED else 0), 3):
         for at in range(bounds[piece], bounds[piece + 1], N if piece == FLAT else UNEVEN):
-            y = at + tl.arange(0, N if piece == FLAT else UNEVEN)
-            j = _positions(
-                y, keys, order, which, skip, True, FAR if KIND == FIXED and piece == FLAT else KIND, SIZE, COLUMNS
+            y, j, theirs, here = _keys_from(
+                at, keys, order, which, skip, step, e, piece == FLAT, N, UNEVEN, KIND, SIZE, COLUMNS
             )
-            theirs, here = j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
             k_NE = tl.load(k + theirs, mask=here, other=0.0)
             score = tl.dot(q_ME, tl.trans(k_NE))
             if piece != FLAT:
@@ -283,11 +292,9 @@ def to_queries(
     bounds = _keys_of(start, queries, keys, which, z_M, ramp, back, M, N, KIND, SIZE, COLUMNS, SOFT)
     for piece in tl.static_range(LAST if KIND == BUCKET else (FLAT if KIND == FIXED else 0), 3):
         for at in range(bounds[piece], bounds[piece + 1], N if piece == FLAT else UNEVEN):
-            y = at + tl.arange(0, N if piece == FLAT else UNEVEN)
-            j = _positions(
-                y, keys, order, which, skip, True, FAR if KIND == FIXED and piece == FLAT else KIND, SIZE, COLUMNS
+            y, j, theirs, here = _keys_from(
+                at, keys, order, which, skip, step, e, piece == FLAT, N, UNEVEN, KIND, SIZE, COLUMNS
             )
-            theirs, here = j[:, None] * step + e[None, :], (y < keys)[:, None] | (piece == FLAT)
             k_NE = tl.load(k + theirs, mask=here, other=0.0)
             v_NE = tl.load(v + theirs, mask=here, other=0.0)
             p = tl.exp2(tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E) - total_M[:, None])
