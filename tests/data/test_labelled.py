@@ -16,9 +16,10 @@ from PIL import Image
 
 from everyformer.data import made
 from everyformer.data.graphs import open_graph
-from everyformer.data.images import open_images
+from everyformer.data.images import open_images, open_pictures
 from everyformer.data.labelled import hold_out, open_labelled
 from everyformer.data.pairs import open_pairs
+from everyformer.data.text import open_text
 
 ROWS = [("good, fine", "yes"), ("so so\nlines", "maybe"), ("bad", "no"), ("awful", "no"), ("great", "yes")] * 4
 
@@ -52,6 +53,28 @@ def write(folder, form, monkeypatch):
             (path / f"{number}.txt").write_text(text)
         return folder
     return folder / f"rows.{form}"
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        lambda valid: open_text(None, (1 - valid, valid)),
+        lambda valid: open_pairs(None, "en", "de", valid),
+        lambda valid: open_labelled("rows.csv", "text", None, "label", valid),
+        lambda valid: open_graph("graph.json", valid),
+        lambda valid: open_pictures("pictures", valid),
+    ],
+    ids=["text", "pairs", "labelled", "graph", "pictures"],
+)
+def test_the_fingerprint_knows_what_is_held_out(tmp_path, monkeypatch, opened):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "csv", monkeypatch)
+    graph = {"features": [[1, 0]] * 20, "edges": [[0, 1]], "labels": [0, 1] * 10, "train": list(range(20))}
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    (tmp_path / "pictures").mkdir()
+    for number in range(20):
+        Image.new("L", (4, 4), number).save(tmp_path / "pictures" / f"{number}.png")
+    assert opened(0.1).fingerprint == opened(0.1).fingerprint != opened(0.5).fingerprint
 
 
 @pytest.mark.parametrize(

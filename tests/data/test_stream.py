@@ -82,6 +82,31 @@ def test_what_is_kept_is_of_this_text_split_and_tokenizer(text, cache):
     assert digest("a", "b") != digest("ab") != digest("b", "a")
 
 
+@pytest.mark.parametrize("read", [tokens, lambda *asked: sentences(*asked).token_N])
+def test_what_is_kept_is_cut_where_the_text_is(tmp_path, read):
+    """Else a model would be judged by what it learned from, where another run held out less."""
+    (tmp_path / "poem.txt").write_text(POEM)
+    lengths = {}
+    for share in (0.1, 0.5):
+        text = open_text(str(tmp_path / "poem.txt"), (1 - share, share))
+        tokenizer = make("bpe", lambda text=text: text.pieces("train"), 300, text.fingerprint)
+        lengths[share] = len(read(text, "valid", tokenizer))
+        assert tokenizer.key == learn("bpe", lambda text=text: text.pieces("train"), 300).key
+    assert lengths[0.5] > 4 * lengths[0.1]
+
+
+def test_what_is_kept_has_the_documents_of_this_text(tmp_path):
+    for number in range(3):
+        (tmp_path / "many").mkdir(exist_ok=True)
+        (tmp_path / "many" / f"{number}.txt").write_text("One. Two.")
+    (tmp_path / "one.txt").write_text("One. Two.\n" * 3)
+    one, many = (open_text(str(tmp_path / name), (1 - 1e-9, 1e-9)) for name in ("one.txt", "many"))
+    tokenizer = characters(lambda: one.pieces("train"))
+    assert one.splits["train"].tobytes() == many.splits["train"].tobytes()
+    assert sentences(one, "train", tokenizer).first_D.tolist() == [0, 6]
+    assert sentences(many, "train", tokenizer).first_D.tolist() == [0, 2, 4, 6]
+
+
 def test_sentences_of_documents(tmp_path):
     (tmp_path / "a.txt").write_text("One two. Three!\nfour five\n\nsix? (Yes.) seven\n")
     (tmp_path / "b.txt").write_text("\n\nEight nine")

@@ -133,8 +133,9 @@ def decoded(raw: bytes, name: str, start: int = 0) -> str:
     )
 
 
-def fingerprint(raw: Raw) -> str:
+def fingerprint(data: NDArray[Any]) -> str:
     """A checksum of all bytes; of the length and 4,096 spread pieces where there are more than 4 GiB."""
+    raw = data.view(np.uint8)
     found = hashlib.sha256(str(len(raw)).encode())
     piece = 1 << 20
     starts: Iterable[int] = range(0, len(raw), piece)

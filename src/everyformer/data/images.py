@@ -26,7 +26,7 @@ def has_images(path: Path) -> bool:
 def open_images(data: str | None, valid: float) -> Labelled:
     """Images as bytes N, C, Y, X, with their classes."""
     name, parts = _open(data, class_files, None)
-    return labelled(name, parts, valid, mark(parts))
+    return labelled(name, parts, valid)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def open_pictures(data: str | None, valid: float, size: int | None = None) -> Pi
     if "valid" not in splits:
         kept, held = hold_out(len(splits["train"]), valid)
         splits["train"], splits["valid"] = splits["train"][kept], splits["train"][held]
-    return Pictures(name, splits, mark(parts))
+    none = np.empty(0, np.int64)
+    return Pictures(name, splits, mark({split: (images, none) for split, images in splits.items()}))
 
 
 def _open(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from everyformer.data import made
-from everyformer.data.files import existing, files_in, read_text, split_of
+from everyformer.data.files import digest, existing, files_in, read_text, split_of
 from everyformer.data.named import find, name_of
 from everyformer.data.records import Record, is_records, json_lines, read
 from everyformer.data.reviews import reviews
@@ -39,7 +39,7 @@ class Labelled:
     fingerprint: str
 
 
-def labelled(name: str, parts: dict[str, Part], valid: float, mark: str) -> Labelled:
+def labelled(name: str, parts: dict[str, Part], valid: float) -> Labelled:
     """Number the classes, and hold out a part for validation where there is none."""
     names = set(parts["train"][1])
     ordered = sorted(names, key=lambda one: (0, one, "") if isinstance(one, int) else (1, 0, str(one)))
@@ -60,7 +60,8 @@ def labelled(name: str, parts: dict[str, Part], valid: float, mark: str) -> Labe
         inputs, label_N = splits["train"]
         kept, held = hold_out(len(label_N), valid)
         splits["train"], splits["valid"] = (take(inputs, kept), label_N[kept]), (take(inputs, held), label_N[held])
-    return Labelled(name, splits, tuple(map(str, ordered)), mark)
+    classes = tuple(map(str, ordered))
+    return Labelled(name, splits, classes, digest(*classes, mark(splits)))
 
 
 def hold_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -74,11 +75,11 @@ def take(inputs: Sequence[Any] | NDArray[Any], rows: NDArray[np.int64]) -> Any:
     return inputs[rows] if isinstance(inputs, np.ndarray) else [inputs[row] for row in rows]
 
 
-def mark(parts: dict[str, Part]) -> str:
-    """A checksum of all inputs and labels."""
+def mark(splits: Mapping[str, tuple[Sequence[Any] | NDArray[Any], Labels]]) -> str:
+    """A checksum of all inputs and labels, and of which are held out."""
     found = hashlib.sha256()
-    for split, (inputs, labels) in parts.items():
-        found.update(f"{split} {len(labels)} {list(labels)}".encode())
+    for split, (inputs, label_N) in splits.items():
+        found.update(f"{split} {len(inputs)} {label_N.tolist()}".encode())
         for one in [inputs] if isinstance(inputs, np.ndarray) else inputs:
             found.update(one.encode() if isinstance(one, str) else np.ascontiguousarray(one).tobytes())
     return found.hexdigest()
@@ -91,7 +92,7 @@ def open_labelled(
     if (name := name_of(data)) == "imdb":
         found = reviews(find(name, data))
         parts: dict[str, Part] = {split: _columns(rows) for split, rows in found.items()}
-        return labelled(name, parts, valid, mark(parts))
+        return labelled(name, parts, valid)
     if name is not None:
         raise ValueError(f"{name} does not hold labelled {kind}; give records, a folder of classes, or imdb")
     if data is None:
@@ -108,7 +109,7 @@ def open_labelled(
             raise ValueError(
                 f"{name} has {len(some)} examples for {split}; give at least {2 if split == 'train' else 1}"
             )
-    return labelled(name, parts, valid, mark(parts))
+    return labelled(name, parts, valid)
 
 
 def _path(path: Path, kind: str, inputs: str | None, label: str) -> dict[str, Part]:

@@ -3,14 +3,14 @@ reverse or add, made anew and the same each time."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import sys
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from everyformer.data import made
-from everyformer.data.files import decoded, existing, files_in, plain_name, read_text
+from everyformer.data.files import decoded, digest, existing, files_in, plain_name, read_text
 from everyformer.data.labelled import hold_out, take
 from everyformer.data.named import find, name_of
 from everyformer.data.records import is_records, read
@@ -107,9 +107,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _pairs(name: str, parts: dict[str, Sides], valid: float) -> Pairs:
-    mark = hashlib.sha256()
     for split, (sources, targets) in parts.items():
-        mark.update("\0".join((split, *sources, *targets)).encode())
         for number, (one, other) in enumerate(zip(sources, targets, strict=True), 1):
             if not one.strip() or not other.strip():
                 raise ValueError(f"pair {number} of {split} of {name} has an empty side; fill it or take the pair out")
@@ -122,4 +120,4 @@ def _pairs(name: str, parts: dict[str, Sides], valid: float) -> Pairs:
             "train": (take(sides[0], kept), take(sides[1], kept)),
             "valid": (take(sides[0], held), take(sides[1], held)),
         }
-    return Pairs(name, parts, mark.hexdigest())
+    return Pairs(name, parts, digest(*(one for split, sides in parts.items() for one in (split, *chain(*sides)))))

@@ -48,7 +48,10 @@ Files = list[tuple[int, str]]  # where each file begins, before 0 in a part that
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes by split ("train", "valid", perhaps "test"), where documents and files begin in them, and a fingerprint of all."""
+    """Bytes by split ("train", "valid", perhaps "test"), where documents and files begin in them.
+
+    The fingerprint is of all of it, the cuts between the splits too: what is made of a text is kept under it.
+    """
 
     name: str
     splits: dict[str, Raw]
@@ -190,7 +193,6 @@ def _text(name: str, parts: dict[str, Part], shares: tuple[float, ...]) -> Text:
         if len(part.raw) == 0:
             more = "; a run that began from it needs the same text again" if name == "standard input" else ""
             raise ValueError(f"{name} is empty; give some text{more}")
-    marks = digest(*(f"{split} {fingerprint(part.raw)}" for split, part in parts.items()))
     if "valid" not in parts:
         train = parts.pop("train")
         raw = train.raw
@@ -201,7 +203,7 @@ def _text(name: str, parts: dict[str, Part], shares: tuple[float, ...]) -> Text:
         name,
         {split: part.raw for split, part in parts.items()},
         {split: part.starts for split, part in parts.items()},
-        marks,
+        digest(*(f"{split} {fingerprint(part.raw)} {fingerprint(part.starts)}" for split, part in parts.items())),
         {split: part.files for split, part in parts.items()},
     )
 
