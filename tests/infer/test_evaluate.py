@@ -7,9 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
-from everyformer import Classify, Language, Learned, PreNorm, generate
+from everyformer import Classify, Halt, Language, Learned, PreNorm, Repeat, Span, Stack, generate
 from everyformer.infer.evaluate import bits_per_byte, nats, perplexity
+from everyformer.infer.halting import ponder
+from everyformer.infer.spans import spans
 from tests.infer import spec
 from tests.network import VOCABULARY, model, ready
 
@@ -133,3 +136,20 @@ def test_the_likeliest_text_costs_what_its_probabilities_say():
 def test_bad_values_are_refused_with_the_remedy(literal, text, window, stride, batch, remedy):
     with pytest.raises(ValueError, match=remedy):
         nats(literal[0], text, window, stride, batch=batch)
+
+
+def test_repeated_layers_tell_their_spans_at_every_step():
+    layers = model(rules=(Span(6, 2),), heads=HEAD, layers=2).body.each
+    once, thrice = (
+        spans(ready(replace(model(heads=HEAD), body=body)), TEXT)
+        for body in (Stack(1, layers, PreNorm()), Repeat(3, layers, PreNorm()))
+    )
+    assert thrice.each == once.each * 3 and thrice.keys == pytest.approx(once.keys)
+    outside = 2 * VOCABULARY * 8  # the head is not repeated
+    assert thrice.flops - outside == 3 * (once.flops - outside)
+
+
+def test_a_model_is_watched_no_further_than_its_positions_go():
+    body = Halt(3, VALUE.body.each, PreNorm())
+    network = ready(replace(VALUE, body=body))
+    assert 1 <= ponder(network, TEXT) <= 3

@@ -60,10 +60,11 @@ def test_no_temperature_is_too_small_or_too_large(temperature):
     assert len(set(drawn.tolist())) == (1 if temperature < 1 else 5)
 
 
-def test_a_token_that_cannot_be_is_never_drawn():
+@pytest.mark.parametrize("temperature", [1.0, torch.inf])
+def test_a_token_that_cannot_be_is_never_drawn(temperature):
     logits = torch.full((20_000, 3), -torch.inf)
     logits[:, 1] = 0
-    assert (sample(logits, 1.0, torch.Generator().manual_seed(0)) == 1).all()
+    assert (sample(logits, temperature, torch.Generator().manual_seed(0)) == 1).all()
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

@@ -70,6 +70,18 @@ def test_batch_norm_keeps_running_averages_for_evaluation():
     close(norm(x_BTD[:1]), literal[:1])  # in evaluation the batch does not matter
 
 
+@pytest.mark.parametrize("kind", MIXING)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_counts_as_far_as_there_are_positions(kind, autocast):
+    """The 76,800 numbers of a sequence are more than float16 can count."""
+    norm, x_BTD = MIXING[kind].build(128).train(), randn(1, 600, 128).half()
+    wanted = norm(x_BTD.float())
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        found = (norm if autocast else norm.half())(x_BTD)
+    assert found.dtype == (torch.float32 if autocast else torch.float16)
+    torch.testing.assert_close(found.float(), wanted, atol=5e-3, rtol=2e-3)
+
+
 @pytest.mark.spec(20, 23)
 @pytest.mark.parametrize("norm", [LayerNorm(), RMSNorm(), *MIXING.values()])
 def test_a_constant_token_gives_numbers_and_gradients(norm):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,7 @@ from everyformer import (
     Sinusoidal,
     Standard,
 )
+from everyformer.network.past import Hidden
 from tests.network import close, model, randn, ready, tokens
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -138,6 +140,23 @@ def test_rolled_back_to_nothing_it_begins_anew():
     network, x = ready(model(position=Learned(12))), torch.tensor(ROWS)
     past = network(x, past=Past()).past.roll_back(10)
     close(network(x, past=past).hidden, network(x).hidden)
+
+
+@pytest.mark.parametrize(
+    ("positions", "begins"),
+    [
+        ([[0, 1, 2]], True),
+        ([[-1, 0, 1]], True),
+        ([[0, 1, 2], [-1, -1, -1]], True),
+        ([[4, 5, 6]], False),
+        ([[4, -1, 5]], False),
+        ([[0, 1, 2], [-1, 4, 5]], False),
+    ],
+)
+def test_only_what_begins_at_the_beginning_is_rolled_back_to_nothing(positions, begins):
+    past = Past(3, (Hidden(torch.zeros(len(positions), 3, 2)),), torch.tensor(positions), hidden=True, holes=True)
+    with nullcontext() if begins else pytest.raises(ValueError, match=r"does not begin at position 0.*keep at least 1"):
+        assert past.roll_back(3).length == 0
 
 
 @pytest.mark.spec(57, 60)

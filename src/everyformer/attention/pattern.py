@@ -25,8 +25,7 @@ from everyformer.value import Count, Size, Value, snake
 
 MOST = 4096  # positions that are tried, all against all, to see whether a pattern looks ahead
 
-# Tensors in the algebra of indices; ints work too.
-Index = Any
+Index = Any  # tensors, in the algebra of indices
 
 
 class Pattern:

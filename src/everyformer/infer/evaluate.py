@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention.scene import Probe
 from everyformer.infer.generate import language_head
 from everyformer.network.head import Language, vocabulary
 from everyformer.network.model import Network, evaluating
@@ -32,6 +33,7 @@ LOGITS = 1 << 26  # in one call, unless a batch is asked for: a quarter of a GiB
 WINDOWS = 32  # in one call on a CPU, where more are no faster
 ROWS = 32  # of a text read on side by side, at most
 LEAD = 256  # tokens that a row reads before its own, at least
+WATCHED = 512  # tokens of a text that a model is watched with, at most
 
 
 @torch.no_grad()
@@ -161,3 +163,13 @@ def bits_per_byte(total: float, size: int) -> float:
 def perplexity(total: float, count: float) -> float:
     """e to the mean; infinite where that is past what a float can tell."""
     return math.inf if total / count > 709 else math.exp(total / count)
+
+
+@torch.no_grad()
+def watched(network: Network, token_N: NDArray[Any]) -> Probe:
+    """What a model tells of itself while it reads the beginning of a text."""
+    probe, most = Probe(), min(WATCHED, network.limit or WATCHED)
+    token_T = torch.from_numpy(np.asarray(token_N[:most]).astype(np.int64))
+    with evaluating(network):
+        network(token_T.to(next(network.parameters()).device)[None], probe=probe)
+    return probe

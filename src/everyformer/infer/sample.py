@@ -34,10 +34,10 @@ def sample(
     check_logits(logits_BV)
     if temperature == 0:
         return logits_BV.argmax(-1)
-    # Less the largest, so that no temperature makes an infinity of it.
+    # Less the largest, so that no temperature makes an infinity of it; and what is infinite stays so at any.
     exact_BV = logits_BV.double()
     below_BV = exact_BV - exact_BV.amax(-1, keepdim=True)
-    share_BV, order_BV = cut((below_BV / temperature).softmax(-1), top_k, top_p, min_p)
+    share_BV, order_BV = cut((below_BV / min(temperature, 1e300)).softmax(-1), top_k, top_p, min_p)
     # A token that was cut has 0 here and is never above the mark; the largest sum always is.
     sum_BV = share_BV.cumsum(-1).masked_fill(share_BV == 0, 0)
     top_B1 = sum_BV.amax(-1, keepdim=True)

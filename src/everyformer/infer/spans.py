@@ -10,17 +10,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from everyformer.attention.rule import ShawRule
-from everyformer.attention.scene import Probe
 from everyformer.attention.span import DynamicSpanRule, SpanRule
+from everyformer.infer.evaluate import watched
 from everyformer.network.depth import AttentionLayer
 from everyformer.network.model import Network
-
-MOST = 512  # tokens of a text that are read for spans that depend on it
 
 
 @dataclass(frozen=True)
 class Spans:
-    """z of every layer and head (the mean over a text, where they depend on it), and what a token costs by them.
+    """z of every layer and head (the mean over a text, where they depend on it), and what a token costs by them. Layers that are
+    repeated are there once for each step.
 
     `keys` is how many keys a head sees on average far into a text, the ramp included; `most` how many it could. `flops` are the
     operations of reading one token there, a multiplication and an addition as two; `most_flops` with all spans at their longest.
@@ -46,11 +45,11 @@ def spans(network: Network, token_N: NDArray[np.integer]) -> Spans | None:
     ]
     if not spanned:
         return None
-    probe, device = Probe(), next(network.parameters()).device
-    network(torch.from_numpy(np.asarray(token_N[:MOST]).astype(np.int64)).to(device)[None], probe=probe)
-    plain = 2 * sum(module.weight.numel() for module in network.modules() if isinstance(module, nn.Linear))
+    found = watched(network, token_N).spans
+    steps = len(found) // len(spanned)
+    plain = 2 * (_weights(network) + (steps - 1) * _weights(network.body))
     each, seen, most, costs = [], [], [], []
-    for (layer, rule), z_BHQ in zip(spanned, probe.spans, strict=True):
+    for (layer, rule), z_BHQ in zip(spanned * steps, found, strict=True):
         value, heads = rule.value, layer.heads
         each.append(z_BHQ.mean((0, 2)).tolist())
         seen += (z_BHQ + value.ramp).clamp(0, value.longest).mean((0, 2)).tolist()
@@ -58,6 +57,10 @@ def spans(network: Network, token_N: NDArray[np.integer]) -> Spans | None:
         products = 1 + any(isinstance(one, ShawRule) for one in layer.rules)  # with keys, and with distances
         costs += [2 * (products * heads.key_width + heads.value_width)] * heads.heads
     flops, most_flops = (
-        plain + round(sum(keys * cost for keys, cost in zip(found, costs, strict=True))) for found in (seen, most)
+        plain + round(sum(keys * cost for keys, cost in zip(counts, costs, strict=True))) for counts in (seen, most)
     )
     return Spans(each, sum(seen) / len(seen), sum(most) / len(most), flops, most_flops)
+
+
+def _weights(module: nn.Module) -> int:
+    return sum(one.weight.numel() for one in module.modules() if isinstance(one, nn.Linear))

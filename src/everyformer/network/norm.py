@@ -102,7 +102,7 @@ class SharedNorm(nn.Module):
 
     def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
         mean, variance = moments(x_BTD, visible_BT, self.dims)
-        return (x_BTD - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
+        return _normed(x_BTD, mean, variance, self)
 
 
 class RunningNorm(nn.Module):
@@ -124,14 +124,20 @@ class RunningNorm(nn.Module):
         if self.training:
             mean, variance = moments(x_BTD, visible_BT, (0, 1))
             with torch.no_grad():
-                self.mean_D.lerp_(mean.flatten(), self.momentum)
-                self.variance_D.lerp_(variance.flatten(), self.momentum)
-        return (x_BTD - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
+                self.mean_D.lerp_(mean.flatten().to(self.mean_D.dtype), self.momentum)
+                self.variance_D.lerp_(variance.flatten().to(self.variance_D.dtype), self.momentum)
+        return _normed(x_BTD, mean, variance, self)
 
 
 def moments(x_BTD: Tensor, visible_BT: Tensor | None, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Mean and population variance over `dims`, padding left out."""
+    """Mean and population variance over `dims`, padding left out; at least in float32, as half precision cannot count so far."""
+    x_BTD = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
     here = torch.ones_like(x_BTD) if visible_BT is None else visible_BT[..., None].to(x_BTD.dtype).expand_as(x_BTD)
     count = here.sum(dims, keepdim=True).clamp(min=1)
     mean = (x_BTD * here).sum(dims, keepdim=True) / count
     return mean, ((x_BTD - mean).square() * here).sum(dims, keepdim=True) / count
+
+
+def _normed(x_BTD: Tensor, mean: Tensor, variance: Tensor, norm: SharedNorm | RunningNorm) -> Tensor:
+    normed_BTD = (x_BTD - mean) * (variance + norm.eps).rsqrt() * norm.weight + norm.bias
+    return normed_BTD.to(torch.promote_types(x_BTD.dtype, norm.weight.dtype))

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from everyformer.network.embed import describe
 
+FAR = 1 << 62  # no position
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -161,10 +163,13 @@ class Past:
                 f"cannot roll back {count} positions: what a recurrent layer knew before the last {min(kept)} is gone, because "
                 "in training only the end of each call is kept; call eval() first"
             )
-        if keep == 0 and self.position_BK is not None and int(self.position_BK.clamp(min=0).min(1).values.max()) > 0:
-            raise ValueError(
-                "cannot roll back all of a past that was trimmed: what came before is gone; keep at least 1"
-            )
+        if keep == 0 and self.position_BK is not None:
+            first_B = self.position_BK.masked_fill(self.position_BK < 0, FAR).min(1).values  # FAR: it has only holes
+            if bool(((first_B > 0) & (first_B < FAR)).any()):
+                raise ValueError(
+                    "cannot roll back all of a past that does not begin at position 0, because it was trimmed or begun "
+                    "elsewhere: nothing would say where the next token stands; keep at least 1"
+                )
         return replace(self._each(lambda x: x.narrow(axis := _time(x), 0, x.shape[axis] - count)), length=keep)
 
     def trim(self, length: int) -> Past:
