@@ -232,6 +232,10 @@ def test_a_resumed_run_acts_on_where_it_was(tmp_path, member, pieces):
         assert same(last, checkpoint.place(tmp_path / f"cut{cut}", 7), ("model", "optimizer", "work"))
 
 
+def test_an_agent_takes_any_seed():
+    assert train(recipe("lstm", "control", "run.steps=1", f"run.seed={2**31 - 1}")).step == 1
+
+
 def test_a_sharded_agent_is_refused():
     work, network = ready("lstm")
     next(network.parameters()).full_tensor = None

@@ -27,7 +27,7 @@ from everyformer.train.recipe import Optim, Recipe, override
 from everyformer.train.record import read
 from everyformer.train.start import adopt
 from everyformer.train.watch import Unstable, Watch
-from tests.train.small import command, finish, recipe, same, start, text
+from tests.train.small import BASE, command, finish, recipe, same, start, text
 
 
 def losses(folder):
@@ -68,6 +68,26 @@ def test_a_run_goes_on_with_other_settings_of_the_run_and_keeps_them(tmp_path):
         resume(tmp_path / "run", settings=["model.width=32"])
     resume(tmp_path / "run", steps=4, settings=["run.accumulate=2"])
     assert resume(tmp_path / "run").recipe.run == recipe("x", "run.steps=4", "run.accumulate=2").run
+
+
+def test_a_memory_is_left_behind_where_a_run_goes_on_with_other_rows(tmp_path):
+    own = Recipe(member="transformer-xl", size="tiny", task=Language(), data=str(text(tmp_path)))
+    small = [one for one in BASE if "context" not in one]
+    train(override(own, [*small, "task.segment=8", "model.memory=8", "run.steps=3"]), tmp_path / "run")
+    assert resume(tmp_path / "run", steps=4, settings=["run.batch=2"]).step == 4
+    assert resume(tmp_path / "run", steps=5).step == 5
+
+
+def test_an_evaluation_that_fails_does_not_take_what_was_learned_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(LanguageWork, "evaluate", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(recipe(text(tmp_path), "run.save=0", "run.evaluate=0", "run.steps=2"), tmp_path / "run")
+    assert checkpoint.steps(tmp_path / "run") == [2]
+
+
+def test_every_batch_must_be_cut_into_the_pieces_asked_for(tmp_path):
+    with pytest.raises(ValueError, match=r"a batch of 1 cannot be cut into 1 processes x 2 pieces; raise it"):
+        train(recipe(text(tmp_path), "run.accumulate=2", "run.grow=[[2,1]]"), tmp_path / "run")
 
 
 def test_a_run_that_broke_before_its_first_checkpoint_begins_anew_with_its_records(tmp_path):

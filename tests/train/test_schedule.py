@@ -28,6 +28,8 @@ def test_the_ends_of_the_schedules():
     flat = Optim(schedule="wsd", warmup=0, decay=0.2, floor=0.0)
     assert rate(flat, 80, steps) == pytest.approx(1) and rate(flat, 90, steps) == pytest.approx(0.5)
     assert rate(flat, last, steps) == pytest.approx(0)
+    later = Optim(schedule="wsd", warmup=50, decay=0.2, floor=0.0)  # the share is of what is left after warm-up
+    assert rate(later, 90, steps) == pytest.approx(1) and rate(later, 95, steps) == pytest.approx(0.5)
     assert rate(Optim(schedule="constant", warmup=0), last, steps) == 1
 
 
@@ -46,6 +48,8 @@ def test_the_batch_grows_at_its_steps():
         ({"floor": -5.0}, ">= 0"),
         ({"weight_decay": -0.1}, ">= 0"),
         ({"lr": math.inf}, "finite"),
+        ({"decay": 2.0}, "<= 1"),
+        ({"decay": 0.0}, "> 0"),
     ],
     ids=str,
 )

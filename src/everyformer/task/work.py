@@ -156,7 +156,7 @@ class Work:
 
 def shuffled(count: int, epoch: int, seed: int) -> Tensor:
     """The order of the examples in an epoch."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+    return torch.randperm(count, generator=draw(seed, epoch))
 
 
 def epoch_rows(count: int, first: int, size: int, seed: int) -> Tensor:
@@ -172,7 +172,7 @@ def epoch_rows(count: int, first: int, size: int, seed: int) -> Tensor:
 
 def draw(seed: int, step: int) -> torch.Generator:
     """Where the random numbers of a step's batch come from."""
-    return torch.Generator().manual_seed(seed * 1_000_003 + step)
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) % (1 << 63))
 
 
 def pad(rows: Sequence[Ids], multiple: int) -> tuple[Tensor, Tensor]:

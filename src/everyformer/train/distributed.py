@@ -39,7 +39,7 @@ class World:
         return self.rank == 0
 
     def share(self, batch: Batch) -> Batch:
-        """This process's rows; the first processes take one more where they do not divide."""
+        """This process's rows; some processes have one more where they do not divide."""
         bounds = [len(batch) * rank // self.size for rank in range(self.size + 1)]
         return batch.rows(bounds[self.rank], bounds[self.rank + 1])
 

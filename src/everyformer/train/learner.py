@@ -36,12 +36,13 @@ class Learner:
             raise ValueError("run.precision=fp16 on a CPU is some 80 times slower than fp32; use bf16 or fp32")
         if run.compile == "graphs" and (reason := objection(run, value, here.size)):
             raise ValueError(f"run.compile=graphs cannot record a step {reason}; use run.compile=yes")
-        largest = max(batch_size(run, step) for step in (0, *(start for start, _ in run.grow)))
+        sizes = [batch_size(run, step) for step in (0, *(start for start, _ in run.grow))]
+        largest, smallest = max(sizes), min(sizes)
         if largest > work.examples():
             raise ValueError(f"a batch of {largest} is larger than the set of {work.examples()}; lower run.batch")
-        if run.batch < here.size * run.accumulate:
+        if smallest < here.size * run.accumulate:
             raise ValueError(
-                f"a batch of {run.batch} cannot be cut into {here.size} processes x {run.accumulate} pieces; raise run.batch"
+                f"a batch of {smallest} cannot be cut into {here.size} processes x {run.accumulate} pieces; raise it"
             )
         torch.manual_seed(run.seed)
         network = value.build()

@@ -22,7 +22,7 @@ import torch
 from msgspec.structs import replace
 
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
-from everyformer.task.work import Work
+from everyformer.task.work import Batch, Work
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World, restarted, world
 from everyformer.train.folder import changed, check_data, placed, read_model, read_recipe, write_recipe
@@ -178,7 +178,12 @@ class Loop:
                     self.step, step, metrics = step + 1, step + 1, {}
                     last, save = step == run.steps, bool(run.save and step % run.save == 0)
                     if last or (run.evaluate and step % run.evaluate == 0):
-                        metrics = self._evaluate(step, records, judge=last or save)
+                        try:
+                            metrics = self._evaluate(step, records, judge=last or save)
+                        except Exception:
+                            if self.here.size == 1:  # else the others would be waited for
+                                self._save(step, records)
+                            raise
                     if self.here.any(self.interrupted is not None) and self.interrupted is None:
                         self.interrupted = "another process was asked to stop"
                     if last or save or self.interrupted:
@@ -299,12 +304,13 @@ class Loop:
             )
         if found := checkpoint.kept(self.folder, start, "work"):
             self.work.restore(found, self.recipe.run.seed)
-        if found := checkpoint.kept(self.folder, start, "carried"):
+        found = checkpoint.kept(self.folder, start, "carried")
+        if found and len(Batch(found)) == batch_size(self.recipe.run, start):  # else other rows come, which begin anew
             learner.go_on(found)
         self.watch = Watch(**state["watch"])
         best = state.get("best")
         self.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
-        if learner.scaler.is_enabled():
+        if learner.scaler.is_enabled() and state["scaler"]:  # which was empty in another precision
             learner.scaler.load_state_dict(state["scaler"])
         return int(state["step"])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -53,7 +53,9 @@ class Optim(Value, frozen=True):
     schedule: Literal["constant", "cosine", "inverse_sqrt", "linear", "wsd"] = "cosine"
     warmup: Count = 100
     floor: Part = 0.1  # the end of cosine, linear and wsd, as a share of lr
-    decay: Positive = 0.2  # wsd: the share of the steps in which the rate falls
+    decay: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
+        0.2  # wsd: the share of the steps after warm-up in which the rate falls
+    )
     clip: NotNegative = 1.0  # of the gradient's norm; 0: never
     average: Share = 0.0  # decay of the running average of the weights; 0: none
     patience: Size = 20  # bad steps (not finite, or a spike) in a row before the run stops

@@ -4,7 +4,7 @@
     cosine        half a cosine down to `floor`                                    Loshchilov & Hutter 2016
     linear        a straight line down to `floor`
     inverse_sqrt  sqrt(warmup / step), what Vaswani et al. 2017 do with d^-0.5 taken into lr
-    wsd           constant, then a straight line down in the last `decay` of the steps    warmup-stable-decay
+    wsd           constant, then a straight line down in the last `decay` of the steps after warm-up    warmup-stable-decay
 Warm-up rises in a straight line from 1/warmup at step 0 to 1.
 """
 
