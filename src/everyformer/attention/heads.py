@@ -46,6 +46,7 @@ class HeadsModule(nn.Module):
     key_width: int
     value_width: int
     scale: float
+    out: nn.Linear | None
 
     def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of one sequence."""
@@ -59,7 +60,11 @@ class HeadsModule(nn.Module):
         raise NotImplementedError
 
     def merge(self, y_BHTE: Tensor) -> Tensor:
-        raise NotImplementedError
+        y_BTD = y_BHTE.transpose(1, 2).flatten(2)
+        return y_BTD if self.out is None else self.out(y_BTD)
+
+    def _heads(self, x_BTF: Tensor) -> Tensor:
+        return x_BTF.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class Standard(Heads, Value, frozen=True):
@@ -232,10 +237,6 @@ class ProjectedHeads(HeadsModule):
         v_BHSE = self._heads(self._map(x_BSD, start, start + self.values)) if self.values else v_BHSD
         return self._unit(self._heads(k)), v_BHSE
 
-    def merge(self, y_BHTE: Tensor) -> Tensor:
-        y_BTD = y_BHTE.transpose(1, 2).flatten(2)
-        return y_BTD if self.out is None else self.out(y_BTD)
-
     def _unit(self, k_BHTE: Tensor) -> Tensor:
         if not self.unit_keys:
             return k_BHTE
@@ -245,9 +246,6 @@ class ProjectedHeads(HeadsModule):
         assert self.qkv is not None
         bias = self.qkv.bias[start:end] if self.qkv.bias is not None else None
         return F.linear(x_BTD, self.qkv.weight[start:end], bias)
-
-    def _heads(self, x_BTF: Tensor) -> Tensor:
-        return x_BTF.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class SlicedHeads(HeadsModule):
@@ -263,15 +261,8 @@ class SlicedHeads(HeadsModule):
         self.out = nn.Linear(width, width) if merge else None
 
     def query(self, x_BTD: Tensor) -> Tensor:
-        return self._slices(x_BTD) @ self.qkv_3HEE[0]
+        return self._heads(x_BTD) @ self.qkv_3HEE[0]
 
     def memory(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        slice_BHSE = self._slices(x_BSD)
+        slice_BHSE = self._heads(x_BSD)
         return slice_BHSE @ self.qkv_3HEE[1], slice_BHSE @ self.qkv_3HEE[2]
-
-    def merge(self, y_BHTE: Tensor) -> Tensor:
-        y_BTD = y_BHTE.transpose(1, 2).flatten(2)
-        return y_BTD if self.out is None else self.out(y_BTD)
-
-    def _slices(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD.unflatten(-1, (self.heads, -1)).transpose(1, 2)

@@ -14,7 +14,6 @@ its neighbours in the batch, nor from its place there.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import index
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from everyformer.infer.sample import check, sample
+from everyformer.infer.sample import check, generator, sample
 from everyformer.network.head import Language
 from everyformer.network.model import Model, Network, PairNetwork, evaluating
 from everyformer.network.past import Past
@@ -165,8 +164,7 @@ def _generators(rows: list[list[int]], seed: int) -> list[Generator]:
     found, seen = [], dict[tuple[int, ...], int]()
     for row in rows:
         turn = seen[tuple(row)] = seen.get(tuple(row), -1) + 1
-        digest = hashlib.sha256(repr((seed, turn, row)).encode()).digest()
-        found.append(Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True)))
+        found.append(generator(seed, turn, row))
     return found
 
 

@@ -7,14 +7,13 @@ model's distribution on what is there. The cache is a way of computing that, so 
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from everyformer.infer.sample import check, sample
+from everyformer.infer.sample import check, generator, sample
 from everyformer.network.head import Head, Logistics
 from everyformer.network.model import Memory, Network, evaluating
 from everyformer.network.past import Past
@@ -86,7 +85,7 @@ def paint(
     """
     check(temperature, top_k, top_p, min_p)
     seed = int(torch.randint(1 << 62, ())) if seed is None else seed
-    random, kind = [_generator(seed, row) for row in range(len(given_BPN))], network.value.heads[head]
+    random, kind = [generator(seed, row) for row in range(len(given_BPN))], network.value.heads[head]
 
     def choose(logits_BV: Tensor) -> Tensor:
         return sample(logits_BV, temperature, random, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -110,8 +109,3 @@ def _draw(scan: Scan, head: Head, answer: Tensor, choose: Any) -> Tensor:
     for _ in range(scan.channels):
         step_BN = torch.cat((step_BN, choose(head.next_logits(answer, step_BN))[:, None]), dim=1)
     return step_BN
-
-
-def _generator(seed: int, row: int) -> Generator:
-    digest = hashlib.sha256(repr((seed, row)).encode()).digest()
-    return Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))

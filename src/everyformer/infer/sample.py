@@ -11,6 +11,7 @@ is the last that is at most u, and u is uniform. A row needs one u, so each row 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -62,6 +63,13 @@ def cut(
     if min_p:
         share_BV = share_BV.masked_fill(share_BV < min_p * share_BV[:, :1], 0)
     return share_BV, order_BV
+
+
+def generator(*facts: object) -> Generator:
+    """Where random numbers come from that follow from these facts, such as a seed and a prompt."""
+    return Generator().manual_seed(
+        int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:8], "big", signed=True)
+    )
 
 
 def check(temperature: float, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None) -> None:

@@ -8,7 +8,6 @@ by several processes goes on in one and the other way round.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from everyformer.data.files import checksum
 from everyformer.train.distributed import World
 from everyformer.train.record import writing
 
@@ -98,7 +98,7 @@ def write(
                     if tensors:
                         _save(tensors, part / f"{name}.safetensors")
                 (part / "model.json").write_text(model_json + "\n")
-                sums = {one.name: _checksum(one) for one in sorted(part.iterdir())}
+                sums = {one.name: checksum(one) for one in sorted(part.iterdir())}
                 record = {"version": VERSION, **state, "groups": found["param_groups"], "files": sums}
                 (part / "state.json").write_text(json.dumps(record, indent=1) + "\n")
                 for one in (*part.iterdir(), part):
@@ -148,7 +148,7 @@ def check(folder: Path, step: int) -> dict[str, Any]:
     for name, wanted in files.items():
         if not (found / name).is_file():
             raise ValueError(f"the checkpoint {found} has lost {name}; {_remedy(folder, step)}")
-        if _checksum(found / name) != wanted:
+        if checksum(found / name) != wanted:
             raise ValueError(f"{found / name} is not as it was written (truncated or changed); {_remedy(folder, step)}")
     return state
 
@@ -226,11 +226,6 @@ def _put(x: Tensor, saved: Tensor) -> None:
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     save_file({name: x.contiguous() for name, x in tensors.items()}, path)
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:
