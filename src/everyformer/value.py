@@ -94,7 +94,8 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of an error message: the names that look like the wrong one, or all of them."""
     names = sorted(names)
-    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    known = {one.lower(): one for one in names}
+    close = [known[one] for one in difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)]
     return f"did you mean {' or '.join(close)}?" if close else f"the names are {', '.join(names)}"
 
 

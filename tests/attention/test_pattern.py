@@ -277,6 +277,7 @@ def test_values_are_frozen_and_take_lists_for_tuples() -> None:
         (lambda: Window(-3), "window.size is -3: expected int >= 1"),
         (lambda: Window(0), "window.size is 0: expected int >= 1"),
         (lambda: Window(2.5), "window.size is 2.5: expected int, got float"),
+        (lambda: parse(None), "None is no text to read a pattern from; give a str"),
         (lambda: Block("4"), "block.size is '4': expected int, got str"),
         (lambda: Stride(True), "stride.step is True: expected int, got bool"),
         (lambda: Summary(4, 5), "summary.last is 5: a block has only 4 columns; give 4 or fewer"),

@@ -6,6 +6,7 @@ import io
 import json
 import shlex
 import signal
+from pathlib import Path
 from shutil import rmtree
 
 import pytest
@@ -345,7 +346,15 @@ def test_a_plan_proposes_a_command_that_a_shell_reads_as_it_was_given(place, cap
         (["train", "gpt2", "--size", "tiny", "--data", "text.txt", "model.context=9999"], "longer than"),
         (["train", "gpt2", "--size", "tiny", "run.precision=fp16", "run.device=cpu"], "fp16 on a CPU"),
         (["train", "gpt2", "--size", "tiny", "run.device=moon"], "the device moon"),
+        (["train", "GPT2"], "did you mean gpt2"),
+        (["train", "gpt2", "--size", "tiny", "model.width=64.5"], "model.width=64.5: expected int"),
+        (
+            ["train", "gpt2", "--size", "tiny", "task.valid=0"],
+            "0 tokens for valid; give more text, or another task.valid",
+        ),
         (["plan", "gpt2", "--size", "tiny", "--memory", "-3"], "--memory -3"),
+        (["plan", "gpt2", "--size", "tiny", "--memory", "inf"], "--memory inf"),
+        (["plan", "gpt2", "--size", "tiny", "--memory", "nan"], "--memory nan"),
         (["evaluate", "nothing"], "is not a run"),
         (["resume", "nothing"], "is not a run"),
         (["generate", "nothing"], "is not a run"),
@@ -354,6 +363,62 @@ def test_a_plan_proposes_a_command_that_a_shell_reads_as_it_was_given(place, cap
 def test_what_is_wrong_is_named(words, message, capsys):
     assert main(words) == 2
     assert message.lower() in capsys.readouterr().err.lower()
+
+
+def test_a_fraction_is_not_rounded_to_a_whole_number(capsys):
+    for words in (["resume", "run", "--steps", "2.6"], ["show", "pattern", "causal", "--length", "3.7"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert f"{words[-1]} is not a whole number" in capsys.readouterr().err
+
+
+def test_what_may_not_be_read_or_written_is_named(place, monkeypatch, capsys):
+    assert train("--out", "run") == 0
+
+    def locked(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", locked)
+    assert train("--out", "other") == 2
+    assert "cannot use other (Permission denied); choose another place" in capsys.readouterr().err
+    monkeypatch.setattr(Path, "read_text", locked)
+    assert main(["evaluate", "run"]) == 2
+    assert "recipe.json (Permission denied)" in capsys.readouterr().err
+
+
+def test_a_run_that_lost_its_tokenizer_is_not_read_with_another(place, capsys):
+    assert train("--out", "run", "task.tokenizer=characters") == 0
+    (place / "run" / "characters.json").unlink()
+    for verb in ("generate", "evaluate", "resume"):
+        assert main([verb, "run"]) == 2
+        assert (
+            "run has no characters.json, with the tokens that its model knows; bring it back" in capsys.readouterr().err
+        )
+
+
+def test_only_who_goes_on_needs_the_optimizer(place, capsys):
+    assert train("--out", "run") == 0
+    for file in (place / "run").rglob("optimizer.safetensors"):
+        file.unlink()
+    assert main(["evaluate", "run"]) == 0 and main(["generate", "run", "--tokens", "3"]) == 0
+    assert train("--out", "next", "--start", "run") == 0
+    assert main(["resume", "run", "--steps", "7"]) == 2
+    assert "has lost optimizer.safetensors" in capsys.readouterr().err
+
+
+def test_pictures_that_do_not_fit_the_model_leave_no_run(place, capsys):
+    for number in range(8):
+        (place / "pictures" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (10, 10), 9 * number).save(place / "pictures" / "ab"[number % 2] / f"{number}.png")
+    given = ["train", "vit", "--size", "tiny", "--data", "pictures", "--out", "run", *SMALL, "run.batch=2"]
+    assert main(given) == 2
+    assert "set model.patch to what divides 10" in capsys.readouterr().err
+    assert main([*given, "model.image=14"]) == 2
+    assert "have 10 x 10 points" in capsys.readouterr().err and not (place / "run").exists()
+    assert main([*given, "model.patch=5"]) == 0
+    (place / "run" / "classes.json").write_text('{"kind": "im')
+    assert main(["evaluate", "run"]) == 2
+    assert "classes.json is broken" in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_there_is_not_advised(monkeypatch, capsys):

@@ -312,4 +312,6 @@ def test_a_model_of_ones_own_is_checked_from_python():
 def test_what_was_asked_for_and_not_checked_is_not_ok():
     report = contracts("bert", ["future", "store"])
     assert not report.ok and report.unasked == ["future"] and "future      does not speak of this model" in str(report)
+    with pytest.raises(ValueError, match=r"only=\[\] names no contract; give some of future, "):
+        contracts("gpt2", only=[])
     assert contracts("bert", ["store"]).ok

@@ -76,6 +76,18 @@ def test_what_is_not_text_is_refused_with_the_place(tmp_path, raw, byte):
         files.read_text(path)
 
 
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("text")
+    assert files.files_in(tmp_path) == [tmp_path / "text.txt"]
+
+    def locked(place):
+        raise PermissionError(13, "Permission denied", str(place))
+
+    monkeypatch.setattr("os.scandir", locked)
+    with pytest.raises(ValueError, match=r"cannot read .* \(Permission denied\); make it readable"):
+        files.files_in(tmp_path)
+
+
 def test_the_fingerprint_follows_every_byte():
     raw = np.arange(3_000_000, dtype=np.uint32).view(np.uint8)
     other = raw.copy()

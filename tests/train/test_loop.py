@@ -315,6 +315,11 @@ def test_a_kernel_that_there_is_not_is_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_a_member_is_no_recipe():
+    with pytest.raises(ValueError, match=r"'gpt2' is not a recipe; write train\(Recipe.of\('gpt2'\), folder\)"):
+        train("gpt2")
+
+
 def test_a_folder_that_exists_is_not_overwritten(tmp_path):
     data = text(tmp_path)
     train(recipe(data, "run.steps=2"), tmp_path / "run")

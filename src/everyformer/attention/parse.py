@@ -11,6 +11,8 @@ from everyformer.value import named, nearest
 
 def parse(text: str) -> Pattern:
     """The pattern that a text names: `causal & (window(8) | stride(8))`, as patterns print themselves."""
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no text to read a pattern from; give a str, such as 'causal & window(8)'")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:

@@ -10,8 +10,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, get_args
 
-from cyclopts import App
+from cyclopts import App, Parameter, Token, convert
 
 from everyformer import __version__
 from everyformer.cli.bench import bench
@@ -28,6 +29,15 @@ from everyformer.cli.train import resume, train
 # Threads that wait let others work: beside another program a spinning one makes each step several times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported, which is later
 
+
+def exactly(kind: Any, tokens: Sequence[Token]) -> Any:
+    """What cyclopts makes of words, but a fraction is not rounded to a whole number."""
+    for token in tokens:
+        if int in (kind, *get_args(kind)) and "." in token.value:
+            raise ValueError(f"{token.value} is not a whole number; give one")
+    return convert(kind, tokens)
+
+
 app = App(
     name="everyformer",
     help="Every Transformer of the family as a short value over one small proven core. Begin with: everyformer demo",
@@ -35,6 +45,7 @@ app = App(
     version=__version__,
     result_action="return_value",
     suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(converter=exactly),
 )
 app.command(plan)
 app.command(train)
@@ -64,5 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except (ValueError, OSError) as error:
         sys.stdout.flush()
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")  # in one piece: other processes write there too
+        said = str(error)
+        if isinstance(error, PermissionError):
+            said = f"cannot use {error.filename} ({error.strerror}); choose another place, or make it yours to read and write"
+        sys.stderr.write(f"error: {' '.join(said.split())}\n")  # in one piece: other processes write there too
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -51,8 +52,8 @@ def plan(
     from everyformer.train.recipe import Recipe
 
     recipe = Recipe.of(member, *settings, size=size, data=data, task=task, start=start)
-    if memory is not None and memory <= 0:
-        raise ValueError(f"--memory {memory:g}: give the GiB that the run may take, more than 0")
+    if memory is not None and not 0 < memory < math.inf:
+        raise ValueError(f"--memory {memory:g}: give the GiB that the run may take, more than 0, or leave it out")
     limit = None if memory is None else int(memory * 2**30)
     found = with_room(recipe, lambda: make(recipe, limit=limit, measure=measure))
     if as_json:

@@ -173,7 +173,8 @@ def pattern(text: str, /, *, length: int = 32, heads: int | None = None, out: Pa
     for note in notes:
         screen.print(f"note: {note}", style="dim", soft_wrap=True)
     if out is None:
-        next_command(screen, "show", "pattern", text, "--length", str(length), "--out", "pattern.png")
+        more = [] if heads == dealt else ["--heads", str(heads)]
+        next_command(screen, "show", "pattern", text, "--length", str(length), *more, "--out", "pattern.png")
     else:
         draw(value, seen_HQK).savefig(out)
         screen.print(f"wrote {out}", soft_wrap=True)

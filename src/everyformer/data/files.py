@@ -154,7 +154,12 @@ def checksum(path: Path) -> str:
 
 def files_in(folder: Path) -> list[Path]:
     """The files of a folder and of those in it, in order, hidden ones left out."""
-    found = [one for one in folder.rglob("*") if one.is_file()]
+
+    def refuse(error: OSError) -> None:  # else what is below it would be left out in silence
+        raise ValueError(f"cannot read {error.filename} ({error.strerror}); make it readable, or give another folder")
+
+    walked = os.walk(folder, onerror=refuse)
+    found = [one for place, _, names in walked for name in names if (one := Path(place, name)).is_file()]
     shown = [one for one in found if not any(part.startswith(".") for part in one.relative_to(folder).parts)]
     if not shown:
         raise ValueError(f"the folder {folder} has no files; give one with data in it")

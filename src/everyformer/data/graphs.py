@@ -40,7 +40,9 @@ class Graph:
 def open_graph(data: str | None, valid: float) -> Graph:
     name = name_of(data)
     if name not in (None, "cora"):
-        raise ValueError(f"{name} does not hold a graph; give cora, or a JSON file with features, edges and labels")
+        raise ValueError(
+            f"{name} does not hold a graph; give cora, or a JSON file with features, labels, edges and train"
+        )
     if data is None:
         return _graph("the embedded communities", made.communities(), valid)
     if name == "cora":
@@ -55,7 +57,9 @@ def open_graph(data: str | None, valid: float) -> Graph:
     try:
         tree = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}); give an object with features, edges and labels") from None
+        raise ValueError(
+            f"{path} is not JSON ({error}); give an object with features, labels, edges and train"
+        ) from None
     return _graph(str(path), tree, valid)
 
 

@@ -161,7 +161,7 @@ def make(
     files: str | None = None,
     names: Sequence[str] = (),
 ) -> Tokenizer:
-    """The tokenizer found in a run's folder; otherwise one of a kind.
+    """The tokenizer found in a run's folder, which must have what was learned; without a folder, one of a kind.
 
     What is learned is kept in the cache folder under the texts' `mark`. GPT-2's comes from `files`, or where sets are kept.
     `names` are of tokens that are put before characters.
@@ -170,8 +170,16 @@ def make(
         return saved
     if kind == "gpt2":
         return gpt2(files)
-    if kind == "bytes" or kind == "characters":
-        return Bytes() if kind == "bytes" else characters(texts, names)
+    if kind == "bytes":
+        return Bytes()
+    if folder is not None:  # others would give its tokens another meaning
+        lost = "characters" if kind == "characters" else "tokenizer"
+        raise ValueError(
+            f"{folder} has no {lost}.json, with the tokens that its model knows; bring it back, use the task.tokenizer that it was "
+            "trained with, or begin without it"
+        )
+    if kind == "characters":
+        return characters(texts, names)
     import tokenizers
 
     target = cache_folder() / digest("tokenizer", tokenizers.__version__, kind, vocabulary, mark)

@@ -39,7 +39,10 @@ def vit(
     dropout: Share = 0.0,
 ) -> Model:
     if image % patch:
-        raise ValueError(f"an image of {image} does not divide into patches of {patch}; make it a multiple of {patch}")
+        raise ValueError(
+            f"an image of {image} does not divide into patches of {patch}; set model.patch to what divides {image}, or give "
+            f"images of a multiple of {patch} points"
+        )
     attention = Attention(Standard(heads or max(1, width // 64), bias=True), Full())
     return Model(
         width=width,

@@ -77,11 +77,11 @@ def check(temperature: float, top_k: int | None = None, top_p: float | None = No
     if not temperature >= 0:
         raise ValueError(f"temperature is {temperature}: give 0 (the most likely token) or more")
     if top_k is not None and not (isinstance(top_k, int) and top_k >= 1):
-        raise ValueError(f"top_k is {top_k}: give a whole number of 1 or more, or None for all tokens")
+        raise ValueError(f"top_k is {top_k}: give a whole number of 1 or more, or leave it out for all tokens")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p is {top_p}: give more than 0 and at most 1, or None for all tokens")
+        raise ValueError(f"top_p is {top_p}: give more than 0 and at most 1, or leave it out for all tokens")
     if min_p is not None and not 0 <= min_p <= 1:
-        raise ValueError(f"min_p is {min_p}: give 0 to 1, or None for all tokens")
+        raise ValueError(f"min_p is {min_p}: give 0 to 1, or leave it out for all tokens")
 
 
 def check_logits(logits_BV: Tensor) -> Tensor:

@@ -108,6 +108,8 @@ def contracts(
     `inputs` are used instead of random ones, for models whose inputs are not of a known kind.
     """
     chosen = list(CONTRACTS) if only is None else [only] if isinstance(only, str) else list(only)
+    if not chosen:
+        raise ValueError(f"only={only!r} names no contract; give some of {', '.join(CONTRACTS)}, or None for all")
     for contract in chosen:
         if contract not in CONTRACTS:
             raise ValueError(f"no contract is named {contract!r}; {nearest(contract, CONTRACTS)}")

@@ -50,6 +50,8 @@ def reading(network: Network | PairNetwork, work: Work, text: str | None = None)
             "a run that reads no single text (pairs, pictures, an environment) has no attention to draw over a text; give one "
             "that does"
         )
+    if text == "":
+        raise ValueError("there is nothing to look at in an empty text; give one with --text, or leave it out")
     if text is not None:
         ids = tokenizer.encode(text.encode())
     else:

@@ -99,7 +99,10 @@ def _kind(data: str | None, column: str | None) -> str:
 def _kept(folder: Path | None) -> dict[str, Any]:
     """What a run's folder says of its classes, if anything."""
     path = folder / "classes.json" if folder is not None else None
-    found = json.loads(path.read_text()) if path is not None and path.is_file() else {}
+    try:
+        found = json.loads(path.read_text()) if path is not None and path.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is broken ({error}); bring the file back that train wrote") from None
     return found if isinstance(found, dict) else {"kind": "text", "classes": found}  # a list: of an older run
 
 
@@ -346,6 +349,13 @@ class ImageWork(LabelledWork):
             raise ValueError(
                 f"{self.name} gives images of {self.channels} channels, but the model's inputs are {embed}; choose vit, with "
                 f"model.channels={self.channels}"
+            )
+        side, rest = divmod(self.height, embed.size)
+        if rest or value.limit() not in (None, side**2 + value.class_token):
+            raise ValueError(
+                f"the images of {self.name} have {self.height} x {self.height} points, which the model's patches of {embed.size} x "
+                f"{embed.size} and positions for {value.limit()} tokens do not fit; set model.image={self.height}, and model.patch to "
+                f"what divides {self.height}"
             )
 
     def inputs(self, split: str, row_B: Tensor, random: torch.Generator | None) -> dict[str, Tensor]:

@@ -101,7 +101,9 @@ class LanguageWork(Work):
         found = {split: tokens(self.text, split, self.tokenizer) for split in self.text.splits}
         for split, token_N in found.items():
             if len(token_N) < 2:
-                raise ValueError(f"{self.text.name} has {len(token_N)} tokens for {split}; give more text")
+                raise ValueError(
+                    f"{self.text.name} has {len(token_N)} tokens for {split}; give more text, or another task.valid"
+                )
         return found
 
     @cached_property

@@ -129,7 +129,7 @@ class Work:
 
     def write(self, network: Network | PairNetwork, prompt: str, **choices: Any) -> str:
         """The prompt and what follows it, or what the model makes of it."""
-        raise ValueError("this model does not write; use evaluate")
+        raise ValueError("this model does not write; use evaluate, or paint where it makes pictures")
 
     def stream(self, network: Network | PairNetwork, prompt: str, **choices: Any) -> Iterator[str]:
         """What follows a prompt, piece by piece."""

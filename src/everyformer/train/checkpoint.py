@@ -31,6 +31,7 @@ from everyformer.train.distributed import World
 from everyformer.train.record import writing
 
 VERSION = 1
+RESULT = ("model.safetensors", "average.safetensors")  # the files with the weights that are a run's result
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -130,12 +131,14 @@ def gathered(network: nn.Module) -> dict[str, Any]:
     return get_model_state_dict(network, options=FULL)
 
 
-def check(folder: Path, step: int) -> dict[str, Any]:
-    """The state of a checkpoint whose files are all as they were written."""
+def check(folder: Path, step: int, *, result: bool = False) -> dict[str, Any]:
+    """The state of a checkpoint whose files, or those of its result alone, are all as they were written."""
     found = place(folder, step)
     try:
         state: dict[str, Any] = json.loads((found / "state.json").read_text())
         files = state["files"]
+    except PermissionError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"the checkpoint {found} has no readable state.json ({error}); {_remedy(folder, step)}"
@@ -146,6 +149,8 @@ def check(folder: Path, step: int) -> dict[str, Any]:
             "use the everyformer that wrote it"
         )
     for name, wanted in files.items():
+        if result and name not in RESULT:
+            continue
         if not (found / name).is_file():
             raise ValueError(f"the checkpoint {found} has lost {name}; {_remedy(folder, step)}")
         if checksum(found / name) != wanted:

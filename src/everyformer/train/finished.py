@@ -56,6 +56,8 @@ class Finished:
 
     def write(self, prompt: str, **choices: Any) -> str:
         """The prompt and what follows, or its translation, or its class."""
+        if not isinstance(prompt, str):
+            raise ValueError(f"the prompt {prompt!r} is no text; give a str")
         return self.work.write(self.network, prompt, **_known(self.work.write, choices))
 
     def paint(self, file: str | Path, **choices: Any) -> str:
@@ -104,10 +106,10 @@ def open_run(
     if changes:
         unknown = set(changes) - set(recipe.task.__struct_fields__)  # type: ignore[attr-defined]
         if unknown:
-            raise ValueError(f"the task of {folder} has no {', '.join(sorted(unknown))}")
+            raise ValueError(f"the task of {folder} has no {', '.join(sorted(unknown))} to set; leave it out")
         recipe = msgspec.structs.replace(recipe, task=msgspec.structs.replace(recipe.task, **changes))  # type: ignore[type-var]
     step = checkpoint.find(folder, step)
-    state = checkpoint.check(folder, step)
+    state = checkpoint.check(folder, step, result=True)
     if data:
         check_data(recipe, folder)
     opened = recipe.task.open if data else recipe.task.reopen

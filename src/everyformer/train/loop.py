@@ -56,6 +56,8 @@ class Trained:
 
 def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[Listener, ...] = ()) -> Trained:
     """Begin a run. Without a folder nothing is written. Begun anew by torchrun after a process died, it goes on instead."""
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"{recipe!r} is not a recipe; write train(Recipe.of({recipe!r}), folder)")
     target, recipe = None if folder is None else Path(folder), placed(recipe)
     check(recipe.run.listen, target)
     if target is not None and restarted() and (target / "recipe.json").is_file() and read_recipe(target) == recipe:

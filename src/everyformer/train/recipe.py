@@ -155,4 +155,4 @@ def _read(text: str, kind: Any, path: str) -> Any:
         return msgspec.convert(plain, kind, strict=False)
     except msgspec.MsgspecError as error:
         reason = nearest(text, get_args(kind)) if get_origin(kind) is Literal else str(error).replace("`", "")
-        raise ValueError(f"{path}={text}: {reason}") from None
+        raise ValueError(f"{path}={text}: {reason.removesuffix(', got str')}") from None

@@ -22,6 +22,8 @@ def writing(folder: Path) -> Iterator[None]:
     """What cannot be written to a run's folder is said with the remedy."""
     try:
         yield
+    except PermissionError:
+        raise
     except (OSError, SafetensorError) as error:
         kept = any(one.name.isdigit() for one in (folder / "checkpoints").glob("*"))
         remedy = (

@@ -48,7 +48,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
     """The weights that a run or everyformer.save left in a folder."""
     found = checkpoint.steps(folder)
     if found:
-        checkpoint.check(folder, found[-1])
+        checkpoint.check(folder, found[-1], result=True)
         place = checkpoint.place(folder, found[-1])
     else:
         place = folder
