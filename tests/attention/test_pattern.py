@@ -295,7 +295,10 @@ def test_values_are_frozen_and_take_lists_for_tuples() -> None:
         (lambda: parse("antidiagnal(3)"), "no pattern is named 'antidiagnal' .*did you mean antidiagonal"),
         (lambda: parse("xyz"), "no pattern is named 'xyz' .*the names are antidiagonal, block, "),
         (lambda: parse("window(-3)"), "window.size is -3"),
-        (lambda: parse("window"), "window in the pattern 'window': Missing required argument 'size'"),
+        (
+            lambda: parse("window"),
+            r"window in the pattern 'window': Missing required argument 'size'; write window\(size\)$",
+        ),
         (lambda: parse("window(3, 4)"), "window in the pattern .* Extra positional arguments"),
         (lambda: parse("window(size=3)"), "cannot read 'window.size=3.' .* use names, whole numbers"),
         (lambda: parse("causal + full"), "cannot read 'causal . full' in the pattern"),

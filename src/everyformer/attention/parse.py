@@ -60,4 +60,5 @@ def _make(name: str, arguments: list[Any], text: str) -> Pattern:
     try:
         return kinds[name](*arguments)
     except TypeError as error:
-        raise ValueError(f"{name} in the pattern {text!r}: {error}") from None
+        call = f"{name}({', '.join(kinds[name].__struct_fields__)})"  # type: ignore[attr-defined]
+        raise ValueError(f"{name} in the pattern {text!r}: {error}; write {call}") from None

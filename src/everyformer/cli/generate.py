@@ -32,14 +32,14 @@ def generate(
     step: int | Literal["best"] | None = None,
     device: str = "auto",
 ) -> int:
-    """Write on from a prompt, translate it, paint pictures, or show an agent's episode.
+    """Write on from a prompt, translate or classify it, paint pictures, or show an agent's episode.
 
     Parameters
     ----------
     run
         The folder of a run.
     prompt
-        What comes before, without it a new line; for a translator, the sentence to translate.
+        What comes before, without it a new line; for a translator or classifier, the text to translate or classify.
     tokens
         How many tokens to write; without it, 200.
     temperature
