@@ -23,6 +23,7 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # a whole number of 1 o
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # a whole number of 0 or more
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]  # a probability that may not be 1
 Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
+PositivePart = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 

@@ -392,7 +392,8 @@ def test_a_run_that_lost_its_tokenizer_is_not_read_with_another(place, capsys):
     for verb in ("generate", "evaluate", "resume"):
         assert main([verb, "run"]) == 2
         assert (
-            "run has no characters.json, with the tokens that its model knows; bring it back" in capsys.readouterr().err
+            "run has no characters.json, which says what its tokens mean; bring the file back"
+            in capsys.readouterr().err
         )
 
 
@@ -400,7 +401,7 @@ def test_only_who_goes_on_needs_the_optimizer(place, capsys):
     assert train("--out", "run") == 0
     for file in (place / "run").rglob("optimizer.safetensors"):
         file.unlink()
-    assert main(["evaluate", "run"]) == 0 and main(["generate", "run", "--tokens", "3"]) == 0
+    assert main(["evaluate", "run", "--step", "best"]) == 0 and main(["generate", "run", "--tokens", "3"]) == 0
     assert train("--out", "next", "--start", "run") == 0
     assert main(["resume", "run", "--steps", "7"]) == 2
     assert "has lost optimizer.safetensors" in capsys.readouterr().err
@@ -414,7 +415,10 @@ def test_pictures_that_do_not_fit_the_model_leave_no_run(place, capsys):
     assert main(given) == 2
     assert "set model.patch to what divides 10" in capsys.readouterr().err
     assert main([*given, "model.image=14"]) == 2
-    assert "have 10 x 10 points" in capsys.readouterr().err and not (place / "run").exists()
+    assert (
+        "have 10 x 10 points, which patches of 7 x 7 do not divide into the 5 tokens" in capsys.readouterr().err
+        and not (place / "run").exists()
+    )
     assert main([*given, "model.patch=5"]) == 0
     (place / "run" / "classes.json").write_text('{"kind": "im')
     assert main(["evaluate", "run"]) == 2

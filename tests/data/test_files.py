@@ -77,7 +77,9 @@ def test_what_is_not_text_is_refused_with_the_place(tmp_path, raw, byte):
 
 
 def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("text")
+    (tmp_path / ".hidden").mkdir()
+    for name in ("text.txt", ".text.txt", ".hidden/text.txt"):
+        (tmp_path / name).write_text("text")
     assert files.files_in(tmp_path) == [tmp_path / "text.txt"]
 
     def locked(place):

@@ -77,6 +77,16 @@ def test_the_fingerprint_knows_what_is_held_out(tmp_path, monkeypatch, opened):
     assert opened(0.1).fingerprint == opened(0.1).fingerprint != opened(0.5).fingerprint
 
 
+def test_the_fingerprint_of_a_graph_knows_its_own_splits(tmp_path):
+    graph = {"features": [[1, 0]] * 6, "edges": [[0, 1]], "labels": [0, 1] * 3}
+    found = set()
+    for kept in (3, 4):
+        given = graph | {"train": list(range(kept)), "val": list(range(kept, 6))}
+        (tmp_path / "graph.json").write_text(json.dumps(given))
+        found.add(open_graph(str(tmp_path / "graph.json"), 0.5).fingerprint)
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize(
     "form", ["jsonl", "jsonl.gz", "-", "csv", "tsv", "folder", "splits", "JSONL", "Jsonl.GZ", "CSV", "TSV"]
 )

@@ -286,7 +286,7 @@ def test_what_is_told_fits_when_it_is_planned(nothing_besides):
     [
         ([], 0, "1 or more"),
         (["run.batch=99999999"], None, "lower run.batch"),
-        (["run.accumulate=9"], None, "9 pieces; raise it"),
+        (["run.accumulate=9"], None, "9 pieces; raise it, or lower run.accumulate"),
         (["run.precision=fp16"], None, "use bf16 or fp32"),
         (["model.context=9999999"], None, "lower model.context"),
     ],

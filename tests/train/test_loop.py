@@ -20,7 +20,9 @@ from everyformer import build, member
 from everyformer.cli.thread import one_thread
 from everyformer.task.language import Language, LanguageWork
 from everyformer.train import checkpoint
+from everyformer.train.distributed import World
 from everyformer.train.finished import open_run
+from everyformer.train.folder import read_model, read_recipe
 from everyformer.train.loop import Loop, resume, train
 from everyformer.train.optimizer import optimizers
 from everyformer.train.recipe import Optim, Recipe, override
@@ -70,10 +72,19 @@ def test_a_run_goes_on_with_other_settings_of_the_run_and_keeps_them(tmp_path):
     assert resume(tmp_path / "run").recipe.run == recipe("x", "run.steps=4", "run.accumulate=2").run
 
 
+def left(folder, *settings):
+    """What a run that goes on with settings takes over from the step before."""
+    recipe, value = override(read_recipe(folder), settings), read_model(folder)
+    loop = Loop(recipe, recipe.task.open(recipe.data, None, folder), value, folder, World(), ())
+    loop._restore(checkpoint.steps(folder)[-1])
+    return loop.learner.carried
+
+
 def test_a_memory_is_left_behind_where_a_run_goes_on_with_other_rows(tmp_path):
     own = Recipe(member="transformer-xl", size="tiny", task=Language(), data=str(text(tmp_path)))
     small = [one for one in BASE if "context" not in one]
     train(override(own, [*small, "task.segment=8", "model.memory=8", "run.steps=3"]), tmp_path / "run")
+    assert left(tmp_path / "run", "run.batch=4") != [None] and left(tmp_path / "run", "run.batch=2") == [None]
     assert resume(tmp_path / "run", steps=4, settings=["run.batch=2"]).step == 4
     assert resume(tmp_path / "run", steps=5).step == 5
 

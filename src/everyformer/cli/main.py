@@ -33,7 +33,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first 
 def exactly(kind: Any, tokens: Sequence[Token]) -> Any:
     """What cyclopts makes of words, but a fraction is not rounded to a whole number."""
     for token in tokens:
-        if int in (kind, *get_args(kind)) and "." in token.value:
+        if int in (kind, *get_args(kind)) and "." in token.value and not float(token.value).is_integer():
             raise ValueError(f"{token.value} is not a whole number; give one")
     return convert(kind, tokens)
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         sys.stdout.flush()
         said = str(error)
-        if isinstance(error, PermissionError):
+        if isinstance(error, PermissionError) and error.filename is not None:
             said = f"cannot use {error.filename} ({error.strerror}); choose another place, or make it yours to read and write"
         sys.stderr.write(f"error: {' '.join(said.split())}\n")  # in one piece: other processes write there too
         return 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import lzma
 import os
 import shutil
@@ -152,18 +153,27 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def written(path: Path) -> Any:
+    """The JSON that a run wrote into a file of its folder; None where there is no file."""
+    try:
+        return json.loads(path.read_text()) if path.is_file() else None
+    except ValueError as error:
+        raise ValueError(f"{path} is broken ({error}); bring the file back that train wrote") from None
+
+
 def files_in(folder: Path) -> list[Path]:
     """The files of a folder and of those in it, in order, hidden ones left out."""
 
     def refuse(error: OSError) -> None:  # else what is below it would be left out in silence
         raise ValueError(f"cannot read {error.filename} ({error.strerror}); make it readable, or give another folder")
 
-    walked = os.walk(folder, onerror=refuse)
-    found = [one for place, _, names in walked for name in names if (one := Path(place, name)).is_file()]
-    shown = [one for one in found if not any(part.startswith(".") for part in one.relative_to(folder).parts)]
-    if not shown:
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [one for name in names if not name.startswith(".") and (one := Path(place, name)).is_file()]
+    if not found:
         raise ValueError(f"the folder {folder} has no files; give one with data in it")
-    return sorted(shown)
+    return sorted(found)
 
 
 def existing(data: str) -> Path:

@@ -99,7 +99,7 @@ def _graph(name: str, tree: Any, valid: float) -> Graph:
     label_N = np.array([number[one] for one in labels], dtype=np.int64)
     mark = hashlib.sha256(feature_NF.tobytes() + edge_NN.tobytes() + label_N.tobytes())
     for split in sorted(splits):
-        mark.update(splits[split].tobytes())
+        mark.update(f"{split} {len(splits[split])} ".encode() + splits[split].tobytes())
     return Graph(name, feature_NF, edge_NN, label_N, splits, tuple(map(str, names)), mark.hexdigest())
 
 

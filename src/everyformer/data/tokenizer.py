@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from everyformer.data.files import cache_folder, digest, whole
+from everyformer.data.files import cache_folder, digest, whole, written
 from everyformer.data.named import find
 
 Kind = Literal["bytes", "characters", "bpe", "gpt2", "wordpiece"]
@@ -137,8 +137,8 @@ class Trained:
 
 def load(folder: Path) -> Tokenizer | None:
     """The tokenizer that a run wrote, or None."""
-    if (folder / "characters.json").is_file():
-        found = json.loads((folder / "characters.json").read_text())
+    found = written(folder / "characters.json")
+    if found is not None:
         return Characters(found) if isinstance(found, str) else Characters(**found)
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer as Inner
@@ -161,7 +161,7 @@ def make(
     files: str | None = None,
     names: Sequence[str] = (),
 ) -> Tokenizer:
-    """The tokenizer found in a run's folder, which must have what was learned; without a folder, one of a kind.
+    """The tokenizer found in a folder; otherwise one of a kind. A run's folder must have what was learned.
 
     What is learned is kept in the cache folder under the texts' `mark`. GPT-2's comes from `files`, or where sets are kept.
     `names` are of tokens that are put before characters.
@@ -172,11 +172,11 @@ def make(
         return gpt2(files)
     if kind == "bytes":
         return Bytes()
-    if folder is not None:  # others would give its tokens another meaning
+    if folder is not None and (folder / "recipe.json").is_file():  # else a run's tokens would mean something else
         lost = "characters" if kind == "characters" else "tokenizer"
         raise ValueError(
-            f"{folder} has no {lost}.json, with the tokens that its model knows; bring it back, use the task.tokenizer that it was "
-            "trained with, or begin without it"
+            f"{folder} has no {lost}.json, which says what its tokens mean; bring the file back that train wrote, or give a new run "
+            "the tokenizer of the old one"
         )
     if kind == "characters":
         return characters(texts, names)

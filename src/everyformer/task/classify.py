@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.data import tokenizer as tokenizers
-from everyformer.data.files import existing
+from everyformer.data.files import existing, written
 from everyformer.data.graphs import Graph, open_graph
 from everyformer.data.images import has_images, open_images
 from everyformer.data.labelled import Labelled, open_labelled, take
@@ -98,11 +98,9 @@ def _kind(data: str | None, column: str | None) -> str:
 
 def _kept(folder: Path | None) -> dict[str, Any]:
     """What a run's folder says of its classes, if anything."""
-    path = folder / "classes.json" if folder is not None else None
-    try:
-        found = json.loads(path.read_text()) if path is not None and path.is_file() else {}
-    except ValueError as error:
-        raise ValueError(f"{path} is broken ({error}); bring the file back that train wrote") from None
+    found = None if folder is None else written(folder / "classes.json")
+    if found is None:
+        return {}
     return found if isinstance(found, dict) else {"kind": "text", "classes": found}  # a list: of an older run
 
 
@@ -351,10 +349,11 @@ class ImageWork(LabelledWork):
                 f"model.channels={self.channels}"
             )
         side, rest = divmod(self.height, embed.size)
-        if rest or value.limit() not in (None, side**2 + value.class_token):
+        tokens, limit = side**2 + value.class_token, value.limit()
+        if rest or tokens != (limit or tokens):
             raise ValueError(
-                f"the images of {self.name} have {self.height} x {self.height} points, which the model's patches of {embed.size} x "
-                f"{embed.size} and positions for {value.limit()} tokens do not fit; set model.image={self.height}, and model.patch to "
+                f"the images of {self.name} have {self.height} x {self.height} points, which patches of {embed.size} x {embed.size} "
+                f"do not divide into the {limit or 'whole'} tokens of the model; set model.image={self.height}, and model.patch to "
                 f"what divides {self.height}"
             )
 

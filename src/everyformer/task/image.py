@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.data.files import written
 from everyformer.data.images import Pictures, open_pictures, pillow, save_sheet, shrunk
 from everyformer.infer.paint import Scan, paint
 from everyformer.network.embed import Features, Tokens
@@ -62,8 +63,7 @@ class PictureWork(Work):
         self.task, self.data, self.name = task, data, data or "the embedded shapes"
         # A run knows the shape of its pictures: to paint new ones it need not read them.
         self.asked: dict[str, Any] = {"data": data, "size": task.size}
-        saved = folder / "pictures.json" if folder is not None else None
-        known = json.loads(saved.read_text()) if saved is not None and saved.is_file() else {}
+        known = (None if folder is None else written(folder / "pictures.json")) or {}
         fits = {name: known.get(name) for name in self.asked} == self.asked
         self.shape = tuple(known["shape"] if known and fits else self.pictures.splits["train"].shape[1:])
         self.channels, self.rows, self.columns = self.shape

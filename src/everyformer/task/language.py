@@ -101,9 +101,8 @@ class LanguageWork(Work):
         found = {split: tokens(self.text, split, self.tokenizer) for split in self.text.splits}
         for split, token_N in found.items():
             if len(token_N) < 2:
-                raise ValueError(
-                    f"{self.text.name} has {len(token_N)} tokens for {split}; give more text, or another task.valid"
-                )
+                more = "give more text, or another task.valid" if split == "valid" else "give more text"
+                raise ValueError(f"{self.text.name} has {len(token_N)} tokens for {split}; {more}")
         return found
 
     @cached_property

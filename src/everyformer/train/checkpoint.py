@@ -47,7 +47,7 @@ def find(folder: Path, step: int | Literal["best"] | None) -> int:
     if not found:
         raise ValueError(f"{folder} has no checkpoint yet; train it further, or look at its records.jsonl")
     if step == "best":
-        best = check(folder, found[-1]).get("best")
+        best = check(folder, found[-1], result=True).get("best")
         if best is None or best["step"] not in found:
             raise ValueError(
                 f"{folder} has no best checkpoint: none was evaluated; let run.save be a multiple of run.evaluate, or leave "

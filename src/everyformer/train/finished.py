@@ -42,7 +42,7 @@ class Finished:
         if self.work.fingerprint != self.data:
             raise ValueError(
                 f"the data ({self.recipe.data}) have changed since the run began, so that it may have learned from what is held "
-                "out now; bring the old ones back"
+                "out now; bring the old ones back (or an older everyformer began it, which told fewer data apart: then train anew)"
             )
         device = next(self.network.parameters()).device
         if precision == "fp16" and device.type == "cpu":

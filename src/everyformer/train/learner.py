@@ -42,7 +42,8 @@ class Learner:
             raise ValueError(f"a batch of {largest} is larger than the set of {work.examples()}; lower run.batch")
         if smallest < here.size * run.accumulate:
             raise ValueError(
-                f"a batch of {smallest} cannot be cut into {here.size} processes x {run.accumulate} pieces; raise it"
+                f"a batch of {smallest} cannot be cut into {here.size} processes x {run.accumulate} pieces; raise it, or lower "
+                "run.accumulate"
             )
         torch.manual_seed(run.seed)
         network = value.build()

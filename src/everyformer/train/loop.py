@@ -301,8 +301,8 @@ class Loop:
         state = checkpoint.read(self.folder, start, learner.network, learner.optimizers, learner.average)
         if state["data"] != self.work.fingerprint:
             raise ValueError(
-                f"the data of {self.folder} have changed since the run began ({self.recipe.data}): give it the same data, "
-                "or begin a new run"
+                f"the data of {self.folder} have changed since the run began ({self.recipe.data}), or an older everyformer began it, "
+                "which told fewer data apart: give it the same data, or begin a new run"
             )
         if found := checkpoint.kept(self.folder, start, "work"):
             self.work.restore(found, self.recipe.run.seed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -16,7 +16,7 @@ from everyformer.family.table import find
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.task.table import task_for
 from everyformer.task.work import Task
-from everyformer.value import Count, NotNegative, Part, Positive, Share, Size, Value, nearest
+from everyformer.value import Count, NotNegative, Part, Positive, PositivePart, Share, Size, Value, nearest
 
 
 class Run(Value, frozen=True):
@@ -53,9 +53,7 @@ class Optim(Value, frozen=True):
     schedule: Literal["constant", "cosine", "inverse_sqrt", "linear", "wsd"] = "cosine"
     warmup: Count = 100
     floor: Part = 0.1  # the end of cosine, linear and wsd, as a share of lr
-    decay: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
-        0.2  # wsd: the share of the steps after warm-up in which the rate falls
-    )
+    decay: PositivePart = 0.2  # wsd: the share of the steps after warm-up in which the rate falls
     clip: NotNegative = 1.0  # of the gradient's norm; 0: never
     average: Share = 0.0  # decay of the running average of the weights; 0: none
     patience: Size = 20  # bad steps (not finite, or a spike) in a row before the run stops

@@ -22,14 +22,13 @@ def writing(folder: Path) -> Iterator[None]:
     """What cannot be written to a run's folder is said with the remedy."""
     try:
         yield
-    except PermissionError:
-        raise
     except (OSError, SafetensorError) as error:
         kept = any(one.name.isdigit() for one in (folder / "checkpoints").glob("*"))
         remedy = (
             "go on from the last checkpoint, which is kept, with resume" if kept else "begin anew: it has no checkpoint"
         )
-        raise ValueError(f"cannot write to {folder} ({error}); make room there, then {remedy}") from error
+        first = "make it writable" if isinstance(error, PermissionError) else "make room there"
+        raise ValueError(f"cannot write to {folder} ({error}); {first}, then {remedy}") from error
 
 
 class Records:
