@@ -55,9 +55,9 @@ def _program(
     if KIND == FAR:
         keys = length // SIZE * COLUMNS
     group = heads // turns
-    number = number.to(tl.int64)
-    b, h = number // group, turn + number % group * turns
-    row = b * heads + h
+    # Heads in 32 bits, because 64 would take registers all through a program.
+    b, h = (number // group).to(tl.int64), turn + number % group * turns
+    number, row = number.to(tl.int64), b * heads + h
     if KIND == BUCKET:
         order += (row * rounds + ROUND) * length
         place += row * rounds * length
