@@ -55,17 +55,17 @@ def small_blocks(monkeypatch):
 
 
 def request_of(
-    text: str, rules: tuple[Rule, ...] = (), batch: int = 1, length: int = LENGTH
+    text: str, rules: tuple[Rule, ...] = (), batch: int = 1, length: int = LENGTH, heads: int = HEADS
 ) -> tuple[Request, list[torch.Tensor]]:
     """A request in float32, and what it has slopes for."""
     torch.manual_seed(0)
-    pattern, drawn = parse(text), torch.randn(3, batch, HEADS, length, WIDTH, device=DEVICE)
+    pattern, drawn = parse(text), torch.randn(3, batch, heads, length, WIDTH, device=DEVICE)
     q, k, v = (x.requires_grad_() for x in drawn.to(torch.bfloat16 if CUDA else torch.float32).float())
     scene = Scene(length, length, DEVICE, x_BQD=torch.randn(batch, length, 8, device=DEVICE))
     if isinstance(pattern, Hashed):
-        hash_ = Hash(pattern, HEADS, WIDTH).to(DEVICE)
+        hash_ = Hash(pattern, heads, WIDTH).to(DEVICE)
         scene = with_places(scene, hash_(hash_.buckets(k), scene))
-    modules = [rule.build(HEADS, WIDTH, WIDTH).to(DEVICE) for rule in rules]
+    modules = [rule.build(heads, WIDTH, WIDTH).to(DEVICE) for rule in rules]
     weights = [weight for module in modules for weight in module.parameters()]
     for weight in weights:
         weight.data = torch.rand_like(weight)
@@ -87,6 +87,11 @@ def equal(request: Request, weights: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("text", PATTERNS)
 def test_the_parts_in_turn_are_the_pattern(text):
     equal(*request_of(text, batch=2 if text in ("causal & stride(5)", "hashed(2, 16, 1)") else 1))
+
+
+def test_heads_of_one_pattern_are_served_together():
+    fixed = [f"causal & (block(8) | summary(8, 4, {skip}))" for skip in (0, 4)]
+    equal(*request_of(f"by_head({', '.join(fixed)})", batch=2, heads=4))
 
 
 @pytest.mark.spec(93, 94)

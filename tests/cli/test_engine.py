@@ -419,6 +419,8 @@ def test_pictures_that_do_not_fit_the_model_leave_no_run(place, capsys):
         "have 10 x 10 points, which patches of 7 x 7 do not divide into the 5 tokens" in capsys.readouterr().err
         and not (place / "run").exists()
     )
+    assert main([*given, "model.image=20", "model.patch=5"]) == 2
+    assert "patches of 5 x 5 do not divide into the 17 tokens" in capsys.readouterr().err
     assert main([*given, "model.patch=5"]) == 0
     (place / "run" / "classes.json").write_text('{"kind": "im')
     assert main(["evaluate", "run"]) == 2
