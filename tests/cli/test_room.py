@@ -65,15 +65,15 @@ def test_a_setting_that_is_really_too_big_fails_cleanly(tmp_path):
     import resource
 
     def limit():
-        resource.setrlimit(resource.RLIMIT_DATA, (900 << 20, -1))
+        resource.setrlimit(resource.RLIMIT_DATA, (1500 << 20, -1))
 
     (tmp_path / "text.txt").write_text("to be, or not to be: that is the question.\n" * 60)
-    words = ["train", *SMALL, "--data", "text.txt", "run.batch=256", "model.context=128", "--out", "run"]
+    words = ["train", *SMALL, "--data", "text.txt", "run.batch=640", "model.context=128", "--out", "run"]
     failed = subprocess.run(
         [sys.executable, "-c", "import sys; from everyformer.cli.main import main; sys.exit(main())", *words],
         cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True,
     )  # fmt: skip
     assert failed.returncode == 2, failed.stderr
     assert re.fullmatch(
-        r"error: out of memory: \d+ MiB more were asked for; .* looked for \d+ MiB: add run\.\w+=\d+.*\n", failed.stderr
+        r"error: out of memory: \d+ MiB more were asked for; .* looked for [\d.]+ [MG]iB: add run\.\w+=\d+.*\n", failed.stderr
     )
