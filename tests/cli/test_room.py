@@ -75,5 +75,6 @@ def test_a_setting_that_is_really_too_big_fails_cleanly(tmp_path):
     )  # fmt: skip
     assert failed.returncode == 2, failed.stderr
     assert re.fullmatch(
-        r"error: out of memory: \d+ MiB more were asked for; .* looked for [\d.]+ [MG]iB: add run\.\w+=\d+.*\n", failed.stderr
+        r"error: out of memory: \d+ MiB more were asked for; .* looked for [\d.]+ [MG]iB: add run\.\w+=\d+.*\n",
+        failed.stderr,
     )
