@@ -397,6 +397,15 @@ def test_a_run_that_lost_its_tokenizer_is_not_read_with_another(place, capsys):
         )
 
 
+def test_the_recipe_of_a_run_tells_the_tokenizer_that_it_took_over(place, capsys):
+    assert train("--out", "old", "task.tokenizer=characters") == 0
+    assert train("--out", "new", "--start", "old") == 0
+    assert json.loads((place / "new" / "recipe.json").read_text())["task"]["tokenizer"] == "characters"
+    (place / "new" / "characters.json").unlink()
+    assert main(["generate", "new"]) == 2
+    assert "new has no characters.json" in capsys.readouterr().err
+
+
 def test_only_who_goes_on_needs_the_optimizer(place, capsys):
     assert train("--out", "run") == 0
     for file in (place / "run").rglob("optimizer.safetensors"):

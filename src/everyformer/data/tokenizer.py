@@ -34,6 +34,7 @@ Ids = NDArray[Any]
 class Tokenizer(Protocol):
     """Encodes and decodes, and can be written to a run's folder."""
 
+    kind: Kind
     vocabulary: int
     key: str  # differs where tokens differ
     sizes: NDArray[np.int64] | None  # bytes of text in each token; None where tokens do not give the text back
@@ -52,6 +53,7 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
+    kind: Kind = "bytes"
     vocabulary = 256
     key = "bytes"
     sizes: NDArray[np.int64] | None = np.ones(256, dtype=np.int64)
@@ -74,6 +76,8 @@ class Bytes:
 
 class Characters:
     """Characters that the text has; an unknown one is an error that names it."""
+
+    kind: Kind = "characters"
 
     def __init__(self, characters: str, names: Sequence[str] = ()):
         self.characters, self.names = characters, list(names)  # names: of the tokens that stand for no character
@@ -111,6 +115,7 @@ class Trained:
 
     def __init__(self, inner: Any):
         self.inner = inner
+        self.kind: Kind = "wordpiece" if type(inner.model).__name__ == "WordPiece" else "bpe"
         self.vocabulary = int(inner.get_vocab_size())
         self.key = digest(inner.to_str())
         # On the level of bytes each letter of a token's name stands for one byte.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
+from everyformer.data.tokenizer import load
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.store import model_from_json
 from everyformer.train.recipe import Recipe, override
@@ -42,7 +44,10 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def placed(recipe: Recipe) -> Recipe:
-    """The recipe with whole paths, so that its run can be used from anywhere."""
+    """The recipe with whole paths, so that its run can be used from anywhere, and with the tokenizer that it takes over."""
+    task: Any = recipe.task
+    if recipe.start is not None and hasattr(task, "tokenizer") and (taken := load(Path(recipe.start).expanduser())):
+        recipe = replace(recipe, task=replace(task, tokenizer=taken.kind))
     found = {"data": recipe.data, "start": recipe.start}
     whole = {name: str(Path(path).expanduser().absolute()) for name, path in found.items() if path and _there(path)}
     return replace(recipe, **whole)
