@@ -406,6 +406,14 @@ def test_the_recipe_of_a_run_tells_the_tokenizer_that_it_took_over(place, capsys
     assert "new has no characters.json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["hashed", "chunked"])
+def test_the_bits_of_a_model_that_leaks_say_so(place, capsys, form):
+    given = ["train", "reformer", "--size", "tiny", "--data", "text.txt", "--out", "run", *SMALL, "run.steps=1"]
+    assert main([*given, f"model.form={form}"]) == 0 and main(["evaluate", "run"]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "bits per byte" in line]
+    assert told and all(("leaks the future" in line) == (form == "chunked") for line in told)
+
+
 def test_only_who_goes_on_needs_the_optimizer(place, capsys):
     assert train("--out", "run") == 0
     for file in (place / "run").rglob("optimizer.safetensors"):

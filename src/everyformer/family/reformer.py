@@ -5,9 +5,9 @@ Equations: reversible layers y1 = x1 + attention(LN x2), y2 = x2 + net(LN y1); a
 Symbols: `rounds` n_rounds (n_hashes), `buckets` n_buckets, `window` m (chunk_len), `chunk` positions of the feed-forward net at a
 time; `local` puts three layers around each hashed one (local, local, hashed, local) that see their own chunk of `local` positions
 and the one before, as the published configurations do; 0: all layers hash.
-Departures: `hashed` for the published `chunked`, which leaks (form="chunked" gives it; see docs/design.md). The streams are
-averaged, not put side by side, for the output, so that it has half the weights; position vectors are added, not put side by
-side.
+Departures: `hashed` for the published `chunked`, which leaks (form="chunked" gives it, and its bits are told with the
+leak; see docs/design.md). The streams are averaged, not put side by side, for the output, so that it has half the weights;
+position vectors are added, not put side by side.
 Not checked against the paper's text: head widths and the mixture of layers. They are those of the authors' configurations
 (trax) and of their released enwik8 weights; the paper states 12 layers, width 1024, net 4096 and 8 heads.
 """

@@ -207,6 +207,7 @@ class LanguageWork(Work):
             "split": split,
             **how,
             "targets": count,
+            **({} if network.value.body.looks_back_only() else {"leaks": "the future"}),  # as who asks for it shall see
             **({"span": far.mean, "spans": far.each} if (far := spans(network, token_N)) else {}),
             **({"steps_a_token": steps} if (steps := ponder(network, token_N)) else {}),
         }

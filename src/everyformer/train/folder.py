@@ -46,7 +46,8 @@ def read_recipe(folder: Path) -> Recipe:
 def placed(recipe: Recipe) -> Recipe:
     """The recipe with whole paths, so that its run can be used from anywhere, and with the tokenizer that it takes over."""
     task: Any = recipe.task
-    if recipe.start is not None and hasattr(task, "tokenizer") and (taken := load(Path(recipe.start).expanduser())):
+    taken = load(Path(recipe.start).expanduser()) if recipe.start and hasattr(task, "tokenizer") else None
+    if taken is not None and (task.tokenizer, taken.kind) != ("gpt2", "bpe"):  # whose pairs are GPT-2's
         recipe = replace(recipe, task=replace(task, tokenizer=taken.kind))
     found = {"data": recipe.data, "start": recipe.start}
     whole = {name: str(Path(path).expanduser().absolute()) for name, path in found.items() if path and _there(path)}
