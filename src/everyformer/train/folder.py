@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def placed(recipe: Recipe) -> Recipe:
     task: Any = recipe.task
     taken = load(Path(recipe.start).expanduser()) if recipe.start and hasattr(task, "tokenizer") else None
     if taken is not None and (task.tokenizer, taken.kind) != ("gpt2", "bpe"):  # whose pairs are GPT-2's
-        recipe = replace(recipe, task=replace(task, tokenizer=taken.kind))
+        with suppress(ValueError):  # no kind of this task: it will say so of the folder
+            recipe = replace(recipe, task=replace(task, tokenizer=taken.kind))
     found = {"data": recipe.data, "start": recipe.start}
     whole = {name: str(Path(path).expanduser().absolute()) for name, path in found.items() if path and _there(path)}
     return replace(recipe, **whole)
