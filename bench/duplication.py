@@ -54,7 +54,7 @@ def build(rounds: int, options: argparse.Namespace) -> Network:
         embed=Tokens(options.symbols),
         position=Learned(options.length),
         body=Stack(1, (layer,), Reversible()),
-        heads=(Language(tied=False),),
+        outputs=(Language(tied=False),),
         initial=Normal(1.0, by_width=True),
     )
     return value.build().to(options.device)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import everyformer
 from bench.recurrent import clock
-from everyformer import Past
+from everyformer import Cache
 from everyformer.train.learner import set_gather
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -77,15 +77,15 @@ def main() -> None:
         one(token_BT[:, :-1]).logits.float().logsumexp(-1).mean().backward()
         one.zero_grad(set_to_none=True)
 
-    def write(one: Any, past: Past) -> None:
+    def write(one: Any, cache: Cache) -> None:
         with torch.no_grad():
-            one(token_BT[:, -1:], past=past)
+            one(token_BT[:, -1:], cache=cache)
 
     def tell(way: str, halted: float | None, steps: float, **times: float) -> None:
         print(json.dumps({"way": way, "halted": halted, "steps_a_position": steps} | times), flush=True)
 
     with torch.no_grad():
-        begun = fixed(token_BT[:, :-1], past=Past()).past
+        begun = fixed(token_BT[:, :-1], cache=Cache()).cache
     times = {name: timed(lambda f=f: f(fixed), given.rounds, now) for name, f in (("forward", forward), ("step", step))}
     tell("fixed", None, given.steps, **times, write=timed(lambda: write(fixed, begun), given.rounds, now))
     order_BT = torch.rand(given.batch, given.length, generator=torch.Generator().manual_seed(0)).argsort(1).argsort(1)
@@ -98,7 +98,7 @@ def main() -> None:
             times["step"] = timed(lambda: step(network), given.rounds, now)
             if share in (0.0, 1.0):
                 with torch.no_grad():
-                    begun = network(token_BT[:, :-1], past=Past()).past
+                    begun = network(token_BT[:, :-1], cache=Cache()).cache
                 unit.h_BT = h_BT[:, :1]
                 times["write"] = timed(lambda begun=begun: write(network, begun), given.rounds, now)
             tell(way, share, round(1 + (given.steps - 1) * float(1 - h_BT.mean()), 2), **times)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import everyformer
-from everyformer.network.past import Past
-from everyformer.network.wiring import PreNorm
+from everyformer.network.cache import Cache
+from everyformer.network.residual import PreNorm
 from everyformer.study.tally import Tally
 
 
@@ -67,9 +67,9 @@ def depth(device: str, rounds: int) -> None:
     token_BT = torch.randint(0, 256, (4, 513), device=device)
     for layers in (6, 12, 24, 48):
         value = everyformer.member("reformer", "tiny", layers=layers, context=512, row=16, dropout=0.0)
-        plain = replace(value, body=replace(value.body, wiring=PreNorm()))
+        plain = replace(value, body=replace(value.body, residual=PreNorm()))
         for name, one in (("reversible", value), ("plain", plain)):
-            tell(layers=layers, wiring=name, **measured(one.build().to(device), token_BT, rounds))
+            tell(layers=layers, residual=name, **measured(one.build().to(device), token_BT, rounds))
 
 
 def reuse(device: str, rounds: int) -> None:
@@ -78,9 +78,9 @@ def reuse(device: str, rounds: int) -> None:
     for memory in (256, 512, 1024, 2048, 3800):
         token_BT = torch.randint(0, 256, (1, memory), device=device)
         with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            past = network(token_BT, past=Past(), memory=memory).past
+            cache = network(token_BT, cache=Cache(), memory=memory).cache
             again = median(lambda: network(token_BT), rounds, device == "cuda")  # noqa: B023
-            kept = median(lambda: network(token_BT[:, :segment], past=past, memory=memory), rounds, device == "cuda")  # noqa: B023
+            kept = median(lambda: network(token_BT[:, :segment], cache=cache, memory=memory), rounds, device == "cuda")  # noqa: B023
         row = {
             "attention_length": memory,
             "ms_a_byte_encoding_again": again,

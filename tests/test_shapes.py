@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import everyformer
-from everyformer import Past
+from everyformer import Cache
 from everyformer.study.example import example, parts
 
 HOME = str(Path(everyformer.__file__).parent)
@@ -27,8 +27,8 @@ SUFFIX = re.compile(r"[a-z]_([A-Z0-9]+)$")
 
 def legend() -> set[str]:
     """The letters that CONTRIBUTING.md explains, each as `B` batch."""
-    rule = CONTRIBUTING.read_text().split("**Shape suffixes.**")[1].split("\n- ")[0]
-    return set(re.findall(r"`([A-Z])` ", rule))
+    score_mod = CONTRIBUTING.read_text().split("**Shape suffixes.**")[1].split("\n- ")[0]
+    return set(re.findall(r"`([A-Z])` ", score_mod))
 
 
 class Watch:
@@ -84,9 +84,9 @@ def watch() -> Watch:
                     data.run(network, kernel=kernel).hidden.sum().backward()
                 if data.is_sequence:
                     data.pad(1, 1).run(network)
-                    if network.value.body.looks_back_only():
-                        past = data.pad(2, 0).cut(0, 6).run(network, past=Past()).past
-                        data.cut(4).run(network, past=past.reorder(torch.arange(3)).trim(3).roll_back(1))
+                    if network.value.body.is_causal():
+                        cache = data.pad(2, 0).cut(0, 6).run(network, cache=Cache()).cache
+                        data.cut(4).run(network, cache=cache.reorder(torch.arange(3)).trim(3).roll_back(1))
     return seen
 
 

@@ -19,18 +19,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
     from everyformer.attention.attend import KERNELS, attend
-    from everyformer.attention.heads import (
-        Asymmetric,
-        Heads,
-        Narrow,
-        ParameterFree,
-        Shared,
-        Sliced,
-        Standard,
-        Sum,
-        Symmetric,
-        Wide,
-    )
+    from everyformer.attention.context import Context, Probe
+    from everyformer.attention.four_term import FourTerm
     from everyformer.attention.parse import parse
     from everyformer.attention.pattern import (
         Block,
@@ -52,21 +42,31 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
         fixed,
         strided,
     )
-    from everyformer.attention.relative import FourTerm
-    from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, RuleModule, Shaw, T5Bias
-    from everyformer.attention.scene import Probe, Scene
+    from everyformer.attention.projection import (
+        Asymmetric,
+        Narrow,
+        ParameterFree,
+        Projection,
+        Shared,
+        Sliced,
+        Standard,
+        Sum,
+        Symmetric,
+        Wide,
+    )
+    from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, ScoreModModule, Shaw, T5Bias
     from everyformer.attention.span import DynamicSpan, Span
     from everyformer.family.table import build, member, members
     from everyformer.infer.generate import generate, sample
+    from everyformer.network.cache import Cache
     from everyformer.network.depth import Attention, Depth, Layer, Stack
     from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
     from everyformer.network.feedforward import Convolution, FeedForward
     from everyformer.network.halting import Halt, Repeat
-    from everyformer.network.head import Classify, Head, Language, Logistics, Masked, PerToken
     from everyformer.network.initial import AsTorch, Initial, Normal, Xavier
-    from everyformer.network.model import EncoderDecoder, Memory, Model, Network, Output, PairNetwork
+    from everyformer.network.model import EncoderDecoder, EncoderOutput, Model, Network, Output, PairNetwork
     from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
-    from everyformer.network.past import Past
+    from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, PerToken
     from everyformer.network.ponder import Ponder
     from everyformer.network.position import (
         Axial,
@@ -81,34 +81,34 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
         TimePosition,
     )
     from everyformer.network.recurrent import AblatedLstm, Lstm
+    from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
     from everyformer.network.store import load, save
-    from everyformer.network.wiring import Chain, Gated, PostNorm, PreNorm, Reversible, Wiring
     from everyformer.study.contracts import contracts
     from everyformer.value import Value, from_json, to_json
 
 _HOMES = {
     "everyformer.attention.attend": "attend KERNELS",
-    "everyformer.attention.scene": "Probe Scene",
+    "everyformer.attention.context": "Context Probe",
     "everyformer.attention.pattern": "Pattern Full Causal Window Block Stride Summary Local Local2d Prefix Graph SameDocument "
     "Visible Hashed Chunked ByHead fixed strided",
     "everyformer.attention.parse": "parse",
-    "everyformer.attention.rule": "Rule RuleModule Rotary Alibi Shaw T5Bias ImageBias",
-    "everyformer.attention.relative": "FourTerm",
+    "everyformer.attention.score_mod": "ScoreMod ScoreModModule Rotary Alibi Shaw T5Bias ImageBias",
+    "everyformer.attention.four_term": "FourTerm",
     "everyformer.attention.span": "Span DynamicSpan",
-    "everyformer.attention.heads": "Heads Standard Shared Wide Sum ParameterFree Symmetric Asymmetric Sliced Narrow",
+    "everyformer.attention.projection": "Projection Standard Shared Wide Sum ParameterFree Symmetric Asymmetric Sliced Narrow",
     "everyformer.network.embed": "Embed Tokens Patches Features Nodes Mixed",
     "everyformer.network.position": "Position Learned Sinusoidal OneHot Concatenated JointMlp SeparateMlp Grid Axial TimePosition",
     "everyformer.network.norm": "Norm LayerNorm RMSNorm BatchNorm InstanceNorm SequenceNorm",
     "everyformer.network.feedforward": "FeedForward Convolution",
     "everyformer.network.recurrent": "Lstm AblatedLstm",
     "everyformer.network.ponder": "Ponder",
-    "everyformer.network.wiring": "Wiring PostNorm PreNorm Gated Reversible Chain",
+    "everyformer.network.residual": "Residual PostNorm PreNorm Gated Reversible NoResidual",
     "everyformer.network.depth": "Depth Attention Layer Stack",
     "everyformer.network.halting": "Repeat Halt",
-    "everyformer.network.past": "Past",
-    "everyformer.network.head": "Head Language Masked Classify PerToken Logistics",
+    "everyformer.network.cache": "Cache",
+    "everyformer.network.output_head": "OutputHead Language Masked Classify PerToken Logistics",
     "everyformer.network.initial": "Initial AsTorch Normal Xavier",
-    "everyformer.network.model": "Model EncoderDecoder Network PairNetwork Output Memory",
+    "everyformer.network.model": "Model EncoderDecoder Network PairNetwork Output EncoderOutput",
     "everyformer.network.store": "save load",
     "everyformer.family.table": "build member members",
     "everyformer.infer.generate": "generate sample",

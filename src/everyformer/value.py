@@ -11,10 +11,10 @@ subclass takes part in JSON: it is found by its tag among the protocol's subclas
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -43,7 +43,7 @@ class Value(msgspec.Struct, frozen=True, tag=snake, tag_field="type", omit_defau
             msgspec.structs.force_setattr(self, name, value)  # a list becomes the tuple it means
 
 
-@cache
+@functools.cache
 def _fields(kind: type[Value]) -> tuple[tuple[str, str, Any], ...]:
     """The fields of a class by name, by the name an error tells, and with their types: slow to find, so found once."""
     fields = msgspec.structs.fields(kind)

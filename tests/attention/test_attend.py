@@ -11,16 +11,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.attention.attend import attend
-from everyformer.attention.heads import Standard, Sum
+from everyformer.attention.context import Context, Probe
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import ByHead, Causal, Full, Graph, Pattern, SameDocument, Window
-from everyformer.attention.rule import ImageBias, Rotary
-from everyformer.attention.scene import Probe, Scene
-from everyformer.network.depth import Attention, AttentionLayer, Layer, Stack
+from everyformer.attention.projection import Standard, Sum
+from everyformer.attention.score_mod import ImageBias, Rotary
+from everyformer.network.depth import Attention, AttentionModule, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.model import Model
-from everyformer.network.wiring import PreNorm
+from everyformer.network.residual import PreNorm
 from tests.spec import attention as spec
 
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
@@ -31,11 +31,11 @@ def draw(queries: int = 4, keys: int = 6, width: int = 3, values: int = 5) -> tu
     return torch.randn(2, 2, queries, width), torch.randn(2, 2, keys, width), torch.randn(2, 2, keys, values)
 
 
-def watched(*given: Any, **options: Any) -> Tensor:
+def probed(*given: Any, **options: Any) -> Tensor:
     """The weights of one attention."""
     q, k = given[:2]
     probe = Probe()
-    attend(*given, scene=Scene(q.shape[2], k.shape[2], CPU, probe=probe), **options)
+    attend(*given, context=Context(q.shape[2], k.shape[2], CPU, probe=probe), **options)
     return probe.weights[0]
 
 
@@ -43,7 +43,7 @@ def watched(*given: Any, **options: Any) -> Tensor:
 @pytest.mark.parametrize(("queries", "keys"), [(4, 6), (6, 6), (7, 3), (1, 6)])
 def test_attend_is_the_scaled_dot_product(queries: int, keys: int) -> None:
     q, k, v = draw(queries, keys)
-    y, weights = attend(q, k, v), watched(q, k, v)
+    y, weights = attend(q, k, v), probed(q, k, v)
     for b in range(2):
         for h in range(2):
             torch.testing.assert_close(y[b, h], spec.scaled_dot_product(q[b, h], k[b, h], v[b, h]), **CLOSE)
@@ -53,7 +53,7 @@ def test_attend_is_the_scaled_dot_product(queries: int, keys: int) -> None:
 @pytest.mark.spec(6)
 def test_weights_sum_to_one_and_the_misprinted_form_does_not() -> None:
     q, k, v = draw()
-    torch.testing.assert_close(watched(q, k, v).sum(-1), torch.ones(2, 2, 4), **CLOSE)
+    torch.testing.assert_close(probed(q, k, v).sum(-1), torch.ones(2, 2, 4), **CLOSE)
     outside = spec.weights_scaled_outside(q[0, 0], k[0, 0])
     torch.testing.assert_close(outside.sum(-1), torch.full((4,), 1 / math.sqrt(3)), **CLOSE)
 
@@ -85,14 +85,14 @@ def test_scores_of_the_distance_alone_are_a_convolution() -> None:
     """Weights A_{i-j}: with q = 0 only the learned function of j - i is left. It is softmaxed, so the kernel's taps are
     positive and sum to one; zero values around the sequence are the convolution's zero padding."""
     time, width, around = 5, 3, 4  # the kernel reaches every position from every other: full support
-    rule: Any = ImageBias(1, time + 2 * around).build(heads=1, key_width=2, value_width=width)
-    torch.nn.init.normal_(rule.bias_RH)
+    score_mod: Any = ImageBias(1, time + 2 * around).build(heads=1, key_width=2, value_width=width)
+    torch.nn.init.normal_(score_mod.bias_RH)
     x_TD = torch.randn(time, width)
     v = F.pad(x_TD, (0, 0, around, around))[None, None]
     nothing = torch.zeros(1, 1, time + 2 * around, 2)
-    y = attend(nothing, nothing, v, Window(time), [rule])[0, 0, around : around + time]
+    y = attend(nothing, nothing, v, Window(time), [score_mod])[0, 0, around : around + time]
     middle = time + 2 * around - 1  # the row of the offset 0
-    taps = rule.bias_RH[middle - time + 1 : middle + time, 0].softmax(0)
+    taps = score_mod.bias_RH[middle - time + 1 : middle + time, 0].softmax(0)
     wanted = F.conv1d(x_TD.T[:, None], taps[None, None], padding=time - 1)[:, 0]
     torch.testing.assert_close(y, wanted.T, **CLOSE)
 
@@ -130,12 +130,12 @@ def test_a_probe_shows_all_weights_of_all_layers() -> None:
     layer = Layer(Attention(Standard(3), Causal()), FeedForward(16))
     network = Model(width=12, embed=Tokens(11), body=Stack(2, (layer,), PreNorm())).build()
     inputs: list[Tensor] = []
-    layers = [module for module in network.modules() if isinstance(module, AttentionLayer)]
+    layers = [module for module in network.modules() if isinstance(module, AttentionModule)]
     for module in layers:
         module.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     probe, tokens_BT = Probe(), torch.randint(0, 11, (2, 5))
-    watched, alone = network(tokens_BT, probe=probe), network(tokens_BT)
-    torch.testing.assert_close(watched.hidden, alone.hidden, **CLOSE)
+    probed, alone = network(tokens_BT, probe=probe), network(tokens_BT)
+    torch.testing.assert_close(probed.hidden, alone.hidden, **CLOSE)
     assert [tuple(weights.shape) for weights in probe.weights] == [(2, 3, 5, 5)] * 2
     for module, x_BTD, weights_BHQK in zip(layers, inputs[:2], probe.weights, strict=True):
         torch.testing.assert_close(weights_BHQK.sum(-1), torch.ones(2, 3, 5), **CLOSE)
@@ -151,10 +151,10 @@ def test_a_probe_shows_all_weights_of_all_layers() -> None:
 def test_more_queries_than_keys_stand_at_one_row_of_positions() -> None:
     """Query i stands at K - Q + i, be that negative: patterns and rules count alike."""
     q, k, v = draw(5, 4, width=4)
-    rule = Rotary().build(2, 4, 5)
-    placed = Scene(5, 4, CPU, query_BQ=torch.arange(-1, 4)[None])
+    score_mod = Rotary().build(2, 4, 5)
+    placed = Context(5, 4, CPU, query_BQ=torch.arange(-1, 4)[None])
     torch.testing.assert_close(
-        attend(q, k, v, Causal(), [rule]), attend(q, k, v, Causal(), [rule], scene=placed), **CLOSE
+        attend(q, k, v, Causal(), [score_mod]), attend(q, k, v, Causal(), [score_mod], context=placed), **CLOSE
     )
     assert torch.equal(attend(q, k, v, Causal())[:, :, 0], torch.zeros(2, 2, 5))
 
@@ -163,10 +163,10 @@ def test_more_queries_than_keys_stand_at_one_row_of_positions() -> None:
 def test_looking_at_a_pattern_does_not_change_the_scene() -> None:
     q, k, v = draw(6, 6)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 2, 2]])
-    fresh, looked_at = (Scene(6, 6, CPU, document_BP=documents) for _ in range(2))
+    fresh, looked_at = (Context(6, 6, CPU, document_BP=documents) for _ in range(2))
     pattern = SameDocument()
-    pattern.mask(6, heads=2, scene=looked_at)  # the first sequence's only
-    torch.testing.assert_close(attend(q, k, v, pattern, scene=looked_at), attend(q, k, v, pattern, scene=fresh))
+    pattern.mask(6, heads=2, context=looked_at)  # the first sequence's only
+    torch.testing.assert_close(attend(q, k, v, pattern, context=looked_at), attend(q, k, v, pattern, context=fresh))
 
 
 @pytest.mark.spec(6)
@@ -184,15 +184,15 @@ def test_looking_at_a_pattern_does_not_change_the_scene() -> None:
         ({"dropout": 1.0}, "dropout is 1.0: it is a probability"),
         ({"dropout": -0.1}, "dropout is -0.1: it is a probability"),
         ({"kernel": "sdqa"}, "no kernel is named 'sdqa'; did you mean sdpa?"),
-        ({"scene": Scene(1, 6, CPU)}, "the scene is of 1 queries and 6 keys, q and k of 4 and 6"),
+        ({"context": Context(1, 6, CPU)}, "the scene is of 1 queries and 6 keys, q and k of 4 and 6"),
         (
-            {"q": (2, 2, 7, 3), "scene": Scene(7, 6, CPU, key_BK=torch.arange(6)[None])},
+            {"q": (2, 2, 7, 3), "context": Context(7, 6, CPU, key_BK=torch.arange(6)[None])},
             "7 queries cannot be the last of 6 keys",
         ),
         ({"pattern": SameDocument()}, "call the model with documents="),
         ({"pattern": Graph()}, "call the model with edges="),
         ({"pattern": "causal"}, "the pattern is 'causal': give a pattern, as parse"),
-        ({"rules": (Rotary(),)}, "is a value: give its module, rule.build"),
+        ({"score_mods": (Rotary(),)}, "is a value: give its module, rule.build"),
     ],
 )
 def test_wrong_input_is_named(change: dict[str, Any], reason: str) -> None:
@@ -208,10 +208,10 @@ def test_wrong_input_is_named(change: dict[str, Any], reason: str) -> None:
 @pytest.mark.spec(55)
 def test_causal_is_a_triangle_in_both_orientations() -> None:
     q, k, v = draw(5, 5)
-    weights_QK = watched(q, k, v, Causal())[0, 0]
+    weights_QK = probed(q, k, v, Causal())[0, 0]
     assert torch.equal(weights_QK, weights_QK.tril())
     assert torch.equal(weights_QK.T, weights_QK.T.triu())  # K's A, tokens as columns
     score = (q @ k.transpose(-1, -2) / math.sqrt(3)).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
-    torch.testing.assert_close(watched(q, k, v, Causal()), score.softmax(-1), **CLOSE)
+    torch.testing.assert_close(probed(q, k, v, Causal()), score.softmax(-1), **CLOSE)
     assert torch.equal(attend(q, k, v), attend(q, k, v, Full()))
     assert torch.equal(attend(q, k, v, parse("causal")), attend(q, k, v, Causal()))

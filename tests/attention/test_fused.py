@@ -13,14 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from everyformer import member
 from everyformer.attention import hashing
-from everyformer.attention.attend import CannotServe, attend, choose
+from everyformer.attention.attend import UnsupportedKernel, attend, choose
+from everyformer.attention.context import Context
 from everyformer.attention.hashing import Hash, with_places
 from everyformer.attention.kernels import fused, reference
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Hashed
-from everyformer.attention.rule import Rule
-from everyformer.attention.scene import Scene
+from everyformer.attention.score_mod import ScoreMod
 from everyformer.attention.span import DynamicSpan, Span
 
 pytest.importorskip("triton", reason="on this system there is no Triton")
@@ -55,22 +55,22 @@ def small_blocks(monkeypatch):
 
 
 def request_of(
-    text: str, rules: tuple[Rule, ...] = (), batch: int = 1, length: int = LENGTH, heads: int = HEADS
+    text: str, score_mods: tuple[ScoreMod, ...] = (), batch: int = 1, length: int = LENGTH, heads: int = HEADS
 ) -> tuple[Request, list[torch.Tensor]]:
     """A request in float32, and what it has slopes for."""
     torch.manual_seed(0)
     pattern, drawn = parse(text), torch.randn(3, batch, heads, length, WIDTH, device=DEVICE)
     q, k, v = (x.requires_grad_() for x in drawn.to(torch.bfloat16 if CUDA else torch.float32).float())
-    scene = Scene(length, length, DEVICE, x_BQD=torch.randn(batch, length, 8, device=DEVICE))
+    context = Context(length, length, DEVICE, x_BQD=torch.randn(batch, length, 8, device=DEVICE))
     if isinstance(pattern, Hashed):
         hash_ = Hash(pattern, heads, WIDTH).to(DEVICE)
-        scene = with_places(scene, hash_(hash_.buckets(k), scene))
-    modules = [rule.build(heads, WIDTH, WIDTH).to(DEVICE) for rule in rules]
+        context = with_places(context, hash_(hash_.buckets(k), context))
+    modules = [score_mod.build(heads, WIDTH, WIDTH).to(DEVICE) for score_mod in score_mods]
     weights = [weight for module in modules for weight in module.parameters()]
     for weight in weights:
         weight.data = torch.rand_like(weight)
-    terms = tuple(module.score(q, k, 0.4, scene) for module in modules)
-    return Request(q, k, v, pattern, terms, (), scene, 0.4, 0.0), [q, k, v, *weights]
+    terms = tuple(module.bias(q, k, 0.4, context) for module in modules)
+    return Request(q, k, v, pattern, terms, (), context, 0.4, 0.0), [q, k, v, *weights]
 
 
 def equal(request: Request, weights: list[torch.Tensor]) -> None:
@@ -96,9 +96,9 @@ def test_heads_of_one_pattern_are_served_together():
 
 @pytest.mark.spec(93, 94)
 @pytest.mark.parametrize("text", ("causal", "causal & window(9) & by_head(window(4), window(30))"))
-@pytest.mark.parametrize("rule", (Span(20, ramp=4), DynamicSpan(8, 20, ramp=4)), ids=("span", "dynamic"))
-def test_spans_are_a_soft_mask_with_slopes_of_their_own(text, rule):
-    equal(*request_of(text, (rule,), batch=2 if text == "causal" else 1))
+@pytest.mark.parametrize("score_mod", (Span(20, ramp=4), DynamicSpan(8, 20, ramp=4)), ids=("span", "dynamic"))
+def test_spans_are_a_soft_mask_with_slopes_of_their_own(text, score_mod):
+    equal(*request_of(text, (score_mod,), batch=2 if text == "causal" else 1))
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ def test_blocks_that_see_each_other_wholly_are_not_asked(text):
     equal(*request_of(text, length=length))
 
 
-@pytest.mark.parametrize("rule", (Span(64, ramp=8), DynamicSpan(8, 64, ramp=8)), ids=("span", "dynamic"))
-def test_spans_of_several_blocks(rule):
-    equal(*request_of("causal", (rule,), length=300 if CUDA else 75))
+@pytest.mark.parametrize("score_mod", (Span(64, ramp=8), DynamicSpan(8, 64, ramp=8)), ids=("span", "dynamic"))
+def test_spans_of_several_blocks(score_mod):
+    equal(*request_of("causal", (score_mod,), length=300 if CUDA else 75))
 
 
 def test_buckets_at_once_are_those_of_each_round():
@@ -143,8 +143,8 @@ def test_buckets_at_once_are_those_of_each_round():
 def test_heads_and_sequences_may_be_too_large(length, width, told):
     with FakeTensorMode():
         q = torch.empty(1, 8, length, width, device="cuda", dtype=torch.bfloat16)
-        request = Request(q, q, q, parse("causal & window(9)"), (), (), Scene(length, length, q.device), 0.1, 0.0)
-        found = fused.objection(request)
+        request = Request(q, q, q, parse("causal & window(9)"), (), (), Context(length, length, q.device), 0.1, 0.0)
+        found = fused.unsupported_reason(request)
     assert found is None if told is None else told in found
 
 
@@ -156,8 +156,8 @@ def test_the_sparse_member_is_served_at_its_size(uses):
     for layer in value.body.each:
         with FakeTensorMode():
             q = torch.empty(1, form.heads, length, 64, device="cuda", dtype=torch.bfloat16)
-            request = Request(q, q, q, layer.attention.pattern, (), (), Scene(length, length, q.device), 0.1, 0.0)
-            assert fused.objection(request) is None and choose(request, "auto") is fused
+            request = Request(q, q, q, layer.attention.pattern, (), (), Context(length, length, q.device), 0.1, 0.0)
+            assert fused.unsupported_reason(request) is None and choose(request, "auto") is fused
 
 
 def test_programs_compile_for_a_gpu(tmp_path):
@@ -177,7 +177,7 @@ def test_programs_compile_for_a_gpu(tmp_path):
 def test_what_it_cannot_serve_it_refuses():
     """In the order in which it looks."""
     qkv = [torch.randn(1, 2, 8, 4) for _ in range(3)]
-    with pytest.raises(CannotServe, match="bfloat16 or float16 on CUDA"):
+    with pytest.raises(UnsupportedKernel, match="bfloat16 or float16 on CUDA"):
         attend(*qkv, parse("causal & window(3)"), kernel="fused")
     assert fused.parts_of(request_of("causal")[0]) is None
     assert fused.parts_of(request_of("window(5)")[0]) is None

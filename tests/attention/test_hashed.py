@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer import Attention, Chunked, FourTerm, Hashed, Pattern, Rotary, Scene, Shared, T5Bias, parse
+from everyformer import Attention, Chunked, Context, FourTerm, Hashed, Pattern, Rotary, Shared, T5Bias, parse
 from everyformer.attention.attend import attend, choose
 from everyformer.attention.hashing import Hash, buckets, with_places
 from everyformer.attention.kernels import hashed as kernel
@@ -24,8 +24,8 @@ PATTERNS: list[Hashed | Chunked] = [
     Hashed(2, 8, 50),
     Chunked(1, 4, 4),
     Chunked(3, 4, 5),
-    Chunked(2, 2, 4, both_sides=True),
-    Chunked(2, 4, 1, both_sides=True),
+    Chunked(2, 2, 4, bidirectional=True),
+    Chunked(2, 4, 1, bidirectional=True),
 ]
 all_patterns = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 
@@ -34,7 +34,7 @@ def sets(pattern: Hashed | Chunked, k_TE: Tensor, rotation_REN: Tensor) -> list[
     found = [[lsh.bucket(k_E, r_EN) for k_E in k_TE] for r_EN in rotation_REN]
     if isinstance(pattern, Hashed):
         return lsh.hashed(found, pattern.window)
-    return lsh.chunked(found, pattern.chunk, pattern.both_sides)
+    return lsh.chunked(found, pattern.chunk, pattern.bidirectional)
 
 
 def draw(keys: int = LENGTH, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,11 +42,11 @@ def draw(keys: int = LENGTH, queries: int | None = None) -> tuple[Tensor, Tensor
     return q[:, :, keys - (queries or keys) :], F.normalize(q, dim=-1), v
 
 
-def scene_of(pattern: Hashed | Chunked, k: Tensor, **given: Any) -> Scene:
+def scene_of(pattern: Hashed | Chunked, k: Tensor, **given: Any) -> Context:
     torch.manual_seed(3)
-    scene = Scene(**({"queries": k.shape[2], "keys": k.shape[2], "device": CPU} | given))
+    context = Context(**({"queries": k.shape[2], "keys": k.shape[2], "device": CPU} | given))
     hashes = Hash(pattern, HEADS, WIDTH)
-    return with_places(scene, hashes(hashes.buckets(k), scene))
+    return with_places(context, hashes(hashes.buckets(k), context))
 
 
 @pytest.mark.spec(111)
@@ -72,10 +72,10 @@ def test_keys_that_are_alike_share_a_bucket_more_often():
 @all_patterns
 def test_who_sees_whom_is_the_papers_set(pattern):
     _, k, _ = draw()
-    scene = scene_of(pattern, k)
+    context = scene_of(pattern, k)
     torch.manual_seed(3)
     rotation_RHEN = Hash(pattern, HEADS, WIDTH).rotation_RHEN
-    seen = scene.mask(pattern, BATCH, HEADS)
+    seen = context.mask(pattern, BATCH, HEADS)
     for b in range(BATCH):
         for h in range(HEADS):
             for i, rounds in enumerate(sets(pattern, k[b, h], rotation_RHEN[:, h])):
@@ -99,7 +99,7 @@ def test_attention_is_the_merge_of_the_rounds_with_each_key_counted_once(pattern
             heads.append(lsh.attend(q_TE, v_TE, found))
         wanted.append(torch.cat(heads, dim=1) @ layer.heads.out.weight.T)
     for name in ("reference", "sdpa", "hashed") if isinstance(pattern, Hashed) else ("reference", "sdpa"):
-        answer, _ = layer(x_BTD, Scene(LENGTH, LENGTH, CPU, kernel=name), None)
+        answer, _ = layer(x_BTD, Context(LENGTH, LENGTH, CPU, kernel=name), None)
         torch.testing.assert_close(answer, torch.stack(wanted), rtol=0, atol=1e-12)
 
 
@@ -114,14 +114,14 @@ def test_the_kernel_is_the_equation_at_any_length(pattern, keys, queries, padded
         visible_BK = torch.rand(BATCH, keys) < 0.7
         visible_BK[:, -1] = True
         key_BK = torch.where(visible_BK, visible_BK.cumsum(1) - 1, -1)
-    for rules in ([], [Rotary()], [FourTerm(4), T5Bias(8, 16)]):
+    for score_mods in ([], [Rotary()], [FourTerm(4), T5Bias(8, 16)]):
         q, k, v = (x.detach().requires_grad_() for x in draw(keys, queries))
-        scene = scene_of(pattern, k, queries=queries, key_BK=key_BK)
-        modules = [rule.build(HEADS, WIDTH, WIDTH) for rule in rules]
+        context = scene_of(pattern, k, queries=queries, key_BK=key_BK)
+        modules = [score_mod.build(HEADS, WIDTH, WIDTH) for score_mod in score_mods]
         weights = [weight for module in modules for weight in module.parameters()]
         direction, found = torch.randn(BATCH, HEADS, queries, WIDTH), []
         for name in ("reference", "hashed"):
-            answer = attend(q, k, v, pattern, modules, scene=scene, scale=1.0, kernel=name)
+            answer = attend(q, k, v, pattern, modules, context=context, scale=1.0, kernel=name)
             slopes = torch.autograd.grad((answer * direction).sum(), [q, k, v, *weights], allow_unused=True)
             found.append([answer, *(x for x in slopes if x is not None)])
         for one, two in zip(*found, strict=True):
@@ -138,7 +138,7 @@ def test_the_kernel_tells_an_earlier_query_nothing_of_a_later_one_even_by_roundi
                 torch.cat((x[:, :, :time], y[:, :, time:]), 2) for x, y in zip((q, k, v), draw(300), strict=True)
             )
             before, after = (
-                attend(a, b, c, pattern, scene=scene_of(pattern, b), scale=1.0, kernel="hashed")[:, :, :time]
+                attend(a, b, c, pattern, context=scene_of(pattern, b), scale=1.0, kernel="hashed")[:, :, :time]
                 for a, b, c in ((q, k, v), (other_q.to(dtype), other_k.to(dtype), other_v.to(dtype)))
             )
             assert torch.equal(before, after)
@@ -147,11 +147,11 @@ def test_the_kernel_tells_an_earlier_query_nothing_of_a_later_one_even_by_roundi
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_in_low_precision_the_kernel_errs_at_most_twice_as_much_as_the_plain_one(dtype):
     pattern, tensors = Hashed(3, 8, 20), [x.to(dtype) for x in draw(200)]
-    scene, direction = scene_of(pattern, tensors[1]), torch.randn(BATCH, HEADS, 200, WIDTH).to(dtype)
+    context, direction = scene_of(pattern, tensors[1]), torch.randn(BATCH, HEADS, 200, WIDTH).to(dtype)
     found = []
     for name, kind in (("reference", torch.float64), ("reference", dtype), ("hashed", dtype)):
         leaves = [x.to(kind).requires_grad_() for x in tensors]
-        answer = attend(*leaves, pattern, scene=scene, scale=1.0, kernel=name)
+        answer = attend(*leaves, pattern, context=context, scale=1.0, kernel=name)
         found.append([answer.detach(), *torch.autograd.grad(answer, leaves, direction.to(kind))])
     for exact, plain, fast in zip(*found, strict=True):
         errors = [float((x.double() - exact).square().mean().sqrt()) for x in (plain, fast)]
@@ -161,9 +161,11 @@ def test_in_low_precision_the_kernel_errs_at_most_twice_as_much_as_the_plain_one
 def test_the_kernel_drops_weights():
     """Of the same weights, a quarter are 0 and the others larger: the mean over many draws is the answer without."""
     pattern, (q, k, v) = Hashed(2, 2, 4), draw(40)
-    scene = scene_of(pattern, k)
-    plain = attend(q, k, v, pattern, scene=scene, kernel="hashed")
-    dropped = torch.stack([attend(q, k, v, pattern, scene=scene, dropout=0.25, kernel="hashed") for _ in range(150)])
+    context = scene_of(pattern, k)
+    plain = attend(q, k, v, pattern, context=context, kernel="hashed")
+    dropped = torch.stack(
+        [attend(q, k, v, pattern, context=context, dropout=0.25, kernel="hashed") for _ in range(150)]
+    )
     assert not torch.equal(dropped[0], dropped[1])
     assert (dropped.mean(0) - plain).abs().max() < 6 * (0.25 / 0.75 / 150) ** 0.5 * v.abs().max()
 
@@ -173,7 +175,7 @@ def test_the_scores_grow_with_the_length_and_not_with_its_square():
     """Each query meets at most `rounds` times the window and two chunks; so do the bytes that the backward pass keeps."""
     pattern = Hashed(4, 32, 64)
     for keys in (4096, 16384, 65536):
-        per_query = kernel.live_share(pattern, keys, keys) * keys
+        per_query = kernel.computed_fraction(pattern, keys, keys) * keys
         assert per_query < 4 * 2 * (64 + 64)
     kept = [_kept(pattern, keys) for keys in (512, 1024, 2048)]
     assert kept[2] - kept[1] < 2.1 * (kept[1] - kept[0])
@@ -188,7 +190,7 @@ def _kept(pattern: Hashed, keys: int) -> int:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        answer = attend(q, k, v, pattern, scene=scene_of(pattern, k), kernel="hashed")
+        answer = attend(q, k, v, pattern, context=scene_of(pattern, k), kernel="hashed")
     assert answer.requires_grad
     return sum(sizes.values())
 
@@ -198,13 +200,13 @@ def test_auto_takes_the_kernel_where_it_computes_less():
 
     def chosen(keys: int, queries: int) -> Any:
         q, k, v = (torch.empty(1, 1, n, 4) for n in (queries, keys, keys))
-        scene = Scene(queries, keys, CPU, place_BHRP=torch.zeros(1, 1, 3, keys + 1, dtype=torch.long))
-        return choose(Request(q, k, v, pattern, (), (), scene, 1.0, 0.0), "auto").__name__.split(".")[-1]
+        context = Context(queries, keys, CPU, place_BHRP=torch.zeros(1, 1, 3, keys + 1, dtype=torch.long))
+        return choose(Request(q, k, v, pattern, (), (), context, 1.0, 0.0), "auto").__name__.split(".")[-1]
 
     assert [chosen(2048, 2048), chosen(512, 512), chosen(2048, 1)] == ["hashed", "sdpa", "sdpa"]
 
 
-ELSEWHERE = Scene(5, 5, CPU, query_BQ=torch.zeros(1, 5, dtype=torch.long), place_BHRP=torch.zeros(1, 1, 1, 1))
+ELSEWHERE = Context(5, 5, CPU, query_BQ=torch.zeros(1, 5, dtype=torch.long), place_BHRP=torch.zeros(1, 1, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ ELSEWHERE = Scene(5, 5, CPU, query_BQ=torch.zeros(1, 5, dtype=torch.long), place
             "the pattern causal is not hashed(...) alone; use sdpa",
         ),
         (
-            lambda: attend(*draw(5), Hashed(2, 4, 3), kernel="hashed", scene=ELSEWHERE),
+            lambda: attend(*draw(5), Hashed(2, 4, 3), kernel="hashed", context=ELSEWHERE),
             "the queries are not among the keys; use sdpa",
         ),
     ],
@@ -236,6 +238,6 @@ def test_what_cannot_be_is_refused(call, message):
 def test_text_and_bounds(text):
     pattern: Pattern = parse(text)
     assert parse(str(pattern)) == pattern
-    assert Hashed(2, 512, 256).looks_ahead() is False  # whatever its numbers
-    assert Chunked(2, 4, 3).looks_ahead() and not Chunked(2, 4, 3).bound().looks_ahead()
-    assert Chunked(2, 4, 3, both_sides=True).bound().looks_ahead()
+    assert Hashed(2, 512, 256).attends_to_future() is False  # whatever its numbers
+    assert Chunked(2, 4, 3).attends_to_future() and not Chunked(2, 4, 3).bound().attends_to_future()
+    assert Chunked(2, 4, 3, bidirectional=True).bound().attends_to_future()

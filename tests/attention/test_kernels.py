@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from everyformer.attention.attend import KERNELS, CannotServe, attend, choose
-from everyformer.attention.kernels.blocked import live_share, plan
+from everyformer.attention.attend import KERNELS, UnsupportedKernel, attend, choose
+from everyformer.attention.context import Context, Probe
+from everyformer.attention.kernels.blocked import computed_fraction, plan
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import ByHead, Causal, Full, Graph, Pattern, SameDocument, fixed, strided
-from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, RuleModule, Shaw, T5Bias
-from everyformer.attention.scene import Probe, Scene
+from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, ScoreModModule, Shaw, T5Bias
 from everyformer.value import Size, Value
 from tests.spec import attention as spec
 
@@ -33,7 +33,7 @@ class Steps(Pattern, Value, frozen=True):
 
     step: Size
 
-    def sees(self, b: Any, h: Any, q: Any, k: Any, scene: Scene | None) -> Any:
+    def allows(self, b: Any, h: Any, q: Any, k: Any, context: Context | None) -> Any:
         return (q - k) % self.step == 0
 
 
@@ -42,7 +42,7 @@ class Further(Pattern, Value, frozen=True):
 
     step: Size
 
-    def sees(self, b: Any, h: Any, q: Any, k: Any, scene: Scene | None) -> Any:
+    def allows(self, b: Any, h: Any, q: Any, k: Any, context: Context | None) -> Any:
         return q - k == self.step * h
 
 
@@ -63,12 +63,12 @@ PATTERNS = [
         "further(19)",
     )
 ]
-RULES: list[tuple[Rule, ...]] = [
+SCORE_MODS: list[tuple[ScoreMod, ...]] = [
     (),
     (Rotary(),),
     (Alibi(),),
     (Shaw(3),),
-    (T5Bias(8, 16, both_sides=True),),
+    (T5Bias(8, 16, bidirectional=True),),
     (ImageBias(7, 6),),
     (Rotary(), Alibi(), T5Bias(8, 16)),
 ]
@@ -81,27 +81,31 @@ def draw(queries: int, keys: int, dtype: torch.dtype = torch.float64, batch: int
     return tuple(torch.randn(batch, HEADS, *shape, dtype=dtype).requires_grad_() for shape in shapes)
 
 
-def build(rules: Sequence[Rule]) -> list[RuleModule]:
-    return [rule.build(HEADS, WIDTH, VALUES) for rule in rules]
+def build(score_mods: Sequence[ScoreMod]) -> list[ScoreModModule]:
+    return [score_mod.build(HEADS, WIDTH, VALUES) for score_mod in score_mods]
 
 
 def answer_and_gradients(
-    qkv: tuple[Tensor, ...], pattern: Pattern, rules: Sequence[RuleModule], kernel: str, scene: Scene | None = None
+    qkv: tuple[Tensor, ...],
+    pattern: Pattern,
+    score_mods: Sequence[ScoreModModule],
+    kernel: str,
+    context: Context | None = None,
 ) -> list[Tensor]:
-    y = attend(*qkv, pattern, rules, scene=scene, kernel=kernel)
+    y = attend(*qkv, pattern, score_mods, context=context, kernel=kernel)
     direction = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
-    weights = [*qkv, *(table for rule in rules for table in rule.parameters())]
+    weights = [*qkv, *(table for score_mod in score_mods for table in score_mod.parameters())]
     found = torch.autograd.grad((y * direction).sum(), weights, materialize_grads=True)
     return [y.detach(), *found]
 
 
 @pytest.mark.spec(6, 7)
 @pytest.mark.parametrize("kernel", FAST)
-@pytest.mark.parametrize("rules", RULES, ids=repr)
+@pytest.mark.parametrize("score_mods", SCORE_MODS, ids=repr)
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_kernels_equal_the_reference(pattern: Pattern, rules: tuple[Rule, ...], kernel: str) -> None:
+def test_kernels_equal_the_reference(pattern: Pattern, score_mods: tuple[ScoreMod, ...], kernel: str) -> None:
     for queries, keys in SIZES:
-        qkv, modules = draw(queries, keys), build(rules)
+        qkv, modules = draw(queries, keys), build(score_mods)
         wanted = answer_and_gradients(qkv, pattern, modules, "reference")
         for one, two in zip(answer_and_gradients(qkv, pattern, modules, kernel), wanted, strict=True):
             torch.testing.assert_close(one, two, **CLOSE)
@@ -109,12 +113,12 @@ def test_kernels_equal_the_reference(pattern: Pattern, rules: tuple[Rule, ...], 
 
 @pytest.mark.spec(6, 7)
 @pytest.mark.parametrize(
-    ("pattern", "rules", "queries"),  # every pattern and every rule once: it traces anew each time
-    [(pattern, RULES[n % len(RULES)], SIZES[n % 3][0]) for n, pattern in enumerate(PATTERNS)],
+    ("pattern", "score_mods", "queries"),  # every pattern and every rule once: it traces anew each time
+    [(pattern, SCORE_MODS[n % len(SCORE_MODS)], SIZES[n % 3][0]) for n, pattern in enumerate(PATTERNS)],
     ids=str,
 )
-def test_flex_equals_the_reference(pattern: Pattern, rules: tuple[Rule, ...], queries: int) -> None:
-    qkv, modules = draw(queries, LENGTH), build(rules)
+def test_flex_equals_the_reference(pattern: Pattern, score_mods: tuple[ScoreMod, ...], queries: int) -> None:
+    qkv, modules = draw(queries, LENGTH), build(score_mods)
     with torch.no_grad():
         one, two = (attend(*qkv, pattern, modules, kernel=kernel) for kernel in ("flex", "reference"))
     torch.testing.assert_close(one, two, **CLOSE)
@@ -141,15 +145,15 @@ def test_blocked_merges_reordered_parts(text: str, parts: int, queries: int) -> 
 
 @pytest.mark.spec(7)
 @pytest.mark.parametrize("kernel", ["reference", *FAST])
-@pytest.mark.parametrize("rules", [(), (Alibi(),), (Shaw(3),)], ids=repr)
+@pytest.mark.parametrize("score_mods", [(), (Alibi(),), (Shaw(3),)], ids=repr)
 @pytest.mark.parametrize(
     "text", ["prefix(0)", "causal & ~window(3)", "causal & (stride(5) | window(2)) & ~window(3)", "graph(((1, 0),))"]
 )
-def test_a_query_that_sees_nothing_answers_zero(text: str, rules: tuple[Rule, ...], kernel: str) -> None:
+def test_a_query_that_sees_nothing_answers_zero(text: str, score_mods: tuple[ScoreMod, ...], kernel: str) -> None:
     pattern, qkv = parse(text), draw(LENGTH, LENGTH)
     blind = ~pattern.mask(LENGTH)[0].any(-1)
     assert bool(blind.any())
-    y, *gradients = answer_and_gradients(qkv, pattern, build(rules), kernel)
+    y, *gradients = answer_and_gradients(qkv, pattern, build(score_mods), kernel)
     assert torch.equal(y[:, :, blind], torch.zeros_like(y[:, :, blind]))
     assert torch.equal(gradients[0][:, :, blind], torch.zeros_like(gradients[0][:, :, blind]))
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)
@@ -163,16 +167,16 @@ def test_flex_too_answers_zero() -> None:
     assert torch.equal(y[:, :, :3], torch.zeros_like(y[:, :, :3])) and bool(y.isfinite().all())
 
 
-def scenes() -> dict[str, Scene]:
+def scenes() -> dict[str, Context]:
     """Data that patterns read: padding right and left (a whole sequence too), documents, edges."""
     right = torch.tensor([[0, 1, 2, 3, -1, -1], [0, 1, 2, 3, 4, 5], [-1] * 6])
     left = torch.tensor([[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5], [-1] * 6])
     documents = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1], [3, 2, 1, 1, 2, 3]])
     edges = torch.arange(108).view(3, 6, 6) % 5 < 2
     return {
-        "right": Scene(6, 6, CPU, key_BK=right, document_BP=documents, edges_BNN=edges),
-        "left": Scene(6, 6, CPU, key_BK=left, document_BP=documents, edges_BNN=edges),
-        "none": Scene(6, 6, CPU, document_BP=documents, edges_BNN=edges),
+        "right": Context(6, 6, CPU, key_BK=right, document_BP=documents, edges_BNN=edges),
+        "left": Context(6, 6, CPU, key_BK=left, document_BP=documents, edges_BNN=edges),
+        "none": Context(6, 6, CPU, document_BP=documents, edges_BNN=edges),
     }
 
 
@@ -184,17 +188,17 @@ def scenes() -> dict[str, Scene]:
 @pytest.mark.parametrize("pattern", [Causal(), SameDocument() | parse("prefix(1)"), Graph()], ids=str)
 def test_padding_documents_and_edges_in_every_kernel(pattern: Pattern, padding: str, kernel: str) -> None:
     """Each sequence, without its padding, is the literal attention over the key sets."""
-    scene = scenes()[padding]
+    context = scenes()[padding]
     if (kernel, padding) == ("blocked", "left"):
-        with pytest.raises(CannotServe, match="left padding"):
-            attend(*draw(6, 6, batch=3), pattern, scene=scene, kernel=kernel)
+        with pytest.raises(UnsupportedKernel, match="left padding"):
+            attend(*draw(6, 6, batch=3), pattern, context=context, kernel=kernel)
         return
     with torch.no_grad():
         q, k, v = draw(6, 6, batch=3)
-        y = attend(q, k, v, pattern, scene=scene, kernel=kernel)
-    documents, edges = scene.document_BP, scene.edges_BNN
+        y = attend(q, k, v, pattern, context=context, kernel=kernel)
+    documents, edges = context.document_BP, context.edges_BNN
     assert documents is not None and edges is not None
-    place_BK = scene.key_positions().expand(3, 6)
+    place_BK = context.key_positions().expand(3, 6)
     sees: dict[str, Callable[[int, int, int], bool]] = {
         "causal": lambda b, i, j: j <= i,
         "same_document | prefix(1)": lambda b, i, j: j < 1 or bool(documents[b, i] == documents[b, j]),
@@ -211,10 +215,12 @@ def test_padding_documents_and_edges_in_every_kernel(pattern: Pattern, padding: 
 
 @pytest.mark.spec(6)
 @pytest.mark.parametrize("kernel", [*FAST, "flex"])
-@pytest.mark.parametrize("rules", [(), (Rotary(), Alibi())], ids=repr)
+@pytest.mark.parametrize("score_mods", [(), (Rotary(), Alibi())], ids=repr)
 @pytest.mark.parametrize("text", ["causal", "causal & (window(16) | stride(16))"])
-def test_the_error_in_float32_is_at_most_twice_the_references(text: str, rules: tuple[Rule, ...], kernel: str) -> None:
-    pattern, modules = parse(text), build(rules)
+def test_the_error_in_float32_is_at_most_twice_the_references(
+    text: str, score_mods: tuple[ScoreMod, ...], kernel: str
+) -> None:
+    pattern, modules = parse(text), build(score_mods)
     low = draw(300, 300, torch.float32)
     high = tuple(x.detach().double().requires_grad_() for x in low)
     if kernel == "flex":
@@ -258,25 +264,29 @@ WEIGHTS, PROBE = "Shaw's value terms", "a probe wants the weights"
     [
         ("flex", {"dropout": 0.1}, "FlexAttention has no dropout on the weights; set the attention's dropout to 0"),
         ("flex", {}, "FlexAttention has no backward pass on cpu; train with sdpa, blocked or reference"),
-        ("blocked", {"scene": Scene(6, 6, CPU, key_BK=torch.tensor([[-1, 0, 1, 2, 3, 4]]))}, "left padding.*use sdpa"),
-        ("blocked", {"scene": Scene(6, 6, CPU, query_BQ=torch.arange(6)[None])}, "do not stand at their numbers"),
-        *((kernel, {"rules": [Shaw(2, values=True)]}, WEIGHTS) for kernel in ("sdpa", "flex", "blocked")),
-        *((kernel, {"scene": Scene(6, 6, CPU, probe=Probe())}, PROBE) for kernel in ("sdpa", "flex", "blocked")),
+        (
+            "blocked",
+            {"context": Context(6, 6, CPU, key_BK=torch.tensor([[-1, 0, 1, 2, 3, 4]]))},
+            "left padding.*use sdpa",
+        ),
+        ("blocked", {"context": Context(6, 6, CPU, query_BQ=torch.arange(6)[None])}, "do not stand at their numbers"),
+        *((kernel, {"score_mods": [Shaw(2, values=True)]}, WEIGHTS) for kernel in ("sdpa", "flex", "blocked")),
+        *((kernel, {"context": Context(6, 6, CPU, probe=Probe())}, PROBE) for kernel in ("sdpa", "flex", "blocked")),
     ],
 )
 def test_a_kernel_that_cannot_serve_says_why(kernel: str, options: dict[str, Any], reason: str) -> None:
-    options = options | {"rules": build(options.get("rules", ()))}
+    options = options | {"score_mods": build(options.get("score_mods", ()))}
     qkv = draw(6, 6)
-    with pytest.raises(CannotServe, match=f"the kernel {kernel} cannot serve: .*{reason}"):
+    with pytest.raises(UnsupportedKernel, match=f"the kernel {kernel} cannot serve: .*{reason}"):
         attend(*qkv, **options, kernel=kernel)
     assert attend(*qkv, **options, kernel="reference").shape == (BATCH, HEADS, 6, VALUES)
 
 
-def chosen(pattern: Pattern, queries: int, keys: int, rules: Sequence[Rule] = (), **scene: Any) -> str:
+def chosen(pattern: Pattern, queries: int, keys: int, score_mods: Sequence[ScoreMod] = (), **context: Any) -> str:
     """The name of the kernel that `auto` takes."""
     q, k, v = (torch.zeros(1, HEADS, size, 1) for size in (queries, keys, keys))
-    answers = tuple(rule for rule in build(rules) if rule.needs_weights)
-    request = Request(q, k, v, pattern, (), answers, Scene(queries, keys, CPU, **scene), 1.0, 0.0)
+    answers = tuple(score_mod for score_mod in build(score_mods) if score_mod.needs_weights)
+    request = Request(q, k, v, pattern, (), answers, Context(queries, keys, CPU, **context), 1.0, 0.0)
     return next(name for name, kernel in KERNELS.items() if kernel is choose(request, "auto"))
 
 
@@ -295,12 +305,12 @@ def test_auto_follows_its_rule() -> None:
     assert chosen(SameDocument(), 1024, 1024, document_BP=torch.zeros(1, 1024).long()) == "sdpa"  # may be anything
     assert chosen(local, 1024, 1024, key_BK=torch.arange(1024)[None] - 1) == "sdpa"  # left padding: blocked cannot
     assert chosen(local, 1024, 1024, probe=Probe()) == "reference"
-    assert chosen(local, 1024, 1024, rules=(Shaw(2, values=True),)) == "reference"
+    assert chosen(local, 1024, 1024, score_mods=(Shaw(2, values=True),)) == "reference"
     taken = {}
     for window in (65, 129, 193, 257, 385, 513):
         pattern = parse(f"causal & window({window})")
         taken[window] = chosen(pattern, 1024, 1024)
-        assert (taken[window] == "blocked") == (live_share(pattern, 1024, 1024, HEADS) <= 0.35)
+        assert (taken[window] == "blocked") == (computed_fraction(pattern, 1024, 1024, HEADS) <= 0.35)
     assert set(taken.values()) == {"blocked", "sdpa"}  # a third of the scores lies between
     for sets in (strided(128), fixed(128, 32)):  # the Sparse Transformer's, in all three uses
         for pattern in (*sets, sets[0] | sets[1], ByHead(sets)):
@@ -322,8 +332,8 @@ def test_auto_follows_its_rule() -> None:
 )
 def test_blocked_computes_few_scores(text: str, share: float) -> None:
     pattern, length = parse(text), 2048
-    assert live_share(pattern, length, length, HEADS) == pytest.approx(share, abs=1e-9)
-    assert pattern.density(length) <= share < live_share(pattern, length // 2, length // 2, HEADS)
+    assert computed_fraction(pattern, length, length, HEADS) == pytest.approx(share, abs=1e-9)
+    assert pattern.density(length) <= share < computed_fraction(pattern, length // 2, length // 2, HEADS)
     q, k, v = (torch.randn(1, HEADS, length, 4, dtype=torch.float32) for _ in range(3))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         attend(q, k, v, pattern, kernel="blocked")
@@ -337,7 +347,7 @@ def test_blocked_computes_few_scores(text: str, share: float) -> None:
 @pytest.mark.parametrize("length", [1024, 2048])
 def test_reordering_makes_strides_dense(length: int) -> None:
     reordered, as_they_come = (
-        live_share(parse(f"causal & {name}(64)"), length, length, HEADS) for name in ("stride", "steps")
+        computed_fraction(parse(f"causal & {name}(64)"), length, length, HEADS) for name in ("stride", "steps")
     )
     assert as_they_come == 16 / 64  # 16 queries in a row see 16 of the 64 residues, however long the sequence is
     assert reordered == 64 / length

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.attend import attend
-from everyformer.attention.heads import Standard
+from everyformer.attention.context import Context
+from everyformer.attention.four_term import FourTerm
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Causal, Full
-from everyformer.attention.relative import FourTerm
-from everyformer.attention.rule import Rule
-from everyformer.attention.scene import Scene
-from everyformer.attention.span import DynamicSpan, Span, SpanRule
+from everyformer.attention.projection import Standard
+from everyformer.attention.score_mod import ScoreMod
+from everyformer.attention.span import DynamicSpan, Span, SpanModule
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
-from everyformer.network.head import Language
 from everyformer.network.model import Model
-from everyformer.network.wiring import PreNorm
+from everyformer.network.output_head import Language
+from everyformer.network.residual import PreNorm
 from everyformer.value import from_json, to_json
 from tests.spec import attention
-from tests.spec import rules as spec
+from tests.spec import score_mods as spec
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 CPU = torch.device("cpu")
@@ -41,38 +41,40 @@ def draw(queries: int, keys: int) -> tuple[Tensor, ...]:
     return tuple(torch.randn(BATCH, HEADS, *shape).requires_grad_() for shape in shapes)
 
 
-def large(rule: Rule) -> Any:
+def large(score_mod: ScoreMod) -> Any:
     """The rule's module, its vectors large enough for every term to count."""
-    module = rule.build(HEADS, WIDTH, VALUES)
+    module = score_mod.build(HEADS, WIDTH, VALUES)
     for weight in module.parameters():
         nn.init.normal_(weight)
     return module
 
 
-def literal_scores(rule: Any, q: Tensor, k: Tensor, b: int, h: int, first: int = 0) -> Tensor:
-    w_r_ED = rule.place.weight.unflatten(0, (HEADS, WIDTH))[h]
-    return spec.transformer_xl_scores(q[b, h], k[b, h], w_r_ED, rule.u_HE[h], rule.v_HE[h], first, rule.reach)
+def literal_scores(score_mod: Any, q: Tensor, k: Tensor, b: int, h: int, first: int = 0) -> Tensor:
+    w_r_ED = score_mod.place.weight.unflatten(0, (HEADS, WIDTH))[h]
+    return spec.transformer_xl_scores(
+        q[b, h], k[b, h], w_r_ED, score_mod.u_HE[h], score_mod.v_HE[h], first, score_mod.reach
+    )
 
 
-def literal_relative(rule: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def literal_relative(score_mod: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The four terms, causal, one query at a time."""
     first, answers = k.shape[2] - q.shape[2], torch.zeros(BATCH, HEADS, q.shape[2], VALUES)
     for b, h in product(range(BATCH), range(HEADS)):
-        score_QK = literal_scores(rule, q, k, b, h, first)
+        score_QK = literal_scores(score_mod, q, k, b, h, first)
         for i, score_K in enumerate(score_QK):
             seen = first + i + 1
             answers[b, h, i] = attention.softmax(score_K[:seen]) @ v[b, h, :seen]
     return answers
 
 
-def literal_span(rule: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    first, longest, ramp = k.shape[2] - q.shape[2], rule.value.longest, rule.value.ramp
+def literal_span(score_mod: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    first, longest, ramp = k.shape[2] - q.shape[2], score_mod.value.longest, score_mod.value.ramp
 
     def span(b: int, h: int) -> Tensor:
-        if isinstance(rule, SpanRule):
-            return longest * rule.part_H[h]
+        if isinstance(score_mod, SpanModule):
+            return longest * score_mod.part_H[h]
         x_QD = inputs(q.shape[2])[b]
-        return torch.stack([spec.dynamic_span(x_D, rule.v_HD[h], rule.b_H[h], longest) for x_D in x_QD])
+        return torch.stack([spec.dynamic_span(x_D, score_mod.v_HD[h], score_mod.b_H[h], longest) for x_D in x_QD])
 
     return torch.stack(
         [
@@ -89,20 +91,20 @@ def inputs(queries: int) -> Tensor:
     return torch.randn(BATCH, queries, WIDE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def scene(queries: int, keys: int) -> Scene:
-    return Scene(queries, keys, CPU, x_BQD=inputs(queries))
+def context(queries: int, keys: int) -> Context:
+    return Context(queries, keys, CPU, x_BQD=inputs(queries))
 
 
-def module_of(rule: Rule) -> Any:
+def module_of(score_mod: ScoreMod) -> Any:
     """Large, and spans of all lengths, none of which ends on a key."""
-    module: Any = large(rule)
-    if isinstance(rule, Span):
+    module: Any = large(score_mod)
+    if isinstance(score_mod, Span):
         nn.init.uniform_(module.part_H)
     return module
 
 
 each_rule = pytest.mark.parametrize(
-    ("rule", "literal"),
+    ("score_mod", "literal"),
     [
         pytest.param(FourTerm(8), literal_relative, id="four-term", marks=pytest.mark.spec(38)),
         pytest.param(FourTerm(8, reach=3), literal_relative, id="four-term-clamped", marks=pytest.mark.spec(38, 88)),
@@ -116,11 +118,11 @@ each_rule = pytest.mark.parametrize(
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("queries", "keys"), SIZES)
 def test_a_new_rule_is_its_equation_and_has_its_gradients(
-    rule: Rule, literal: Any, kernel: str, queries: int, keys: int
+    score_mod: ScoreMod, literal: Any, kernel: str, queries: int, keys: int
 ) -> None:
-    module, qkv = module_of(rule), draw(queries, keys)
+    module, qkv = module_of(score_mod), draw(queries, keys)
     weights = [*qkv, *module.parameters()]
-    y = attend(*qkv, Causal(), [module], scene=scene(queries, keys), kernel=kernel)
+    y = attend(*qkv, Causal(), [module], context=context(queries, keys), kernel=kernel)
     wanted = literal(module, *qkv)
     torch.testing.assert_close(y, wanted, **CLOSE)
     direction = torch.randn_like(y)
@@ -130,20 +132,20 @@ def test_a_new_rule_is_its_equation_and_has_its_gradients(
 
 
 @each_rule
-def test_a_new_rule_serves_flex(rule: Rule, literal: Any) -> None:
-    module, qkv = module_of(rule), draw(4, 9)
+def test_a_new_rule_serves_flex(score_mod: ScoreMod, literal: Any) -> None:
+    module, qkv = module_of(score_mod), draw(4, 9)
     with torch.no_grad():
-        found = attend(*qkv, Causal(), [module], scene=scene(4, 9), kernel="flex")
+        found = attend(*qkv, Causal(), [module], context=context(4, 9), kernel="flex")
         torch.testing.assert_close(found, literal(module, *qkv), **CLOSE)
 
 
 @each_rule
 @pytest.mark.parametrize("kernel", KERNELS[1:])
-def test_a_new_rule_serves_gathered_blocks(rule: Rule, literal: Any, kernel: str) -> None:
+def test_a_new_rule_serves_gathered_blocks(score_mod: ScoreMod, literal: Any, kernel: str) -> None:
     """More positions than a block has, and a pattern of which little is left."""
-    module, qkv, pattern = module_of(rule), draw(70, 70), parse("causal & (window(9) | stride(16))")
+    module, qkv, pattern = module_of(score_mod), draw(70, 70), parse("causal & (window(9) | stride(16))")
     weights = [*qkv, *module.parameters()]
-    one, two = (attend(*qkv, pattern, [module], scene=scene(70, 70), kernel=name) for name in (kernel, "reference"))
+    one, two = (attend(*qkv, pattern, [module], context=context(70, 70), kernel=name) for name in (kernel, "reference"))
     torch.testing.assert_close(one, two, **CLOSE)
     found, true = (torch.autograd.grad(y.square().sum(), weights) for y in (one, two))
     for a, b in zip(found, true, strict=True):
@@ -204,10 +206,10 @@ def test_a_span_that_ends_before_every_key_is_no_nan(kernel: str) -> None:
 @pytest.mark.spec(95)
 def test_the_penalty_of_every_layer_reaches_the_loss() -> None:
     layer = Layer(Attention(Standard(HEADS), Causal(), (Span(4, ramp=2, cost=0.5, start=0.6), FourTerm(8))))
-    model = Model(width=12, embed=Tokens(7), body=Stack(2, (layer,), PreNorm()), heads=(Language(),))
+    model = Model(width=12, embed=Tokens(7), body=Stack(2, (layer,), PreNorm()), outputs=(Language(),))
     assert from_json(to_json(model), Model) == model
     network = model.build()
-    spans = [module.part_H for module in network.modules() if isinstance(module, SpanRule)]
+    spans = [module.part_H for module in network.modules() if isinstance(module, SpanModule)]
     penalty = network(torch.randint(0, 7, (2, 5))).aux["penalty"]
     torch.testing.assert_close(penalty, sum(0.5 / HEADS * (4 * part_H).sum() for part_H in spans))
     for gradient in torch.autograd.grad(penalty, spans):
@@ -218,12 +220,14 @@ def test_the_penalty_of_every_layer_reaches_the_loss() -> None:
 def test_the_four_terms_need_no_mask_and_no_memory_of_their_own() -> None:
     """Both sides of the diagonal have their distance, and queries that are the last of the keys see what they would
     see if all were queries: that is segment memory."""
-    rule = large(FourTerm(8))
+    score_mod = large(FourTerm(8))
     q, k, v = draw(9, 9)
-    whole = attend(q, k, v, Full(), [rule])
-    torch.testing.assert_close(attend(q[:, :, 5:], k, v, Full(), [rule]), whole[:, :, 5:], **CLOSE)
+    whole = attend(q, k, v, Full(), [score_mod])
+    torch.testing.assert_close(attend(q[:, :, 5:], k, v, Full(), [score_mod]), whole[:, :, 5:], **CLOSE)
     for b, h in product(range(BATCH), range(HEADS)):
-        wanted = torch.stack([attention.softmax(score_K) @ v[b, h] for score_K in literal_scores(rule, q, k, b, h)])
+        wanted = torch.stack(
+            [attention.softmax(score_K) @ v[b, h] for score_K in literal_scores(score_mod, q, k, b, h)]
+        )
         torch.testing.assert_close(whole[b, h], wanted, **CLOSE)
 
 
@@ -232,22 +236,22 @@ def test_the_four_terms_need_no_mask_and_no_memory_of_their_own() -> None:
 @pytest.mark.parametrize(("queries", "keys"), SIZES)
 def test_the_relative_shift_gives_the_same_scores(reach: int | None, queries: int, keys: int) -> None:
     """Appendix B: the products with all distances are a matrix whose rows, each moved one further, are the term."""
-    rule = large(FourTerm(8, reach))
+    score_mod = large(FourTerm(8, reach))
     q, k, v = draw(queries, keys)
-    r_HRE = spec.distances(keys, 8, reach) @ rule.place.weight.unflatten(0, (HEADS, WIDTH)).transpose(1, 2)
-    shifted = spec.relative_shift((q + rule.v_HE[:, None]) @ r_HRE.transpose(1, 2))
-    score = ((q + rule.u_HE[:, None]) @ k.transpose(2, 3) + shifted) / WIDTH**0.5
+    r_HRE = spec.distances(keys, 8, reach) @ score_mod.place.weight.unflatten(0, (HEADS, WIDTH)).transpose(1, 2)
+    shifted = spec.relative_shift((q + score_mod.v_HE[:, None]) @ r_HRE.transpose(1, 2))
+    score = ((q + score_mod.u_HE[:, None]) @ k.transpose(2, 3) + shifted) / WIDTH**0.5
     seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     wanted = score.masked_fill(~seen, -torch.inf).softmax(-1) @ v
-    torch.testing.assert_close(attend(q, k, v, Causal(), [rule]), wanted, **CLOSE)
+    torch.testing.assert_close(attend(q, k, v, Causal(), [score_mod]), wanted, **CLOSE)
 
 
 @pytest.mark.spec(38)
 def test_folded_terms_do_not_lose_their_distance_far_from_the_start() -> None:
     """In float32, a million positions on: the error is that of the numbers themselves, not of their angles."""
-    rule = large(FourTerm(8)).float()
+    score_mod = large(FourTerm(8)).float()
     q, k, v = (x.detach().float() for x in draw(9, 9))
     at_BT = torch.arange(9)[None] + 1_000_000
-    here = attend(q, k, v, Causal(), [rule])
-    far = attend(q, k, v, Causal(), [rule], scene=Scene(9, 9, CPU, key_BK=at_BT))
+    here = attend(q, k, v, Causal(), [score_mod])
+    far = attend(q, k, v, Causal(), [score_mod], context=Context(9, 9, CPU, key_BK=at_BT))
     torch.testing.assert_close(far, here, rtol=1e-5, atol=1e-5)

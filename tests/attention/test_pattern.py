@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everyformer.attention.context import Context
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import (
     Block,
@@ -27,12 +28,11 @@ from everyformer.attention.pattern import (
     Visible,
     Window,
     cell,
-    far,
     fixed,
     for_head,
+    max_distance,
     strided,
 )
-from everyformer.attention.scene import Scene
 from everyformer.value import Count, Value, from_json, to_json
 from tests.spec import image, sparse
 
@@ -45,7 +45,7 @@ class Antidiagonal(Pattern, Value, frozen=True):
 
     total: Count
 
-    def sees(self, b: Any, h: Any, q: Any, k: Any, scene: Scene | None) -> Any:
+    def allows(self, b: Any, h: Any, q: Any, k: Any, context: Context | None) -> Any:
         return q + k == self.total
 
 
@@ -83,8 +83,8 @@ swept = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 def mask(pattern: Pattern) -> torch.Tensor:
-    scene = Scene(LENGTH, LENGTH, CPU, document_BP=DOCUMENTS, edges_BNN=EDGES)
-    return pattern.mask(LENGTH, heads=HEADS, scene=scene)
+    context = Context(LENGTH, LENGTH, CPU, document_BP=DOCUMENTS, edges_BNN=EDGES)
+    return pattern.mask(LENGTH, heads=HEADS, context=context)
 
 
 EDGE = ((0, 1), (2, 2), (5, 3), (9, 10), (3, 12))
@@ -123,8 +123,8 @@ def test_a_rectangle_sees_its_memory_and_of_it_what_came_before(rows, columns, h
     seen = pattern.mask(len(order))[0]
     assert [set(row.nonzero()[:, 0].tolist()) for row in seen] == memory
     assert torch.equal((Causal() & pattern).mask(len(order))[0], seen.tril())
-    assert int((places[:, None] - places).abs()[seen].max()) <= far(pattern) < 2 * rows * columns
-    assert not (Causal() & pattern).looks_ahead() and (height * width == 1 or pattern.looks_ahead())
+    assert int((places[:, None] - places).abs()[seen].max()) <= max_distance(pattern) < 2 * rows * columns
+    assert not (Causal() & pattern).attends_to_future() and (height * width == 1 or pattern.attends_to_future())
     with pytest.raises(
         ValueError, match=r"local2d\.width is 4: 6 columns do not divide into such blocks; give a divisor"
     ):
@@ -156,16 +156,16 @@ def test_patterns_of_data_read_it() -> None:
     documents = torch.tensor([[0, 0, 1, 1, 0], [2, 2, 2, 3, 3]])
     edges = torch.rand(2, 5, 5) < 0.5
     place = torch.tensor([[0, 1, -1, 2, -1], [-1, -1, 0, 1, 2]])
-    by_document = Scene(5, 5, CPU, document_BP=documents).mask(SameDocument(), 2, 1)
+    by_document = Context(5, 5, CPU, document_BP=documents).mask(SameDocument(), 2, 1)
     assert torch.equal(by_document[:, 0], documents[:, :, None] == documents[:, None, :])
-    assert torch.equal(Scene(5, 5, CPU, edges_BNN=edges).mask(Graph(), 2, 1)[:, 0], edges)
-    padded = Scene(5, 5, CPU, key_BK=place)
+    assert torch.equal(Context(5, 5, CPU, edges_BNN=edges).mask(Graph(), 2, 1)[:, 0], edges)
+    padded = Context(5, 5, CPU, key_BK=place)
     for pattern in (Visible(), Full()):  # what is not visible is seen by nobody, named or not
         assert torch.equal(
             padded.mask(pattern, 2, 1).expand(2, 1, 5, 5)[:, 0], (place >= 0)[:, None, :].expand(2, 5, 5)
         )
     # Positions, not places: a document is read at the position of its token.
-    shifted = Scene(5, 5, CPU, key_BK=place, document_BP=documents)
+    shifted = Context(5, 5, CPU, key_BK=place, document_BP=documents)
     there = documents.gather(1, place.clamp(min=0))
     wanted = there[:, :, None] == there[:, None, :]
     assert torch.equal(shifted.mask(SameDocument(), 2, 1)[:, 0], wanted & (place >= 0)[:, None, :])
@@ -214,11 +214,11 @@ def test_equal_patterns_are_those_that_print_alike(a: Pattern, b: Pattern) -> No
 def test_what_is_told_of_a_pattern_is_counted_from_it(pattern: Pattern, length: int, size: int) -> None:
     seen = pattern.mask(length, heads=HEADS)
     pairs = [(h, i, j) for h in range(HEADS) for i in range(length) for j in range(length) if seen[h, i, j]]
-    assert pattern.looks_ahead(length, HEADS) == any(j > i for _, i, j in pairs)
+    assert pattern.attends_to_future(length, HEADS) == any(j > i for _, i, j in pairs)
     assert pattern.density(length, HEADS) == len(pairs) / (HEADS * length**2)
     blocks = -(-length // size)
     live = {(h, i // size, j // size) for h, i, j in pairs}
-    assert pattern.live_blocks(length, size, HEADS) == len(live) / (HEADS * blocks**2)
+    assert pattern.computed_blocks(length, size, HEADS) == len(live) / (HEADS * blocks**2)
 
 
 @pytest.mark.spec(72)
@@ -256,7 +256,7 @@ def test_a_bound_sees_all_that_the_pattern_may_see(pattern: Pattern) -> None:
     ],
 )
 def test_looking_ahead_is_found_without_a_length(text: str, ahead: bool) -> None:
-    assert parse(text).looks_ahead() is ahead
+    assert parse(text).attends_to_future() is ahead
 
 
 @pytest.mark.spec(72)
@@ -335,19 +335,19 @@ def test_a_wrong_pattern_is_named(make: Callable[[], Any], reason: str) -> None:
 )
 def test_large_numbers_hide_no_look_ahead(text, ahead):
     """Past what can be tried, only what causal itself holds back counts as safe."""
-    assert parse(text).looks_ahead() is ahead
+    assert parse(text).attends_to_future() is ahead
 
 
 class Peek(Pattern, Value, frozen=True):
     """What comes a hundred later: a number that no field has."""
 
-    def sees(self, b, h, q, k, scene):
+    def allows(self, b, h, q, k, context):
         return (k <= q) | (k == q + 100)
 
 
 def test_only_causal_holds_back_a_pattern_from_elsewhere():
-    assert Peek().looks_ahead() and Peek().looks_ahead(128) and not Peek().looks_ahead(64)
-    assert not (Causal() & Peek()).looks_ahead()
+    assert Peek().attends_to_future() and Peek().attends_to_future(128) and not Peek().attends_to_future(64)
+    assert not (Causal() & Peek()).attends_to_future()
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_only_causal_holds_back_a_pattern_from_elsewhere():
 )
 def test_nobody_sees_further_than_the_end_that_a_pattern_sets(text, end):
     pattern = parse(text)
-    assert far(pattern) == end
+    assert max_distance(pattern) == end
     if end is not None:
         _, i, j = pattern.mask(24, heads=2).nonzero(as_tuple=True)
         assert int((i - j).abs().max()) == end

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from everyformer.attention import attend as waist
 from everyformer.attention import span as span_module
 from everyformer.attention.attend import attend
+from everyformer.attention.context import Context
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Causal, Window, for_head
-from everyformer.attention.rule import Rotary, Rule, Shaw
-from everyformer.attention.scene import Scene
+from everyformer.attention.score_mod import Rotary, ScoreMod, Shaw
 from everyformer.attention.span import DynamicSpan, Span, coarse
 from everyformer.study.tally import Tally
-from tests.spec import rules as spec
+from tests.spec import score_mods as spec
 
 BATCH, HEADS, WIDTH, WIDE = 2, 3, 4, 6
 CPU = torch.device("cpu")
@@ -32,14 +32,14 @@ def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_module, "coarse", lambda size: max(1, size))
 
 
-def built(rule: Rule, spans: tuple[float, ...] = (0.0, 2.5, 6.2)) -> Any:
-    module: Any = rule.build(HEADS, WIDTH, WIDTH)
+def built(score_mod: ScoreMod, spans: tuple[float, ...] = (0.0, 2.5, 6.2)) -> Any:
+    module: Any = score_mod.build(HEADS, WIDTH, WIDTH)
     with torch.no_grad():
         for weight in module.parameters():
             weight.normal_()
-        if isinstance(rule, Span):
-            module.part_H.copy_(torch.tensor(spans) / rule.longest)
-        if isinstance(rule, DynamicSpan):
+        if isinstance(score_mod, Span):
+            module.part_H.copy_(torch.tensor(spans) / score_mod.longest)
+        if isinstance(score_mod, DynamicSpan):
             module.b_H.copy_(torch.tensor([-3.0, -2.0, -1.0]))
             module.v_HD.mul_(0.3)
     return module
@@ -63,20 +63,20 @@ def test_a_head_sees_all_that_its_span_shows(z: float, step: int, monkeypatch: p
     """Every key with m > 0 and at most S away is in the head's window; with windows of any size, no other is."""
     if step == 1:
         monkeypatch.setattr(span_module, "coarse", lambda size: max(1, size))
-    rule = Span(12, ramp=4)
-    pattern = built(rule, (z, 1.0, 2.0)).sight(None)
+    score_mod = Span(12, ramp=4)
+    pattern = built(score_mod, (z, 1.0, 2.0)).visible_keys(None)
     assert isinstance(for_head(pattern, 0), Window)
     for distance in range(40):
         shown = bool(spec.soft_mask(torch.tensor(z), 4, distance) > 0) and distance <= 12
         window = bool(
-            pattern.sees(torch.tensor(0), torch.tensor(0), torch.tensor(50), torch.tensor(50 - distance), None)
+            pattern.allows(torch.tensor(0), torch.tensor(0), torch.tensor(50), torch.tensor(50 - distance), None)
         )
         assert window >= shown
         assert step > 1 or distance == 0 or window == shown  # a window has at least the query itself
 
 
 def test_a_span_that_is_no_number_hides_nothing() -> None:
-    pattern = built(Span(12, ramp=4), (math.nan, math.inf, 2.0)).sight(None)
+    pattern = built(Span(12, ramp=4), (math.nan, math.inf, 2.0)).visible_keys(None)
     assert [for_head(pattern, head) for head in range(2)] == [Window(13)] * 2
 
 
@@ -87,7 +87,7 @@ def test_windows_are_few_and_not_much_too_large() -> None:
     assert len(set(sizes)) <= 24 and sizes == sorted(sizes)
 
 
-RULES = [
+SCORE_MODS = [
     pytest.param((Span(8, ramp=3),), id="span"),
     pytest.param((Rotary(), Shaw(8, ahead=False), Span(8, ramp=3)), id="span-with-distances"),
     pytest.param((DynamicSpan(WIDE, 8, ramp=3), Shaw(5)), id="dynamic"),
@@ -97,17 +97,19 @@ RULES = [
 
 @pytest.mark.spec(97)
 @pytest.mark.usefixtures("fine")
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("score_mods", SCORE_MODS)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("queries", [1, 5])
 def test_keys_that_nobody_sees_are_not_read(
-    rules: tuple[Rule, ...], padded: bool, queries: int, monkeypatch: pytest.MonkeyPatch
+    score_mods: tuple[ScoreMod, ...], padded: bool, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fused kernel is given few of the keys and answers as the equation does, gradients too."""
-    modules, qkv, keys = [built(rule) for rule in rules], draw(queries, 40), 40
-    scene = Scene(queries, keys, CPU, key_BK=holes(keys) if padded else None, x_BQD=torch.randn(BATCH, queries, WIDE))
-    pattern = Causal() if rules else parse("causal & window(6)")
-    wanted = attend(*qkv, pattern, modules, scene=scene, kernel="reference")
+    modules, qkv, keys = [built(score_mod) for score_mod in score_mods], draw(queries, 40), 40
+    context = Context(
+        queries, keys, CPU, key_BK=holes(keys) if padded else None, x_BQD=torch.randn(BATCH, queries, WIDE)
+    )
+    pattern = Causal() if score_mods else parse("causal & window(6)")
+    wanted = attend(*qkv, pattern, modules, context=context, kernel="reference")
     given: list[int] = []
     fused = F.scaled_dot_product_attention
 
@@ -116,7 +118,7 @@ def test_keys_that_nobody_sees_are_not_read(
         return fused(q, k, v, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    found = attend(*qkv, pattern, modules, scene=replace(scene, made={}), kernel="sdpa")
+    found = attend(*qkv, pattern, modules, context=replace(context, made={}), kernel="sdpa")
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     assert given[0] <= queries + 8 + 8 * padded < keys  # at most the longest span before the first query, and a hole
     weights = [*qkv, *(weight for module in modules for weight in module.parameters())]
@@ -132,7 +134,7 @@ def test_keys_that_nobody_sees_are_not_read(
 @pytest.mark.spec(97)
 def test_short_spans_choose_the_blocked_kernel_and_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """From all of 1,024 positions to 64: another kernel, the same answer, a small part of the operations and bytes."""
-    rules: list[Any] = [built(Shaw(1024, ahead=False)), built(Span(1024, ramp=32))]
+    score_mods: list[Any] = [built(Shaw(1024, ahead=False)), built(Span(1024, ramp=32))]
     qkv = [x.detach()[:1] for x in draw(1024, 1024)]
     chosen: list[str] = []
     original = waist.choose
@@ -144,11 +146,11 @@ def test_short_spans_choose_the_blocked_kernel_and_cost_little(monkeypatch: pyte
     monkeypatch.setattr(waist, "choose", spy)
     tallies: dict[float, Tally] = {}
     for part in (1.0, 30 / 1024):
-        torch.nn.init.constant_(rules[1].part_H, part)
-        attend(*qkv, Causal(), rules)  # what is planned once
+        torch.nn.init.constant_(score_mods[1].part_H, part)
+        attend(*qkv, Causal(), score_mods)  # what is planned once
         with Tally(CPU) as tallies[part]:
-            found = attend(*qkv, Causal(), rules)
-        torch.testing.assert_close(found, attend(*qkv, Causal(), rules, kernel="sdpa"), rtol=0, atol=1e-12)
+            found = attend(*qkv, Causal(), score_mods)
+        torch.testing.assert_close(found, attend(*qkv, Causal(), score_mods, kernel="sdpa"), rtol=0, atol=1e-12)
     assert chosen == ["sdpa"] * 3 + ["blocked"] * 2 + ["sdpa"]
     long, short = tallies.values()
     assert short.flops < 0.25 * long.flops and short.peak < 0.25 * long.peak
@@ -157,7 +159,7 @@ def test_short_spans_choose_the_blocked_kernel_and_cost_little(monkeypatch: pyte
 @pytest.mark.spec(95)
 def test_a_span_stays_between_nothing_and_the_longest() -> None:
     module = built(Span(8, ramp=3), (-1.0, 3.0, 9.0))
-    module.settle()
+    module.clamp_()
     torch.testing.assert_close(module.part_H.detach(), torch.tensor([0.0, 3 / 8, 1.0]))
 
 
@@ -165,15 +167,15 @@ def test_a_span_stays_between_nothing_and_the_longest() -> None:
 def test_a_dynamic_span_costs_its_mean_over_heads_and_real_tokens() -> None:
     """lambda / M sum_h z, on average over the tokens that are no padding."""
     module, x_BQD, key_BK = built(DynamicSpan(WIDE, 8, cost=0.5)), torch.randn(BATCH, 20, WIDE), holes(20)
-    scene = Scene(20, 20, CPU, key_BK=key_BK, x_BQD=x_BQD)
+    context = Context(20, 20, CPU, key_BK=key_BK, x_BQD=x_BQD)
     spans = [
         spec.dynamic_span(x_BQD[b, i], module.v_HD[h], module.b_H[h], 8)
         for b, i in (key_BK >= 0).nonzero().tolist()
         for h in range(HEADS)
     ]
-    torch.testing.assert_close(module.penalty(scene), 0.5 * sum(spans) / len(spans))
+    torch.testing.assert_close(module.penalty(context), 0.5 * sum(spans) / len(spans))
     torch.testing.assert_close(
-        module.penalty(replace(scene, key_BK=None)), 0.5 * module._spans(scene).mean(), rtol=0, atol=0
+        module.penalty(replace(context, key_BK=None)), 0.5 * module._spans(context).mean(), rtol=0, atol=0
     )
 
 
@@ -190,8 +192,8 @@ def test_spans_are_told_apart_in_low_precision() -> None:
     found = {}
     for dtype in (torch.float64, torch.bfloat16):
         q = torch.zeros(1, HEADS, 1, WIDTH, dtype=dtype)
-        scene = Scene(1, 1, CPU, query_BQ=torch.tensor([[1010]]), key_BK=torch.tensor([[0]]))
-        found[dtype] = module.score(q, q, 1.0, scene)(*at).detach()
+        context = Context(1, 1, CPU, query_BQ=torch.tensor([[1010]]), key_BK=torch.tensor([[0]]))
+        found[dtype] = module.bias(q, q, 1.0, context)(*at).detach()
     assert found[torch.bfloat16].dtype == torch.bfloat16
     assert math.isclose(found[torch.float64], math.log((32 + 995.5 - 1010) / 32), rel_tol=1e-6)
     torch.testing.assert_close(found[torch.bfloat16], found[torch.float64].bfloat16())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from everyformer.attention.attend import CannotServe, attend
+from everyformer.attention.attend import UnsupportedKernel, attend
+from everyformer.attention.context import Context
 from everyformer.attention.kernels.tiled import Few, Tile, tiles
 from everyformer.attention.parse import parse
-from everyformer.attention.rule import Alibi
-from everyformer.attention.scene import Scene
+from everyformer.attention.score_mod import Alibi
 
 CPU = torch.device("cpu")
 BATCH, HEADS, LENGTH = 3, 4, 32
@@ -100,9 +100,9 @@ def test_it_errs_at_most_twice_as_much_as_the_plain_kernel(text, dtype):
 @pytest.mark.parametrize(
     "text, options, reason",
     [
-        ("causal & window(8)", {"rules": [Alibi().build(HEADS, 6, 4)]}, "adds to the score"),
+        ("causal & window(8)", {"score_mods": [Alibi().build(HEADS, 6, 4)]}, "adds to the score"),
         ("causal & window(8)", {"dropout": 0.5}, "dropped"),
-        ("causal & window(8)", {"scene": Scene(32, 32, CPU, key_BK=torch.arange(32)[None])}, "padding"),
+        ("causal & window(8)", {"context": Context(32, 32, CPU, key_BK=torch.arange(32)[None])}, "padding"),
         ("causal & window(7)", {}, "no union of whole tiles; use blocked"),  # 32 is no multiple of 7
         ("causal & window(32)", {}, "no union of whole tiles"),  # that is all
         ("window(8)", {}, "no union of whole tiles"),
@@ -111,15 +111,16 @@ def test_it_errs_at_most_twice_as_much_as_the_plain_kernel(text, dtype):
     ],
 )
 def test_what_it_cannot_serve_it_refuses(text, options, reason):
-    with pytest.raises(CannotServe, match=rf"the kernel tiled cannot serve: .*{reason}"):
+    with pytest.raises(UnsupportedKernel, match=rf"the kernel tiled cannot serve: .*{reason}"):
         attend(*draw(), parse(text), kernel="tiled", **options)
 
 
 def test_a_rule_that_turns_queries_and_keys_is_served():
-    from everyformer.attention.relative import FourTerm
+    from everyformer.attention.four_term import FourTerm
 
-    rule, qkv = FourTerm(8).build(HEADS, 6, 4).double(), draw()
+    score_mod, qkv = FourTerm(8).build(HEADS, 6, 4).double(), draw()
     one, two = (
-        attend(*qkv, parse("causal & (window(8) | stride(8))"), [rule], kernel=kernel) for kernel in ("tiled", "sdpa")
+        attend(*qkv, parse("causal & (window(8) | stride(8))"), [score_mod], kernel=kernel)
+        for kernel in ("tiled", "sdpa")
     )
     torch.testing.assert_close(one, two, rtol=0, atol=1e-12)

@@ -182,7 +182,7 @@ def test_the_family_as_json_has_exact_counts(run):
     assert rows["gpt2"]["sizes"]["small"]["parameters"] == 124_439_808
     assert rows["vit"]["sizes"]["b16"]["parameters"] == 86_567_656
     assert rows["transformer"]["pattern"] == ["full", "causal"]
-    assert {name for name, row in rows.items() if row["past"] in ("keys", "memory", "state")} == BACK
+    assert {name for name, row in rows.items() if row["cache"] in ("keys", "memory", "state")} == BACK
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_the_difference_of_bert_and_gpt2_is_the_abstract(run):
     assert code == 0 and found["members"] == ["bert:base", "gpt2:small"]
     architecture = found["architecture"]
     assert architecture["body.each[0].attention.pattern"] == ["full", "causal"]
-    assert architecture["body.wiring"] == ["post_norm", "pre_norm"]
+    assert architecture["body.residual"] == ["post_norm", "pre_norm"]
     assert architecture["segments"] == [2, None]
     assert found["sizes and rates"]["embed.vocabulary"] == [30522, 50257]
     assert "width" not in out  # both are 768 wide
@@ -236,7 +236,7 @@ def test_a_decoder_is_compared_with_the_decoder(run):
     code, out, _ = run("family", "--diff", "gpt2", "transformer")
     rows = [line.split() for line in out.splitlines()]
     assert code == 0
-    assert ["decoder.body.wiring", "pre_norm", "post_norm"] in rows
+    assert ["decoder.body.residual", "pre_norm", "post_norm"] in rows
     assert ["encoder", "–", "model"] in rows
     assert not any(row and row[0].startswith("encoder.") for row in rows)  # what gpt2 lacks altogether is one line
     assert out.index("architecture") < out.index("sizes and rates") < out.index("decoder.width")
@@ -268,9 +268,9 @@ def test_a_run_goes_on_when_the_reader_of_its_pipe_leaves(tmp_path):
 
 
 def test_a_proposed_command_is_read_by_a_shell_as_it_is_meant(capsys):
-    next_command(console(), "generate", Path("a b/it's"), "run.grow=[[2, 8]]", hint="--prompt 'Once more'")
+    next_command(console(), "generate", Path("a b/it's"), "run.batch_schedule=[[2, 8]]", hint="--prompt 'Once more'")
     words = shlex.split(capsys.readouterr().out.partition("next: ")[2])
-    assert words == ["everyformer", "generate", "a b/it's", "run.grow=[[2, 8]]", "--prompt", "Once more"]
+    assert words == ["everyformer", "generate", "a b/it's", "run.batch_schedule=[[2, 8]]", "--prompt", "Once more"]
 
 
 def test_ctrl_c_promises_no_checkpoint(run, monkeypatch):

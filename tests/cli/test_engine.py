@@ -250,9 +250,10 @@ def test_what_means_nothing_to_a_run_is_refused_with_what_does(place, capsys):
         assert main(["generate", run, "--prompt=a b", *option]) == 2
         assert reason in capsys.readouterr().err
     assert (
-        main(["plan", "byte-language", "--size", "tiny", "--data", "text.txt", "--start", "text", "--no-measure"]) == 0
+        main(["plan", "byte-language", "--size", "tiny", "--data", "text.txt", "--init-from", "text", "--no-measure"])
+        == 0
     )
-    assert "--start text" in capsys.readouterr().out
+    assert "--init-from text" in capsys.readouterr().out
 
 
 @pytest.mark.spec(98, 101, 102)
@@ -320,7 +321,7 @@ def test_a_plan_says_what_a_run_takes_and_what_to_change(capsys):
 
 def test_a_plan_proposes_a_command_that_a_shell_reads_as_it_was_given(place, capsys):
     (place / "text.txt").rename(place / "a text.txt")
-    words = ["gpt2", "--size", "tiny", "--data", "a text.txt", "run.batch=4", "run.grow=[[2, 8]]"]
+    words = ["gpt2", "--size", "tiny", "--data", "a text.txt", "run.batch=4", "run.batch_schedule=[[2, 8]]"]
     assert main(["plan", *words, "--no-measure"]) == 0
     assert shlex.split(capsys.readouterr().out.partition("next: ")[2]) == ["everyformer", "train", *words]
 
@@ -399,7 +400,7 @@ def test_a_run_that_lost_its_tokenizer_is_not_read_with_another(place, capsys):
 
 def test_the_recipe_of_a_run_tells_the_tokenizer_that_it_took_over(place, capsys):
     assert train("--out", "old", "task.tokenizer=characters") == 0
-    assert train("--out", "new", "--start", "old") == 0
+    assert train("--out", "new", "--init-from", "old") == 0
     assert json.loads((place / "new" / "recipe.json").read_text())["task"]["tokenizer"] == "characters"
     (place / "new" / "characters.json").unlink()
     assert main(["generate", "new"]) == 2
@@ -419,7 +420,7 @@ def test_only_who_goes_on_needs_the_optimizer(place, capsys):
     for file in (place / "run").rglob("optimizer.safetensors"):
         file.unlink()
     assert main(["evaluate", "run", "--step", "best"]) == 0 and main(["generate", "run", "--tokens", "3"]) == 0
-    assert train("--out", "next", "--start", "run") == 0
+    assert train("--out", "next", "--init-from", "run") == 0
     assert main(["resume", "run", "--steps", "7"]) == 2
     assert "has lost optimizer.safetensors" in capsys.readouterr().err
 

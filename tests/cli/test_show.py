@@ -10,11 +10,11 @@ import torch
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from everyformer.attention.kernels.blocked import live_share
+from everyformer.attention.kernels.blocked import computed_fraction
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import for_head
 from everyformer.cli.main import main
-from everyformer.study.picture import COLORS, draw, example_scene, pool
+from everyformer.study.picture import COLORS, draw, example_context, pool
 
 PATTERNS = (
     "causal & window(8)",
@@ -61,11 +61,11 @@ def fact(out: str, label: str) -> str:
 def test_the_grid_is_the_mask(text, length, show):
     out = show(text, "--length", str(length))
     pattern = parse(text)
-    seen_QK = pattern.mask(length, scene=example_scene(pattern, length)[0])[0]
+    seen_QK = pattern.mask(length, context=example_context(pattern, length)[0])[0]
     assert cells(out)[:length] == seen_QK.tolist()
     assert not any(map(any, cells(out)[length:]))  # the lower half of an odd last row
     assert f"({int(seen_QK.sum())} of {length * length:,})" in fact(out, "seen")
-    assert fact(out, "looks ahead") == ("yes" if pattern.looks_ahead() else "no")
+    assert fact(out, "looks ahead") == ("yes" if pattern.attends_to_future() else "no")
 
 
 @pytest.mark.parametrize("text", ("causal & window(8)", "causal & (window(8) | stride(16))"))
@@ -73,8 +73,8 @@ def test_the_facts_are_those_of_the_pattern(text, show):
     out, pattern = show(text, "--length", "256"), parse(text)
     assert fact(out, "seen").startswith(f"{pattern.density(256):.1%} ")
     live, blocks = map(int, re.findall(r"(\d+) of (\d+) blocks", fact(out, "live blocks"))[0])
-    assert blocks == 16 * 16 and live / blocks == pattern.live_blocks(256, 16)
-    assert fact(out, "blocked kernel").startswith(f"computes {live_share(pattern, 256, 256, 1):.1%} ")
+    assert blocks == 16 * 16 and live / blocks == pattern.computed_blocks(256, 16)
+    assert fact(out, "blocked kernel").startswith(f"computes {computed_fraction(pattern, 256, 256, 1):.1%} ")
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,21 @@ import torch
 from torch import Tensor, nn
 
 import everyformer
-from everyformer.attention.heads import Standard
+from everyformer.attention.context import Context
+from everyformer.attention.four_term import FourTerm
 from everyformer.attention.parse import parse
-from everyformer.attention.relative import FourTerm
-from everyformer.attention.rule import Rotary, RuleModule, Shaw
-from everyformer.attention.scene import Scene
+from everyformer.attention.projection import Standard
+from everyformer.attention.score_mod import Rotary, ScoreModModule, Shaw
 from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network import depth, halting
+from everyformer.network.cache import Cache
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Language, PerToken
 from everyformer.network.model import Model, Network
-from everyformer.network.past import Past
+from everyformer.network.output_head import Language, PerToken
 from everyformer.network.position import Learned
-from everyformer.network.wiring import PreNorm, PreNormStep, Reversible
+from everyformer.network.residual import PreNorm, PreNormModule, Reversible
 from everyformer.study.contracts import CONTRACTS, Report, contracts
 from everyformer.study.sweep import (
     BODIES,
@@ -34,10 +34,10 @@ from everyformer.study.sweep import (
     PARTS,
     PATTERNS,
     POSITIONS,
-    RULES,
+    RESIDUALS,
+    SCORE_MODS,
     SWEPT,
     WIDTH,
-    WIRINGS,
     cells,
     sweep,
 )
@@ -75,24 +75,28 @@ def test_every_pattern_rule_and_wiring_keep_the_contracts_together(record_proper
 
 
 @pytest.mark.parametrize(
-    ("pattern", "rules"),
-    [*((pattern, ()) for pattern in PATTERNS), *((parse("causal"), rules) for rules in RULES[1:])],
+    ("pattern", "score_mods"),
+    [*((pattern, ()) for pattern in PATTERNS), *((parse("causal"), score_mods) for score_mods in SCORE_MODS[1:])],
     ids=lambda part: " ".join(type(one).__name__ for one in part) or "none" if isinstance(part, tuple) else str(part),
 )
-def test_flex_serves_every_pattern_and_every_rule(pattern, rules, record_property):
-    layer = Layer(Attention(Standard(2), pattern, rules), None)
+def test_flex_serves_every_pattern_and_every_rule(pattern, score_mods, record_property):
+    layer = Layer(Attention(Standard(2), pattern, score_mods), None)
     report = contracts(Model(width=WIDTH, embed=Tokens(7), body=Stack(1, (layer,), PreNorm())), "flex")
-    assert len(report.findings) == (rules != (Shaw(2, values=True),))  # that one needs the weights
+    assert len(report.findings) == (score_mods != (Shaw(2, values=True),))  # that one needs the weights
     held(report, record_property)
 
 
-@pytest.mark.parametrize("rules", RULES, ids=lambda rules: " ".join(type(rule).__name__ for rule in rules) or "none")
+@pytest.mark.parametrize(
+    "score_mods",
+    SCORE_MODS,
+    ids=lambda score_mods: " ".join(type(score_mod).__name__ for score_mod in score_mods) or "none",
+)
 @pytest.mark.parametrize("text", ["causal", "window(3)"])
-def test_every_rule_compiles_whole(text, rules):
+def test_every_rule_compiles_whole(text, score_mods):
     """With and without padding, over positions that have an end."""
-    layer = Layer(Attention(Standard(2), parse(text), rules), FeedForward(8))
+    layer = Layer(Attention(Standard(2), parse(text), score_mods), FeedForward(8))
     value = Model(
-        width=WIDTH, embed=Tokens(7), position=Learned(16), body=Stack(1, (layer,), PreNorm()), heads=(PerToken(2),)
+        width=WIDTH, embed=Tokens(7), position=Learned(16), body=Stack(1, (layer,), PreNorm()), outputs=(PerToken(2),)
     )
     network = value.build().double().eval()
     token_BT, visible_BT = torch.randint(0, 7, (2, 6)), torch.ones(2, 6, dtype=torch.bool)
@@ -106,7 +110,7 @@ def test_every_rule_compiles_whole(text, rules):
 
 def test_a_network_of_feed_forward_nets_does_not_pass_overfit():
     layer = Layer(None, FeedForward(32))
-    value = Model(width=16, embed=Tokens(7), body=Stack(1, (layer,), PreNorm()), heads=(Language(),))
+    value = Model(width=16, embed=Tokens(7), body=Stack(1, (layer,), PreNorm()), outputs=(Language(),))
     assert not contracts(value, "overfit").ok
 
 
@@ -123,31 +127,31 @@ def test_every_two_parts_meet_or_are_refused(record_property):
         if model and attention(model):
             (layer,), place = model.body.each, (type(model.body), getattr(model.body, "mode", None))
             one = layer.attention
-            parts = one.pattern, one.rules, model.body.wiring, one.heads, model.position, layer.feedforward
-            pairs = set(combinations(enumerate((*parts, (model.embed, model.heads), place)), 2))
+            parts = one.pattern, one.score_mods, model.body.residual, one.heads, model.position, layer.feedforward
+            pairs = set(combinations(enumerate((*parts, (model.embed, model.outputs), place)), 2))
             met |= pairs
-            if model.body.looks_back_only():
+            if model.body.is_causal():
                 back |= pairs
     refused = sum(model is None for model in cells())
     record_property("refused", refused)
     assert len(met) + refused == sum(len(one) * len(two) for one, two in combinations(PARTS, 2))
     # And where a cache can be tried on them, unless one of the two looks ahead itself.
-    causal = [pattern for pattern in PATTERNS if not pattern.looks_ahead(heads=2)]
-    plain = [wiring for wiring in (*WIRINGS, *GATES) if not wiring.norm.mixes_positions]
-    for (i, ones), (j, others) in combinations(enumerate((causal, RULES, plain, HEADS, POSITIONS)), 2):
+    causal = [pattern for pattern in PATTERNS if not pattern.attends_to_future(heads=2)]
+    plain = [residual for residual in (*RESIDUALS, *GATES) if not residual.norm.mixes_positions]
+    for (i, ones), (j, others) in combinations(enumerate((causal, SCORE_MODS, plain, HEADS, POSITIONS)), 2):
         for one, other in product(ones, others):
             assert ((i, one), (j, other)) in back or ((i, one), (j, other)) not in met, (one, other)
 
 
 def test_combinations_that_nobody_else_has_are_cells():
     """Sparse and relative, span and memory, reversible and memory, local and rotary with a cache, a graph in some heads."""
-    models = [model for model in cells() if model and attention(model) and model.body.looks_back_only()]
+    models = [model for model in cells() if model and attention(model) and model.body.is_causal()]
 
-    def some(pattern: str = "", rule: type | None = None, wiring: type | None = None) -> bool:
+    def some(pattern: str = "", score_mod: type | None = None, residual: type | None = None) -> bool:
         return any(
             pattern in str(attention(model).pattern)
-            and (rule is None or any(isinstance(one, rule) for one in attention(model).rules))
-            and (wiring is None or isinstance(model.body.wiring, wiring))
+            and (score_mod is None or any(isinstance(one, score_mod) for one in attention(model).score_mods))
+            and (residual is None or isinstance(model.body.residual, residual))
             for model in models
         )
 
@@ -183,35 +187,35 @@ class Mean(nn.Module):
         return x_BTD - x_BTD.mean(1, keepdim=True)
 
 
-class Ahead(RuleModule):
+class Ahead(ScoreModModule):
     """A rule that lets the length of the sequence into the score."""
 
-    def turn(self, q_BHQE: Tensor, k_BHKE: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
-        return q_BHQE * scene.keys, k_BHKE
+    def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        return q_BHQE * context.keys, k_BHKE
 
 
 def test_future_notices_a_norm_over_positions():
     network = tiny()
     step = network.body.layers[0].steps["attention"]
-    assert isinstance(step, PreNormStep)
+    assert isinstance(step, PreNormModule)
     step.norm = Mean()
     assert broken(network, "future")
 
 
 def test_cache_and_padding_notice_a_rule_that_counts_keys():
     network = tiny()
-    network.body.layers[0].attention.rules.append(Ahead())
+    network.body.layers[0].attention.score_mods.append(Ahead())
     assert broken(network, "cache") and broken(network, "padding")
 
 
 def test_rewind_notices_a_past_that_is_not_rolled_back(monkeypatch):
-    monkeypatch.setattr(Past, "roll_back", lambda past, count: past)
+    monkeypatch.setattr(Cache, "roll_back", lambda cache, count: cache)
     assert broken(tiny(), "rewind")
 
 
 def test_segments_notice_a_memory_of_what_is_normed_already(monkeypatch):
     """The memory keeps what goes into the norm; of what comes out of it, the keys would be normed twice."""
-    monkeypatch.setattr(PreNormStep, "stream", lambda step, state: 2 * step.norm(state, None) + 1)
+    monkeypatch.setattr(PreNormModule, "stream", lambda step, state: 2 * step.norm(state, None) + 1)
     assert broken(tiny(), "segments") and not broken(tiny(), "cache")
 
 
@@ -234,23 +238,23 @@ def test_kernels_notice_a_kernel_that_forgets_the_scale(monkeypatch):
 def test_flex_notices_a_kernel_that_forgets_the_pattern(monkeypatch):
     from everyformer.attention.kernels import flex
 
-    monkeypatch.setattr(flex, "_block_mask", lambda pattern, scene, *sizes: None)
+    monkeypatch.setattr(flex, "_block_mask", lambda pattern, context, *sizes: None)
     assert broken(tiny(), "flex")
 
 
 def test_gradient_notices_a_detached_path(monkeypatch):
-    original = depth.AttentionLayer._attend
+    original = depth.AttentionModule._attend
     monkeypatch.setattr(
-        depth.AttentionLayer, "_attend", lambda layer, q, keys, scene: original(layer, q.detach(), keys, scene)
+        depth.AttentionModule, "_attend", lambda layer, q, keys, context: original(layer, q.detach(), keys, context)
     )
     assert broken(tiny(), "gradient")
 
 
 def test_chunks_notice_a_net_that_looks_at_its_neighbours(monkeypatch):
-    from everyformer.network.feedforward import FeedForwardLayer
+    from everyformer.network.feedforward import FeedForwardModule
 
-    original = FeedForwardLayer._net
-    monkeypatch.setattr(FeedForwardLayer, "_net", lambda net, x: original(net, x) + x.mean(1, keepdim=True))
+    original = FeedForwardModule._net
+    monkeypatch.setattr(FeedForwardModule, "_net", lambda net, x: original(net, x) + x.mean(1, keepdim=True))
     assert broken(tiny(), "chunks")
 
 
@@ -283,13 +287,13 @@ def test_overfit_notices_a_frozen_model():
 
 
 def _scaled(output, factor):
-    return everyformer.Output(output.hidden * factor, output.logits, output.past, output.aux)
+    return everyformer.Output(output.hidden * factor, output.logits, output.cache, output.aux)
 
 
 def test_halting_notices_weights_that_do_not_sum_to_one(monkeypatch):
     network = everyformer.build("universal-transformer", "tiny", width=16, heads=2)
-    whole = halting.Account.add
-    monkeypatch.setattr(halting.Account, "add", lambda *given: 0.9 * whole(*given))
+    whole = halting.ActState.add
+    monkeypatch.setattr(halting.ActState, "add", lambda *given: 0.9 * whole(*given))
     assert broken(network, "halting")
 
 

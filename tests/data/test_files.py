@@ -32,13 +32,13 @@ def test_the_content_is_mapped_whatever_the_packing(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zip"])
-def test_a_truncated_file_is_refused_and_leaves_nothing(tmp_path, suffix, cache):
+def test_a_truncated_file_is_refused_and_leaves_nothing(tmp_path, suffix, cache_folder):
     path = packed(tmp_path, suffix)
     path.write_bytes(path.read_bytes()[:-30])
-    before = set(cache.iterdir())
+    before = set(cache_folder.iterdir())
     with pytest.raises(ValueError, match=r"cannot unpack .*poem\.txt.*damaged"):
         files.mapped(path)
-    assert set(cache.iterdir()) == before
+    assert set(cache_folder.iterdir()) == before
 
 
 def test_a_file_that_changes_is_unpacked_again(tmp_path):

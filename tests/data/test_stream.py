@@ -76,7 +76,7 @@ def test_an_interrupted_stream_is_not_taken_for_a_whole_one(text, monkeypatch, t
     assert len(tokens(text, "train", tokenizer)) == len(POEM)
 
 
-def test_what_is_kept_is_of_this_text_split_and_tokenizer(text, cache):
+def test_what_is_kept_is_of_this_text_split_and_tokenizer(text, cache_folder):
     one, other = learn("bpe", lambda: [POEM], 300), learn("bpe", lambda: [POEM], 400)
     assert len(tokens(text, "train", one)) > len(tokens(text, "train", other))
     assert digest("a", "b") != digest("ab") != digest("b", "a")

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import everyformer
-from everyformer.attention.attend import CannotServe, attend, choose
+from everyformer.attention.attend import UnsupportedKernel, attend, choose
+from everyformer.attention.context import Context
+from everyformer.attention.four_term import FourTerm
 from everyformer.attention.hashing import Hash, with_places
 from everyformer.attention.kernels import blocked, fused
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Hashed
-from everyformer.attention.relative import FourTerm
-from everyformer.attention.rule import Alibi, ImageBias, Rotary, Shaw, T5Bias
-from everyformer.attention.scene import Scene
+from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, Shaw, T5Bias
 from everyformer.attention.span import Span
 from everyformer.study.contracts import contracts
 from everyformer.task.table import task_for
@@ -46,7 +46,7 @@ SPARSE = (
     "causal & (block(128) | summary(128, 64, 32))",
     "hashed(4, 8, 16)",
 )
-RULES = ((), (Rotary(),), (Alibi(),), (Shaw(8),), (T5Bias(),), (ImageBias(16, 16),), (FourTerm(64),))
+SCORE_MODS = ((), (Rotary(),), (Alibi(),), (Shaw(8),), (T5Bias(),), (ImageBias(16, 16),), (FourTerm(64),))
 
 
 def made(dtype, queries=256, keys=256):
@@ -55,16 +55,16 @@ def made(dtype, queries=256, keys=256):
     return [torch.randn(size, device="cuda", dtype=torch.float64).to(dtype) for size in sizes]
 
 
-def answers(tensors, pattern, rules, dtype, kernel):
+def answers(tensors, pattern, score_mods, dtype, kernel):
     """The answer and the gradients to q, k, v of the same numbers in a precision."""
     leaves = [x.to(dtype).requires_grad_() for x in tensors]
     torch.manual_seed(1)
-    modules = [rule.build(4, 64, 64).cuda().to(dtype) for rule in rules]
-    seen, scene = parse(pattern), Scene(leaves[0].shape[2], leaves[1].shape[2], leaves[0].device)
+    modules = [score_mod.build(4, 64, 64).cuda().to(dtype) for score_mod in score_mods]
+    seen, context = parse(pattern), Context(leaves[0].shape[2], leaves[1].shape[2], leaves[0].device)
     if isinstance(seen, Hashed):
         hash_ = Hash(seen, 4, 64).cuda()
-        scene = with_places(scene, hash_(hash_.buckets(leaves[1]), scene))
-    answer = attend(*leaves, seen, modules, scene=scene, kernel=kernel)
+        context = with_places(context, hash_(hash_.buckets(leaves[1]), context))
+    answer = attend(*leaves, seen, modules, context=context, kernel=kernel)
     torch.manual_seed(2)
     slope = torch.randn(answer.shape, device="cuda", dtype=torch.float64).to(dtype)
     return [answer, *torch.autograd.grad(answer, leaves, slope)]
@@ -73,9 +73,9 @@ def answers(tensors, pattern, rules, dtype, kernel):
 @pytest.mark.parametrize("kernel", ["sdpa", "blocked", "flex"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fast_kernels_err_at_most_twice_as_much_as_the_plain_one(kernel, dtype):
-    cells = list(product(PATTERNS, RULES))
+    cells = list(product(PATTERNS, SCORE_MODS))
     if kernel == "flex":  # each is compiled anew: one pattern with every rule, every pattern without
-        cells = [(pattern, rules) for pattern, rules in cells if not rules or pattern == PATTERNS[2]]
+        cells = [(pattern, score_mods) for pattern, score_mods in cells if not score_mods or pattern == PATTERNS[2]]
     assert_accurate(kernel, dtype, cells)
 
 
@@ -90,8 +90,8 @@ def test_sparse_kernels_err_at_most_twice_as_much_as_the_plain_one(kernel):
 
 
 def test_long_sparse_passes_in_half_precision_are_fused():
-    (q, k, v), scene = made(torch.bfloat16, 2048, 2048), Scene(2048, 2048, torch.device("cuda"))
-    request = Request(q, k, v, parse("causal & window(64)"), (), (), scene, 0.125, 0.0)
+    (q, k, v), context = made(torch.bfloat16, 2048, 2048), Context(2048, 2048, torch.device("cuda"))
+    request = Request(q, k, v, parse("causal & window(64)"), (), (), context, 0.125, 0.0)
     assert choose(request, "auto") is fused
     assert choose(replace(request, dropout=0.1), "auto") is blocked
     assert choose(replace(request, q_BHQE=q.float()), "auto") is not fused
@@ -99,16 +99,16 @@ def test_long_sparse_passes_in_half_precision_are_fused():
 
 def assert_accurate(kernel, dtype, cells):
     over = []
-    for pattern, rules in cells:
+    for pattern, score_mods in cells:
         tensors = made(dtype)
-        exact = answers(tensors, pattern, rules, torch.float64, "reference")
-        plain = answers(tensors, pattern, rules, dtype, "reference")
-        fast = answers(tensors, pattern, rules, dtype, kernel)
+        exact = answers(tensors, pattern, score_mods, torch.float64, "reference")
+        plain = answers(tensors, pattern, score_mods, dtype, "reference")
+        fast = answers(tensors, pattern, score_mods, dtype, kernel)
         for name, e, p, f in zip(("answer", "dq", "dk", "dv"), exact, plain, fast, strict=True):
             plain_error, fast_error = (float((x.detach() - e.detach()).square().mean().sqrt()) for x in (p, f))
             # The float32 backward of PyTorch's own fused kernel errs 2.4 times as much on plain causal attention.
             if not fast_error <= plain_error * (3 if dtype is torch.float32 and name != "answer" else 2):
-                over.append((pattern, rules, name, fast_error / plain_error))
+                over.append((pattern, score_mods, name, fast_error / plain_error))
     assert not over, over
 
 
@@ -121,8 +121,8 @@ def test_a_query_that_sees_nothing_answers_zero(kernel, dtype):
     assert all((x == 0).all() for x in (answer, *gradients))
     position_BK = torch.arange(256, device="cuda").repeat(2, 1)
     position_BK[0, 128:] = -1
-    scene = Scene(256, 256, torch.device("cuda"), key_BK=position_BK)
-    answer = attend(*tensors, parse("~causal"), scene=scene, kernel=kernel)
+    context = Context(256, 256, torch.device("cuda"), key_BK=position_BK)
+    answer = attend(*tensors, parse("~causal"), context=context, kernel=kernel)
     assert (answer[0, :, 127] == 0).all() and torch.isfinite(answer).all()
     assert all(torch.isfinite(x).all() for x in torch.autograd.grad(answer.float().square().sum(), tensors))
 
@@ -142,7 +142,7 @@ def test_members_train_in_bfloat16(name):
 
 
 def test_refusals():
-    with pytest.raises(CannotServe, match="float64"):
+    with pytest.raises(UnsupportedKernel, match="float64"):
         attend(*made(torch.float64), kernel="flex")
     with pytest.raises(ValueError, match="token 256 is outside"):
         everyformer.build("gpt2", "tiny").cuda()(torch.tensor([[256]], device="cuda"))
@@ -172,7 +172,7 @@ def test_a_compiled_training_step_equals_the_eager_one():
     "member, settings",
     [
         ("byte-language", ["model.dropout=0.1"]),
-        ("byte-language", ["run.accumulate=2", "run.grow=[[5, 6]]", "optim.average=0.9"]),
+        ("byte-language", ["run.accumulate=2", "run.batch_schedule=[[5, 6]]", "optim.ema=0.9"]),
         ("gpt2", ["run.precision=bf16"]),
     ],
 )

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from everyformer import DynamicSpan, Language, Past, Reversible, Rotary, Scene, Span, build, generate, member
+from everyformer import Cache, Context, DynamicSpan, Language, Reversible, Rotary, Span, build, generate, member
 from everyformer.attention import span as span_module
 from everyformer.infer import generate as generate_module
 from everyformer.infer.spans import spans
 from everyformer.network import model as model_module
 from everyformer.study.look import spans_of
 from everyformer.task.language import Language as LanguageTask
-from everyformer.train.learner import set_sections
+from everyformer.train.learner import set_checkpoint_segments
 from everyformer.train.loop import train
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.record import read
 from tests.network import close, model, randn, ready, tokens
-from tests.spec import rules as spec
+from tests.spec import score_mods as spec
 from tests.train.small import BASE, text
 
 LENGTH = 14
@@ -45,18 +45,18 @@ def small(**changes) -> Any:
 def test_attention_is_the_papers(dynamic, itself):
     """Over the keys 1 (with itself: 0) to S back, with p of the distance; the same p in both heads and layers."""
     network, x_TD = small(dynamic=dynamic, itself=itself), randn(LENGTH, 8)
-    scene = Scene(LENGTH, LENGTH, x_TD.device)
+    context = Context(LENGTH, LENGTH, x_TD.device)
     for layer in network.body.layers:
-        heads, (distance, span) = layer.attention.heads, layer.attention.rules
+        heads, (distance, span) = layer.attention.heads, layer.attention.score_mods
         p_RE = distance.key_RE.flip(0)
-        assert distance.key_RE is network.body.layers[0].attention.rules[0].key_RE and p_RE.shape == (7, 4)
+        assert distance.key_RE is network.body.layers[0].attention.score_mods[0].key_RE and p_RE.shape == (7, 4)
         answers = []
         for h in range(2):
             q, k, v = (x_TD @ weight.chunk(2)[h].T for weight in heads.qkv.weight.chunk(3))
             z = torch.stack([spec.dynamic_span(x, span.v_HD[h], span.b_H[h], 6) for x in x_TD]) if dynamic else None
             z = 6 * span.part_H[h] if z is None else z
             answers.append(spec.adaptive_span(q, k, v, z, 3, 6, nearest=0 if itself else 1, p_RE=p_RE))
-        found, _ = layer.attention(x_TD[None], scene, None)
+        found, _ = layer.attention(x_TD[None], context, None)
         close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T)
 
 
@@ -70,13 +70,13 @@ def spied(monkeypatch, owner: Any, name: str, look: Any) -> None:
     monkeypatch.setattr(owner, name, spy)
 
 
-def in_pieces(network: Any, x_BT: Tensor, cuts: list[int], past: Past, **options: Any) -> tuple[Tensor, list[int]]:
+def in_pieces(network: Any, x_BT: Tensor, cuts: list[int], cache: Cache, **options: Any) -> tuple[Tensor, list[int]]:
     hidden, lengths = [], []
     for left, right in pairwise([0, *cuts, x_BT.shape[1]]):
-        output = network(x_BT[:, left:right], past=past, **options)
-        past = output.past
+        output = network(x_BT[:, left:right], cache=cache, **options)
+        cache = output.cache
         hidden.append(output.hidden)
-        lengths.append(past.length)
+        lengths.append(cache.length)
     return torch.cat(hidden, dim=1), lengths
 
 
@@ -88,48 +88,52 @@ def test_a_memory_keeps_what_some_head_sees_and_is_one_long_pass(hidden, dynamic
     """Layers of different spans: the past has the longest, each layer makes keys of its own part."""
     network, x_BT = small(dynamic=dynamic, span=9), tokens(2, 30)
     if not dynamic:
-        spans = [layer.attention.rules[1].part_H for layer in network.body.layers]
+        spans = [layer.attention.score_mods[1].part_H for layer in network.body.layers]
         with torch.no_grad():
             spans[0].copy_(torch.tensor([0.0, 0.1]))  # 0.9 + 3 > 3 positions back
             spans[1].copy_(torch.tensor([0.4, 0.2]))  # 3.6 + 3 > 6 positions back
     most, widths = 9 if dynamic else 6, []
     for layer in network.body.layers:
-        spied(monkeypatch, layer.attention.heads, "memory", lambda x: widths.append(x.shape[1]))
-    found, lengths = in_pieces(network, x_BT, [10, 20, 25], Past(hidden=hidden))
-    close(found, in_pieces(network, x_BT, [], Past())[0])
-    assert lengths == [most] * 4 and network.far() == most
+        spied(monkeypatch, layer.attention.heads, "keys_values", lambda x: widths.append(x.shape[1]))
+    found, lengths = in_pieces(network, x_BT, [10, 20, 25], Cache(hidden=hidden))
+    close(found, in_pieces(network, x_BT, [], Cache())[0])
+    assert lengths == [most] * 4 and network.max_distance() == most
     if hidden:
         assert widths == [min(most, 3 if number % 2 == 0 and not dynamic else most) for number in range(6)]
     network.train()
     monkeypatch.setattr(model_module, "GROWTH", 2)
-    assert in_pieces(network, x_BT, [10, 20], Past(hidden=hidden))[1] == [min(9, most + 2)] * 3
+    assert in_pieces(network, x_BT, [10, 20], Cache(hidden=hidden))[1] == [min(9, most + 2)] * 3
 
 
 @pytest.mark.spec(97)
 @pytest.mark.usefixtures("fine")
-@pytest.mark.parametrize("rules", [(Rotary(), Span(6, ramp=3, start=0.3)), (DynamicSpan(8, 6, ramp=3),), ()])
-def test_writing_drops_the_keys_that_nobody_sees(rules, monkeypatch):
+@pytest.mark.parametrize("score_mods", [(Rotary(), Span(6, ramp=3, start=0.3)), (DynamicSpan(8, 6, ramp=3),), ()])
+def test_writing_drops_the_keys_that_nobody_sees(score_mods, monkeypatch):
     """The same text as from everything computed anew, from prompts of two lengths; a window alone does it too."""
-    network = ready(model("causal" if rules else "causal & window(5)", rules=rules, heads=(Language(),)))
+    network = ready(
+        model("causal" if score_mods else "causal & window(5)", score_mods=score_mods, outputs=(Language(),))
+    )
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9], [2, 7]]
     lengths: list[int] = []
-    spied(monkeypatch, Past, "trim", lambda past, length: lengths.append(length))
+    spied(monkeypatch, Cache, "trim", lambda cache, length: lengths.append(length))
     cached, anew = (generate(network, prompts, 30, seed=0, cached=cached) for cached in (True, False))
-    assert cached == anew and lengths and set(lengths) == {network.far()}
+    assert cached == anew and lengths and set(lengths) == {network.max_distance()}
 
 
 @pytest.mark.spec(95, 96)
 @pytest.mark.parametrize("way", ["sections", "reversible"])
 def test_the_penalty_has_its_gradients_where_layers_are_computed_again(way):
-    rule, x_BT = DynamicSpan(8, 6, ramp=3, cost=0.5), tokens(2, 9)
-    value = model(rules=(rule,), heads=(Language(),), **({"wiring": Reversible()} if way == "reversible" else {}))
+    score_mod, x_BT = DynamicSpan(8, 6, ramp=3, cost=0.5), tokens(2, 9)
+    value = model(
+        score_mods=(score_mod,), outputs=(Language(),), **({"residual": Reversible()} if way == "reversible" else {})
+    )
     network = ready(value).train()
     found = []
     for again in (False, True):
         if way == "sections":
-            set_sections(network, 2 * again)
-        past = None if again else Past()  # a reversible stack that keeps a past is computed plainly
-        output = network(x_BT, past=past)
+            set_checkpoint_segments(network, 2 * again)
+        cache = None if again else Cache()  # a reversible stack that keeps a past is computed plainly
+        output = network(x_BT, cache=cache)
         loss = output.logits.square().mean() + output.aux["penalty"]
         found.append(torch.autograd.grad(loss, list(network.parameters())))
     for one, two in zip(*found, strict=True):
@@ -147,7 +151,7 @@ def test_training_makes_spans_short_where_they_cost_much_and_records_them(tmp_pa
     spans_LH = torch.tensor(line["spans"])
     assert spans_LH.shape == (run.network.value.body.layers, 2) and spans_LH.min() >= 0
     assert line["span"] == pytest.approx(float(spans_LH.mean())) and line["span"] < 3
-    parts_LH = torch.stack([layer.attention.rules[1].part_H.detach() for layer in run.network.body.layers])
+    parts_LH = torch.stack([layer.attention.score_mods[1].part_H.detach() for layer in run.network.body.layers])
     torch.testing.assert_close(spans_LH, 16 * parts_LH)
 
 
@@ -157,9 +161,9 @@ def test_spans_are_told_with_what_they_save():
     network, x_T = small(dynamic=True), tokens(1, 20)[0].numpy()
     with torch.no_grad():
         for layer in network.body.layers:
-            layer.attention.rules[1].v_HD.zero_()  # then all tokens have the same
+            layer.attention.score_mods[1].v_HD.zero_()  # then all tokens have the same
     found = spans(network, x_T)
-    wanted = [6 * layer.attention.rules[1].b_H.sigmoid() for layer in network.body.layers]
+    wanted = [6 * layer.attention.score_mods[1].b_H.sigmoid() for layer in network.body.layers]
     close(torch.tensor(found.each, dtype=torch.float64), torch.stack(wanted).detach())
     keys_LH = (torch.stack(wanted) + 3).clamp(max=6).detach()
     maps = 2 * 2 * (4 * 8 * 8 + 2 * 8 * 32) + 2 * 8 * 17  # two layers, and the output
@@ -180,6 +184,6 @@ def test_sizes_are_those_of_the_published_scripts():
     for size, numbers in stated.items():
         value = member("adaptive-span", size)
         layer = value.body.each[0]
-        span = layer.attention.rules[1]
+        span = layer.attention.score_mods[1]
         found = (value.body.layers, value.width, layer.attention.heads.heads, layer.feedforward.hidden)
         assert (*found, span.longest, value.memory, span.ramp) == numbers

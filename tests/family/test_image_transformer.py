@@ -20,10 +20,10 @@ def test_sizes_that_the_paper_states():
         value = member("image-transformer", size)
         layer = value.body.each[0]
         found = (value.body.layers, value.width, layer.attention.heads.heads, layer.feedforward.hidden)
-        assert (*found, value.body.wiring.dropout) == numbers
+        assert (*found, value.body.residual.dropout) == numbers
         assert layer.attention.pattern == parse("causal & local(256, 256)")  # 256 positions, a memory of 512 in all
     assert member("image-transformer").position == Grid(32, 96)
-    assert member("image-transformer", "cifar10-logistics").heads == (Logistics(3, 256, 10),)
+    assert member("image-transformer", "cifar10-logistics").outputs == (Logistics(3, 256, 10),)
 
 
 def test_parameters_by_hand():
@@ -50,7 +50,7 @@ def test_kinds_outputs_and_the_encoder_are_settings():
     value = member("image-transformer", "tiny", local="2d", output="logistics", rectangle=(4, 6), around=(4, 3), **made)
     assert str(value.body.each[0].attention.pattern) == "causal & local2d(12, 4, 6, 4, 3)"
     assert value.position == Grid(16, 12, block=(4, 6)) and value.embed == Features(3)
-    assert value.heads == (Logistics(3, 32, 10),)
+    assert value.outputs == (Logistics(3, 32, 10),)
     pair = member("image-transformer", "tiny", shrink=4, **made)
     assert isinstance(pair, EncoderDecoder) and pair.encoder.position == Grid(4, 9)
     assert pair.encoder.body.each[0].attention.pattern == pair.decoder.body.each[0].cross.pattern == Full()

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from everyformer import build
-from everyformer.infer.evaluate import nats, nats_reading_on
+from everyformer.infer.evaluate import nats, streaming_nll
 from everyformer.study.look import GROUPS, draw, grouped, reading, weights
 from everyformer.study.plan import plan
 from everyformer.task.language import Language
@@ -40,7 +40,7 @@ def test_reading_on_is_one_window_over_the_whole_text(name):
     """A state forgets nothing by itself: segments of any length, with one position of memory, are the text at once."""
     network = build(name, "tiny", width=16).double().eval()
     token_N = torch.randint(0, 256, (50,), generator=torch.Generator().manual_seed(0)).numpy()
-    total, count = nats_reading_on(network, token_N, 7, 1)
+    total, count = streaming_nll(network, token_N, 7, 1)
     assert (total, count) == (pytest.approx(nats(network, token_N, 49, 49)[0], rel=1e-12), 49)
 
 

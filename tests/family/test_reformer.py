@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everyformer import Causal, Chunked, Hashed, Local, Model, Past, Scene, build, contracts, generate, member
+from everyformer import Cache, Causal, Chunked, Context, Hashed, Local, Model, build, contracts, generate, member
 from everyformer.attention.hashing import Hash, with_places
 from everyformer.family.table import parameters
 from tests.network import close, ready, tokens
@@ -63,16 +63,16 @@ def test_the_published_sets_leak_the_future_and_ours_do_not(kernel):
     token_BT = tokens(batch=4, length=40)
     for form, leaks in (("hashed", False), ("chunked", True)):
         network = ready(build("reformer", "tiny", form=form, layers=1, **SMALL))
-        assert network.value.body.looks_back_only() is not leaks
+        assert network.value.body.is_causal() is not leaks
         far = moved(lambda x, network=network: network(x, kernel=kernel), token_BT)
         assert bool((far > 1e-3).any()) is leaks and bool((far == 0).all()) is not leaks
 
 
 def test_what_leaks_is_refused_a_past_and_still_writes():
     network = ready(build("reformer", "tiny", form="chunked", **SMALL))
-    past = network(tokens(), past=Past()).past
+    cache = network(tokens(), cache=Cache()).cache
     with pytest.raises(ValueError, match=r"positions to come decide whom the past sees, .* or use hashed"):
-        network(tokens(), past=past)
+        network(tokens(), cache=cache)
     written = generate(network, [[1, 2, 3]], 4, temperature=0)
     for end in range(3, 7):  # each token is the likeliest after all before it, read at once
         assert written[0][end] == int(network(torch.tensor([written[0][:end]])).logits[0, -1].argmax())
@@ -94,7 +94,7 @@ def test_going_back_through_the_stack_hashes_nothing_anew(kernel, monkeypatch):
     monkeypatch.setattr(Hash, "forward", counted)
     network = ready(build("reformer", "tiny", layers=3, chunk=4, **SMALL | {"dropout": 0.2})).train()
     found = []
-    for options in ({"past": Past()}, {}):  # a call that keeps its past keeps everything else too
+    for options in ({"cache": Cache()}, {}):  # a call that keeps its past keeps everything else too
         torch.manual_seed(0)
         hidden = network(tokens(length=11), kernel=kernel, **options).hidden
         slopes = torch.autograd.grad(hidden.square().sum(), list(network.parameters()), allow_unused=True)
@@ -116,10 +116,10 @@ def test_a_cached_key_is_hashed_once(monkeypatch):
     network, token_BT = ready(build("reformer", "tiny", layers=1, **SMALL)), tokens(length=9)
     whole = network(token_BT).hidden
     monkeypatch.setattr(Hash, "buckets", counted)
-    past = network(token_BT[:, :6], past=Past()).past.roll_back(2).reorder(torch.tensor([1, 0]))
+    cache = network(token_BT[:, :6], cache=Cache()).cache.roll_back(2).reorder(torch.tensor([1, 0]))
     for time in range(4, 9):
-        output = network(token_BT[[1, 0], time : time + 1], past=past)
-        past = output.past
+        output = network(token_BT[[1, 0], time : time + 1], cache=cache)
+        cache = output.cache
         close(output.hidden[[1, 0], 0], whole[:, time])
     assert sizes == [6, 1, 1, 1, 1, 1]
 
@@ -134,19 +134,19 @@ def test_more_rounds_find_more_of_what_full_attention_sees():
     found = []
     for rounds in (1, 2, 4, 8, 16):
         torch.manual_seed(0)
-        pattern, scene = Hashed(rounds, 8, 64), Scene(64, 64, q.device)
+        pattern, context = Hashed(rounds, 8, 64), Context(64, 64, q.device)
         hashes = Hash(pattern, 2, 8).double()
-        scene = with_places(scene, hashes(hashes.buckets(k), scene))
-        found.append(float((weight * scene.mask(pattern, 8, 2)[:, :, 1:]).sum(-1).mean()))
+        context = with_places(context, hashes(hashes.buckets(k), context))
+        found.append(float((weight * context.mask(pattern, 8, 2)[:, :, 1:]).sum(-1).mean()))
     assert found == sorted(found) and found[0] < 0.5 and found[-1] > 0.9
 
 
 def test_full_is_what_so_many_rounds_find_that_nothing_is_missed():
     """With two buckets of all keys and many rounds everybody finds everybody, himself only when alone."""
     pattern = member("reformer", "tiny", form="full").body.each[0].attention.pattern
-    scene, hashes = Scene(8, 8, torch.device("cpu")), Hash(Hashed(64, 2, 8), 1, 4)
-    scene = with_places(scene, hashes(hashes.buckets(torch.randn(1, 1, 8, 4)), scene))
-    assert torch.equal(pattern.mask(8), scene.mask(Hashed(64, 2, 8), 1, 1)[0])
+    context, hashes = Context(8, 8, torch.device("cpu")), Hash(Hashed(64, 2, 8), 1, 4)
+    context = with_places(context, hashes(hashes.buckets(torch.randn(1, 1, 8, 4)), context))
+    assert torch.equal(pattern.mask(8), context.mask(Hashed(64, 2, 8), 1, 1)[0])
 
 
 def test_the_published_form_is_a_setting_that_says_so():

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer import ByHead, Causal, Scene, build, fixed, member, strided
-from everyformer.train.learner import set_sections
+from everyformer import ByHead, Causal, Context, build, fixed, member, strided
+from everyformer.train.learner import set_checkpoint_segments
 from tests.network import close, randn, ready
 from tests.spec import sparse
 
@@ -57,7 +57,7 @@ def test_attention_is_attend_over_the_sets(kind, uses):
         for h, sets in enumerate(wanted[uses]):
             w_q, w_k, w_v = (torch.cat((weight[h], bias[h][:, None]), dim=1) for weight, bias in (q, k, v))
             answers.append(sparse.attend(one, sets, w_q, w_k, w_v))
-        found, _ = layer.attention(x_TD[None], Scene(LENGTH, LENGTH, x_TD.device), None)
+        found, _ = layer.attention(x_TD[None], Context(LENGTH, LENGTH, x_TD.device), None)
         close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T + heads.out.bias)
 
 
@@ -147,7 +147,7 @@ def test_a_hundred_layers_learn():
     """Recomputed in sections: eight steps on counting, with gradients of one size from the first layer to the last."""
     torch.manual_seed(0)
     network = small("fixed", "interleaved", layers=104, width=16, vocabulary=8).train()
-    set_sections(network, 13)
+    set_checkpoint_segments(network, 13)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-2, weight_decay=0.0)
     x = (torch.arange(4)[:, None] + torch.arange(9)) % 8
     losses: list[float] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+import functools
 from typing import Any
 
 import pytest
@@ -11,9 +11,9 @@ import torch
 from everyformer import (
     Attention,
     EncoderDecoder,
+    EncoderOutput,
     Language,
     Learned,
-    Memory,
     Rotary,
     Sinusoidal,
     Standard,
@@ -32,11 +32,11 @@ VISIBLE = torch.tensor([[True] * 4, [True] + [False] * 3, [True] * 3 + [False], 
 
 
 def language(seed: int = 0) -> Any:
-    return late(ready(model(rules=(Rotary(),), embed=EMBED, heads=HEAD), seed))
+    return late(ready(model(score_mods=(Rotary(),), embed=EMBED, outputs=HEAD), seed))
 
 
 def pair(seed: int = 0) -> Any:
-    decoder = model("causal", cross=Attention(Standard(2)), embed=EMBED, position=Sinusoidal(), heads=HEAD)
+    decoder = model("causal", cross=Attention(Standard(2)), embed=EMBED, position=Sinusoidal(), outputs=HEAD)
     both = ready(EncoderDecoder(encoder=model("full", embed=EMBED, position=Sinusoidal()), decoder=decoder), seed)
     late(both.decoder)
     return both
@@ -45,12 +45,12 @@ def pair(seed: int = 0) -> Any:
 def late(network: Any) -> Any:
     """With a less likely end, so that not every answer is short."""
     with torch.no_grad():
-        network.heads[0].bias[END] -= 1.5
+        network.outputs[0].bias[END] -= 1.5
     return network
 
 
 def after_prompt(network: Any, prompt: list[int]) -> spec.LogP:
-    @cache
+    @functools.cache
     def log_p(answer: tuple[int, ...]) -> list[float]:
         return network(torch.tensor([prompt + list(answer)])).logits[0, -1].log_softmax(-1).tolist()
 
@@ -60,14 +60,14 @@ def after_prompt(network: Any, prompt: list[int]) -> spec.LogP:
 def after_source(network: Any, row: int) -> spec.LogP:
     memory = network.encode(SOURCES[row : row + 1, VISIBLE[row]])
 
-    @cache
+    @functools.cache
     def log_p(answer: tuple[int, ...]) -> list[float]:
         return network.decode(torch.tensor([[START, *answer]]), memory).logits[0, -1].log_softmax(-1).tolist()
 
     return log_p
 
 
-@cache
+@functools.cache
 def cases(seed: int) -> list[tuple[Any, Any, dict[str, Any], list[spec.LogP]]]:
     """A language model and a pair: the network, its inputs and options, and each row's log P, read one by one."""
     one, two = language(seed), pair(seed)
@@ -119,7 +119,7 @@ def test_a_beam_of_one_takes_the_most_likely_token(seed):
 def test_what_has_not_ended_is_cut_off():
     network = language()
     with torch.no_grad():
-        network.heads[0].bias[END] = -1e9
+        network.outputs[0].bias[END] = -1e9
     found = beam_search(network, PROMPTS, end=END, longest=4, beam=3)
     for prompt, answer in zip(PROMPTS, found, strict=True):
         assert answer == spec.beam(after_prompt(network, prompt), END, 3, 4, 0.6) and len(answer) == 4
@@ -131,7 +131,7 @@ def test_a_memory_without_padding_needs_no_visible():
     assert found == beam_search(
         network, SOURCES, visible=torch.ones(4, 4, dtype=torch.bool), start=START, end=END, longest=LONGEST
     )
-    assert isinstance(network.encode(SOURCES), Memory)
+    assert isinstance(network.encode(SOURCES), EncoderOutput)
 
 
 def test_a_broken_model_finds_nothing():
@@ -162,7 +162,7 @@ def test_training_goes_on_after():
     ids=str,
 )
 def test_bad_values_are_refused_with_the_remedy(wrong, remedy):
-    network = ready(model(position=Learned(8), embed=EMBED, heads=HEAD))
+    network = ready(model(position=Learned(8), embed=EMBED, outputs=HEAD))
     options = {"inputs": PROMPTS, "end": END, "longest": 5} | wrong
     with pytest.raises(ValueError, match=remedy):
         beam_search(network, **options)

@@ -17,7 +17,7 @@ from tests.infer import spec
 from tests.network import VOCABULARY, model, ready
 
 HEAD, WINDOW = (Language(tied=False, bias=True),), 8
-VALUE = model(position=Learned(WINDOW), heads=HEAD)
+VALUE = model(position=Learned(WINDOW), outputs=HEAD)
 TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 40)
 
 
@@ -90,14 +90,14 @@ def test_a_call_reads_so_many_whole_windows(literal):
 
 
 def test_dropout_is_off_and_training_goes_on_after(literal):
-    network = ready(model(position=Learned(WINDOW), heads=HEAD, wiring=PreNorm(dropout=0.5)))
+    network = ready(model(position=Learned(WINDOW), outputs=HEAD, residual=PreNorm(dropout=0.5)))
     wanted = nats(network, TEXT, WINDOW, 4)
     assert nats(network.train(), TEXT, WINDOW, 4) == wanted
     assert network.training and torch.is_grad_enabled()
 
 
 def test_among_several_heads_the_language_head_is_scored():
-    network = ready(model(position=Learned(WINDOW), heads=(Classify(3), *HEAD)))
+    network = ready(model(position=Learned(WINDOW), outputs=(Classify(3), *HEAD)))
     total, _ = nats(network, TEXT[:5], WINDOW, WINDOW)
     log_TV = network(torch.tensor(TEXT[:4])[None]).logits[1][0].log_softmax(-1)
     assert math.isclose(total, -sum(log_TV[t, TEXT[t + 1]].item() for t in range(4)), rel_tol=1e-12)
@@ -107,7 +107,7 @@ def test_among_several_heads_the_language_head_is_scored():
 def test_a_model_that_knows_nothing_needs_the_bits_of_its_vocabulary():
     network = ready(VALUE)
     with torch.no_grad():
-        for weight in network.heads.parameters():
+        for weight in network.outputs.parameters():
             weight.zero_()
     total, count = nats(network, TEXT, WINDOW, 4)
     assert math.isclose(bits_per_byte(total, count), math.log2(VOCABULARY), rel_tol=1e-12)
@@ -139,9 +139,9 @@ def test_bad_values_are_refused_with_the_remedy(literal, text, window, stride, b
 
 
 def test_repeated_layers_tell_their_spans_at_every_step():
-    layers = model(rules=(Span(6, 2),), heads=HEAD, layers=2).body.each
+    layers = model(score_mods=(Span(6, 2),), outputs=HEAD, layers=2).body.each
     once, thrice = (
-        spans(ready(replace(model(heads=HEAD), body=body)), TEXT)
+        spans(ready(replace(model(outputs=HEAD), body=body)), TEXT)
         for body in (Stack(1, layers, PreNorm()), Repeat(3, layers, PreNorm()))
     )
     assert thrice.each == once.each * 3 and thrice.keys == pytest.approx(once.keys)

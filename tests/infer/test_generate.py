@@ -9,9 +9,9 @@ from everyformer import (
     Attention,
     Classify,
     EncoderDecoder,
+    EncoderOutput,
     Language,
     Learned,
-    Memory,
     PreNorm,
     Rotary,
     Sinusoidal,
@@ -25,9 +25,9 @@ from tests.spec import network as spec
 
 HEAD = (Language(tied=False, bias=True),)
 WAYS = {
-    "learned": model(position=Learned(8), heads=HEAD),  # after 8 positions the context slides
-    "rotary": model(rules=(Rotary(),), heads=HEAD),
-    "window": model("causal & window(3)", position=Sinusoidal(), heads=HEAD),
+    "learned": model(position=Learned(8), outputs=HEAD),  # after 8 positions the context slides
+    "rotary": model(score_mods=(Rotary(),), outputs=HEAD),
+    "window": model("causal & window(3)", position=Sinusoidal(), outputs=HEAD),
 }
 PROMPTS = [[1, 2, 3, 4], [5], [6, 7]]
 
@@ -83,8 +83,8 @@ def test_tokens_are_drawn_by_their_tempered_probabilities(temperature):
     share = spec.tempered(logits, temperature)
     drawn = sample(logits.expand(count, -1), temperature, torch.Generator().manual_seed(0))
     found = torch.bincount(drawn, minlength=5) / count
-    deviation = (share * (1 - share) / count).sqrt()
-    assert ((found - share).abs() < 4 * deviation).all()
+    std = (share * (1 - share) / count).sqrt()
+    assert ((found - share).abs() < 4 * std).all()
 
 
 @pytest.mark.spec(58)
@@ -105,21 +105,21 @@ def test_the_first_token_needs_something_before_it(prompts):
 @pytest.mark.spec(62)
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_decoder_goes_on_with_its_source_before_it(cached):
-    decoder = model("causal", cross=Attention(Standard(2)), position=Sinusoidal(), heads=HEAD)
+    decoder = model("causal", cross=Attention(Standard(2)), position=Sinusoidal(), outputs=HEAD)
     pair = ready(EncoderDecoder(encoder=model("full"), decoder=decoder))
     memory = pair.encode(tokens(3, 5))
     found = generate(pair.decoder, PROMPTS, 6, temperature=0, source=memory, cached=cached)
     for row, prompt in enumerate(PROMPTS):
-        own = Memory(memory.x_BSD[row : row + 1])
+        own = EncoderOutput(memory.x_BSD[row : row + 1])
 
-        def choose(text: list[int], own: Memory = own) -> int:
+        def choose(text: list[int], own: EncoderOutput = own) -> int:
             return int(pair.decode(torch.tensor([text]), own).logits[0, -1].argmax())
 
         assert found[row] == spec.continue_text(choose, prompt, 6, 99)
 
 
 def test_dropout_is_off_while_generating_and_training_goes_on_after():
-    network = ready(model(position=Learned(8), heads=HEAD, wiring=PreNorm(dropout=0.5)))
+    network = ready(model(position=Learned(8), outputs=HEAD, residual=PreNorm(dropout=0.5)))
     wanted = generate(network, PROMPTS, 5, temperature=0)
     assert generate(network.train(), PROMPTS, 5, temperature=0) == wanted
     assert network.training and all(module.training for module in network.modules())
@@ -127,12 +127,12 @@ def test_dropout_is_off_while_generating_and_training_goes_on_after():
 
 @pytest.mark.spec(65)
 def test_among_several_heads_the_language_head_tells_the_next_token():
-    several = ready(model(position=Learned(8), heads=(Classify(3), *HEAD)))
-    alone = ready(model(position=Learned(8), heads=HEAD))
+    several = ready(model(position=Learned(8), outputs=(Classify(3), *HEAD)))
+    alone = ready(model(position=Learned(8), outputs=HEAD))
     weights = several.state_dict()
     alone.load_state_dict(
         {
-            name: weights[name.replace("heads.0.", "heads.1.") if name.startswith("heads.") else name]
+            name: weights[name.replace("outputs.0.", "outputs.1.") if name.startswith("outputs.") else name]
             for name in alone.state_dict()
         }
     )

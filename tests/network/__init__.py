@@ -28,19 +28,19 @@ def model(
     pattern: str | Pattern | None = "causal",
     *,
     form: Any = Standard(2),
-    rules: tuple = (),
+    score_mods: tuple = (),
     net: FeedForward | None = FeedForward(12),
     cross: Attention | None = None,
     layers: int = 2,
-    wiring: Any = PreNorm(),
+    residual: Any = PreNorm(),
     width: int = 8,
     embed: Any = Tokens(VOCABULARY),
     **more: Any,
 ) -> Model:
     """A model of a few numbers; without a pattern it has no attention."""
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
-    attention = None if pattern is None else Attention(form, pattern, rules)
-    return Model(width=width, embed=embed, body=Stack(layers, (Layer(attention, net, cross),), wiring), **more)
+    attention = None if pattern is None else Attention(form, pattern, score_mods)
+    return Model(width=width, embed=embed, body=Stack(layers, (Layer(attention, net, cross),), residual), **more)
 
 
 def ready(value: Model | EncoderDecoder | nn.Module, seed: int = 0) -> Any:

@@ -11,8 +11,10 @@ import torch
 
 from everyformer import (
     Attention,
+    Cache,
     Classify,
     Concatenated,
+    EncoderOutput,
     Features,
     FeedForward,
     Gated,
@@ -22,12 +24,10 @@ from everyformer import (
     LayerNorm,
     Learned,
     Lstm,
-    Memory,
     Mixed,
     Model,
     Nodes,
     OneHot,
-    Past,
     Patches,
     PerToken,
     PreNorm,
@@ -49,13 +49,13 @@ TRUE = torch.ones(2, 6, dtype=torch.bool)
 KINDS = torch.zeros(2, 3, dtype=torch.long)
 
 
-def source(length: int) -> Memory:
-    return Memory(torch.zeros(2, length, 8))
+def source(length: int) -> EncoderOutput:
+    return EncoderOutput(torch.zeros(2, length, 8))
 
 
 NETWORKS: dict[str, Any] = {
     "state": Model(width=8, embed=Tokens(17), body=Lstm(1)),
-    "language": model(position=Learned(8), heads=(Language(),)),
+    "language": model(position=Learned(8), outputs=(Language(),)),
     "wide": model(width=16),
     "deep": model(layers=4),
     "full": model("full"),
@@ -63,12 +63,12 @@ NETWORKS: dict[str, Any] = {
     "documents": model("causal & same_document"),
     "segments": model("full", segments=2),
     "decoder": model(cross=Attention(Standard(2))),
-    "image": model("full", embed=Patches(4, 3), position=Learned(8), heads=(Classify(3),)),
+    "image": model("full", embed=Patches(4, 3), position=Learned(8), outputs=(Classify(3),)),
     "features": model("full", embed=Features(5)),
     "nodes": model("full", embed=Nodes(5, kinds=3)),
     "mixed": model("full", embed=Mixed(((Features(5), None), (Tokens(17), Learned(4))))),
-    "class": model("full", heads=(Classify(3, "first"),), class_token=True),
-    "tokens": model("full", heads=(PerToken(17),)),
+    "class": model("full", outputs=(Classify(3, "first"),), class_token=True),
+    "tokens": model("full", outputs=(PerToken(17),)),
 }
 
 
@@ -83,11 +83,11 @@ def call(name: str, *inputs: Any, **options: Any) -> Callable[[], Any]:
 
 def after(name: str, *inputs: Any, of: str = "language", **options: Any) -> Callable[[], Any]:
     """A call that goes on from the past of six tokens."""
-    return lambda: net(name)(*inputs, past=net(of)(X, past=Past()).past, **options)
+    return lambda: net(name)(*inputs, cache=net(of)(X, cache=Cache()).cache, **options)
 
 
-def past(change: Callable[[Past], Any]) -> Callable[[], Any]:
-    return lambda: change(net("language")(X, past=Past()).past)
+def cache(change: Callable[[Cache], Any]) -> Callable[[], Any]:
+    return lambda: change(net("language")(X, cache=Cache()).cache)
 
 
 def speak(name: str, *given: Any, **options: Any) -> Callable[[], Any]:
@@ -112,8 +112,8 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Classify(3, "meen"), "classify.reading is 'meen': did you mean mean?"),
     (lambda: Sinusoidal("halfs"), "sinusoidal.layout is 'halfs': did you mean halves?"),
     (lambda: Attention(Standard(2), "causal"), "attention.pattern is 'causal': expected a pattern value, got str"),
-    (lambda: Attention(2), "attention.heads is 2: expected a heads value, got int"),
-    (lambda: model(heads=Language()), "model.heads is Language"),
+    (lambda: Attention(2), "attention.heads is 2: expected a projection value, got int"),
+    (lambda: model(outputs=Language()), "model.outputs is Language"),
     (lambda: Stack(2, (), PreNorm()), "stack.each is empty: give at least one Layer"),
     (lambda: Repeat(2, (), PreNorm()), "repeat.each is empty: give at least one Layer"),
     (lambda: Halt(2, (), PreNorm()), "halt.each is empty: give at least one Layer"),
@@ -248,34 +248,37 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     # the source
     (call("decoder", X), "this model attends to a source, but none was given; call it with source="),
     (
-        call("decoder", X, source=Memory(torch.zeros(2, 3, 9))),
+        call("decoder", X, source=EncoderOutput(torch.zeros(2, 3, 9))),
         "the source is of 2 sequences and 9 wide, the model's input of 2",
     ),
     (
-        call("decoder", X, source=Memory(torch.zeros(3, 3, 8))),
+        call("decoder", X, source=EncoderOutput(torch.zeros(3, 3, 8))),
         "the source is of 3 sequences and 8 wide, the model's input of 2",
     ),
-    (call("decoder", X, source=Memory(torch.zeros(2, 0, 8))), "give at least one of each"),
+    (call("decoder", X, source=EncoderOutput(torch.zeros(2, 0, 8))), "give at least one of each"),
     (
-        call("decoder", X, source=Memory(torch.zeros(2, 3, 8).double())),
+        call("decoder", X, source=EncoderOutput(torch.zeros(2, 3, 8).double())),
         "the source is torch.float64, the model torch.float32",
     ),
     (call("decoder", X, source=torch.zeros(2, 3, 8)), "source is a Tensor: give a Memory, as encode() returns it"),
-    (lambda: Memory(torch.zeros(2, 3)), "a memory has the shape batch, time, width, not (2, 3)"),
-    (lambda: Memory(torch.zeros(2, 3, 8), TRUE), "give booleans of the shape (2, 3), True where a token is real"),
+    (lambda: EncoderOutput(torch.zeros(2, 3)), "a memory has the shape batch, time, width, not (2, 3)"),
+    (
+        lambda: EncoderOutput(torch.zeros(2, 3, 8), TRUE),
+        "give booleans of the shape (2, 3), True where a token is real",
+    ),
     # the past
-    (call("language", X, past=True), "past is a bool: give Past() to begin, then the last output's past"),
-    (call("class", X, past=Past()), "a model with a class token reads its sequence at once; call it without past"),
-    (call("mixed", (torch.zeros(2, 3, 5), X[:, :4]), past=Past()), "a mixed sequence has all its parts in one call"),
+    (call("language", X, cache=True), "past is a bool: give Past() to begin, then the last output's past"),
+    (call("class", X, cache=Cache()), "a model with a class token reads its sequence at once; call it without past"),
+    (call("mixed", (torch.zeros(2, 3, 5), X[:, :4]), cache=Cache()), "a mixed sequence has all its parts in one call"),
     (after("language", X), "position 11 is past the 8 positions that the model knows"),
     (after("language", X[:1, :1]), "the past has 2 sequences, the input 1; reorder it, or begin with Past()"),
     (after("wide", X), "the past has keys or values of the shape (2, 2, 6, 4), the new ones (2, 2, 6, 8)"),
     (after("language", X, of="state"), "the past is of a model of another kind; begin with Past()"),
     (after("state", X), "the past is of a model of another kind; begin with Past()"),
     (call("language", X, memory=3), "memory=3 is of a past, and none is kept; give past=Past() too"),
-    (past(lambda past: past.reorder(torch.tensor([], dtype=torch.long))), "reorder by nothing leaves no sequence"),
+    (cache(lambda cache: cache.reorder(torch.tensor([], dtype=torch.long))), "reorder by nothing leaves no sequence"),
     (
-        lambda: net("decoder")(X, past=net("decoder")(X, past=Past(), source=source(4)).past, source=source(5)),
+        lambda: net("decoder")(X, cache=net("decoder")(X, cache=Cache(), source=source(4)).cache, source=source(5)),
         "the past is of a source of 4 positions, this one has 5; begin with Past()",
     ),
     (lambda: Gated(bias=float("nan")), "gated.bias is nan: give a finite number"),
@@ -290,18 +293,18 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
         "these tokens have documents, the past has none; give documents= from the first call",
     ),
     (
-        lambda: net("documents")(X, past=net("documents")(X, documents=X, past=Past()).past),
+        lambda: net("documents")(X, cache=net("documents")(X, documents=X, cache=Cache()).cache),
         "the past has documents, these tokens have none; give documents= with every call",
     ),
-    (past(lambda it: it.roll_back(7)), "cannot roll back 7 positions: the past has 6; give 0 to 6"),
-    (past(lambda it: it.roll_back(-1)), "cannot roll back -1 positions: the past has 6; give 0 to 6"),
-    (past(lambda it: it.trim(0)), "cannot trim a past to 0 positions; keep at least 1"),
+    (cache(lambda it: it.roll_back(7)), "cannot roll back 7 positions: the past has 6; give 0 to 6"),
+    (cache(lambda it: it.roll_back(-1)), "cannot roll back -1 positions: the past has 6; give 0 to 6"),
+    (cache(lambda it: it.trim(0)), "cannot trim a past to 0 positions; keep at least 1"),
     (
-        past(lambda it: it.reorder(torch.tensor([0, 2]))),
+        cache(lambda it: it.reorder(torch.tensor([0, 2]))),
         "cannot reorder by [0, 2]: the past has 2 sequences; give 0 to 1",
     ),
     (
-        past(lambda it: it.reorder(torch.tensor([True]))),
+        cache(lambda it: it.reorder(torch.tensor([True]))),
         "reorder takes a list of whole numbers, not torch.bool of (1,)",
     ),
     # generating
@@ -325,11 +328,11 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (lambda: sample(torch.zeros(1, 3), float("nan")), "temperature is nan: give 0 (the most likely token) or more"),
     (
         speak("tokens", [[1]], 1),
-        "the model has no language head to tell the next token; build it with heads=(Language(),)",
+        "the model has no language head to tell the next token; build it with outputs=(Language(),)",
     ),
     (
         speak("full", [[1]], 1),
-        "the model has no language head to tell the next token; build it with heads=(Language(),)",
+        "the model has no language head to tell the next token; build it with outputs=(Language(),)",
     ),
     (lambda: generate(build("transformer", "tiny"), [[1]], 1), "give pair.decoder and source=pair.encode(...)"),
 ]
@@ -347,13 +350,13 @@ def test_good_neighbours_of_bad_input_are_served():
     net("language")(tokens(2, 8))
     net("language")(X.int())
     net("language")(X[:1, :1], visible=TRUE[:1, :1])
-    net("language")(tokens(2, 2), past=net("language")(X, past=Past()).past)
-    net("language")(X, past=net("language")(X, past=Past()).past.roll_back(6))
+    net("language")(tokens(2, 2), cache=net("language")(X, cache=Cache()).cache)
+    net("language")(X, cache=net("language")(X, cache=Cache()).cache.roll_back(6))
     net("graph")(X, edges=torch.ones(9, 9).bool())  # a graph may have nodes that are not in this sequence
     net("graph")(X, edges=torch.ones(1, 6, 6).bool())
     net("graph")(X, edges=torch.ones(5, 5).bool(), visible=torch.tensor([[True] * 5 + [False]] * 2))
     net("mixed")((torch.zeros(2, 9, 5), X[:, :4]))
     with torch.autocast("cpu", torch.bfloat16):
-        net("decoder")(X, source=Memory(torch.zeros(2, 3, 8, dtype=torch.bfloat16)))
+        net("decoder")(X, source=EncoderOutput(torch.zeros(2, 3, 8, dtype=torch.bfloat16)))
         net("features")(torch.zeros(2, 3, 5, dtype=torch.bfloat16))
     assert generate(net("language"), [[1]], 0) == [[1]]

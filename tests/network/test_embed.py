@@ -67,7 +67,7 @@ class PixelsThenText(Pattern, Value, frozen=True):
 
     pixels: Size
 
-    def sees(self, b: Any, h: Any, q: Any, k: Any, scene: Any) -> Any:
+    def allows(self, b: Any, h: Any, q: Any, k: Any, context: Any) -> Any:
         return (k < self.pixels) | ((q >= self.pixels) & (k <= q))
 
 
@@ -104,10 +104,10 @@ def test_a_captioned_image_keeps_to_the_sparsity_that_its_user_wrote(pattern):
 
 @pytest.mark.spec(72)
 def test_a_users_pattern_takes_part_in_json_and_in_the_refusals():
-    value = model(PixelsThenText(6), embed=CAPTIONED, heads=(PerToken(3),))
+    value = model(PixelsThenText(6), embed=CAPTIONED, outputs=(PerToken(3),))
     assert from_json(to_json(value), type(value)) == value
     with pytest.raises(ValueError, match=r"pixels_then_text\(6\) sees the future"):
-        model(PixelsThenText(6), heads=(Language(),)).build()
+        model(PixelsThenText(6), outputs=(Language(),)).build()
 
 
 @pytest.mark.spec(70)

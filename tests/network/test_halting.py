@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from everyformer import (
     Attention,
+    Cache,
     Convolution,
     EncoderDecoder,
+    EncoderOutput,
     FeedForward,
     Halt,
     Layer,
     LayerNorm,
-    Memory,
     Model,
-    Past,
     PostNorm,
     PreNorm,
     Repeat,
@@ -30,11 +30,11 @@ from everyformer import (
     Tokens,
     parse,
 )
-from everyformer.attention.scene import Probe
-from everyformer.network.halting import Account
-from everyformer.train.learner import set_gather, set_sections
+from everyformer.attention.context import Probe
+from everyformer.network.halting import ActState
+from everyformer.train.learner import set_checkpoint_segments, set_gather
 from tests.network import close, placed, randn, ready, tokens
-from tests.network.test_wiring import EPS, HEADS, NET, sublayers
+from tests.network.test_residual import EPS, HEADS, NET, sublayers
 from tests.spec import halting as spec
 from tests.spec import network as plain
 
@@ -48,21 +48,21 @@ def body(
     pattern: str = "causal",
     net: Any = NET,
     cross: bool = False,
-    wiring: Any = PostNorm(LayerNorm(EPS)),
+    residual: Any = PostNorm(LayerNorm(EPS)),
     times: int = 1,
     place: Any = None,
     **more: Any,
 ) -> Any:
     layer = Layer(Attention(HEADS, parse(pattern)), net, Attention(HEADS) if cross else None, place)
     if mode == "fixed":
-        return Repeat(STEPS, (layer,) * times, wiring, TimePosition())
+        return Repeat(STEPS, (layer,) * times, residual, TimePosition())
     return Halt(
         STEPS,
         (layer,) * times,
-        wiring,
+        residual,
         TimePosition(),
         mode,
-        **({"rest": REST, "cost": 0.5, "bias": START[mode]} | more),
+        **({"epsilon": REST, "cost": 0.5, "bias": START[mode]} | more),
     )
 
 
@@ -123,17 +123,17 @@ def test_both_sides_repeat_and_the_decoder_attends_to_the_encoders_last(mode):
     network, x_BS, x_BT = ready(pair), tokens(1, 4), tokens(1, 3, seed=1)
     count: list[Tensor] = []
     heads = network.decoder.body.layers[0].cross.heads
-    memory = heads.memory
+    memory = heads.keys_values
 
     def counted(x_BSD: Tensor) -> Any:
         count.append(x_BSD)
         return memory(x_BSD)
 
-    heads.memory = counted
+    heads.keys_values = counted
     found = network(x_BS, x_BT)
     assert len(count) == 1  # the same keys serve every step
     encoded, _, before = literal(network.encoder, placed(network.encoder, x_BS)[0], mode, lambda i, j: True, [])
-    x_TD = placed(network.decoder, x_BT, source=Memory(torch.stack(encoded)[None]))[0]
+    x_TD = placed(network.decoder, x_BT, source=EncoderOutput(torch.stack(encoded)[None]))[0]
     y, _, after = literal(network.decoder, x_TD, mode, lambda i, j: j <= i, encoded)
     close(found.hidden[0], torch.stack(y))
     if mode != "fixed":
@@ -141,18 +141,18 @@ def test_both_sides_repeat_and_the_decoder_attends_to_the_encoders_last(mode):
 
 
 @pytest.mark.spec(121)
-@pytest.mark.parametrize("wiring", (PostNorm(), PreNorm()), ids=("post", "pre"))
+@pytest.mark.parametrize("residual", (PostNorm(), PreNorm()), ids=("post", "pre"))
 @pytest.mark.parametrize("net", (FeedForward(12), Convolution(12)), ids=("feedforward", "convolution"))
-def test_fixed_steps_are_tied_layers(wiring, net):
+def test_fixed_steps_are_tied_layers(residual, net):
     layer = Layer(Attention(Standard(2), parse("causal")), net)
-    one = Model(width=WIDTH, embed=Tokens(17), body=Repeat(3, (layer,), wiring))
-    repeated, stacked = ready(one), ready(replace(one, body=Stack(3, (layer,), wiring)))
+    one = Model(width=WIDTH, embed=Tokens(17), body=Repeat(3, (layer,), residual))
+    repeated, stacked = ready(one), ready(replace(one, body=Stack(3, (layer,), residual)))
     for other in stacked.body.layers:
         other.load_state_dict(repeated.body.layers[0].state_dict())
     stacked.body.ends.load_state_dict(repeated.body.ends.state_dict())
     stacked.embed.load_state_dict(repeated.embed.state_dict())
     assert torch.equal(repeated(tokens()).hidden, stacked(tokens()).hidden)
-    more = replace(one, body=Repeat(7, (layer,), wiring)).build()
+    more = replace(one, body=Repeat(7, (layer,), residual)).build()
     assert sum(p.numel() for p in more.parameters()) == sum(p.numel() for p in repeated.parameters())
 
 
@@ -161,7 +161,7 @@ def test_weights_that_sum_to_one_and_those_of_the_published_code():
     """The example of the specification: p = (.1, .2, .3, .2, .2); the interpolation leaves 0.677 of it."""
     h = [torch.tensor([[number]], dtype=torch.float64) for number in (0.1, 0.2, 0.3, 0.2, 0.5)]
     for mode, total in (("graves", 1.0), ("t2t", 0.67744)):
-        account = Account(mode, 0.01, torch.ones(1, 1, dtype=torch.bool))
+        account = ActState(mode, 0.01, torch.ones(1, 1, dtype=torch.bool))
         weights = [account.add(one, torch.ones(1, 1, 1).double(), n == 4) for n, one in enumerate(h)]
         close(torch.stack(weights).flatten(), torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2], dtype=torch.float64))
         assert abs(account.y_BTD.item() - total) < 1e-12  # of states that are all 1
@@ -170,7 +170,7 @@ def test_weights_that_sum_to_one_and_those_of_the_published_code():
 @pytest.mark.spec(84)
 def test_the_ponder_cost_learns_through_the_remainder_only():
     h = [torch.tensor([[number]], dtype=torch.float64, requires_grad=True) for number in (0.2, 0.3, 0.9, 0.4)]
-    account = Account("graves", REST, torch.ones(1, 1, dtype=torch.bool))
+    account = ActState("graves", REST, torch.ones(1, 1, dtype=torch.bool))
     for n, one in enumerate(h):
         account.add(one, torch.ones(1, 1, 1).double(), n == 3)
     assert account.ponder_BT.item() == 3.5  # N = 3, R = 0.5
@@ -194,16 +194,16 @@ def test_steps_that_nobody_needs_are_not_computed(monkeypatch):
             assert 1 < needed < STEPS and len(calls) == needed
             wanted = network(x_BT)
             calls.clear()
-            kept = network(x_BT, past=Past())
-            assert len(calls) == (needed if mode == "freeze" else STEPS) and len(kept.past.layers) == STEPS
+            kept = network(x_BT, cache=Cache())
+            assert len(calls) == (needed if mode == "freeze" else STEPS) and len(kept.cache.layers) == STEPS
             calls.clear()
             monkeypatch.setattr("everyformer.network.halting.none", lambda runs: False)
-            whole = network(x_BT, past=Past())
+            whole = network(x_BT, cache=Cache())
             assert len(calls) == STEPS
             monkeypatch.undo()
             calls.clear()
         assert torch.equal(wanted.hidden, whole.hidden) and torch.equal(wanted.aux["ponder"], whole.aux["ponder"])
-        for one, two in zip(kept.past.layers, whole.past.layers, strict=True):
+        for one, two in zip(kept.cache.layers, whole.cache.layers, strict=True):
             close(one.k_BHKE, two.k_BHKE)
             close(one.v_BHKE, two.v_BHKE)
 
@@ -217,7 +217,7 @@ def test_halted_positions_are_computed_no_more(pattern, cross, kernel, monkeypat
     network, x_BT, seen = made(model("freeze", pattern, cross=cross, place=Sinusoidal())), tokens(2, 7), list[int]()
     monkeypatch.setattr("everyformer.network.halting.GATHER", 1.0)
     visible_BT = torch.tensor([[True] * 7, [False] + [True] * 5 + [False]])
-    source = {"source": Memory(randn(2, 4, WIDTH), torch.tensor([[True] * 4, [True, True, False, False]]))}
+    source = {"source": EncoderOutput(randn(2, 4, WIDTH), torch.tensor([[True] * 4, [True, True, False, False]]))}
     network.body.layers[0].feedforward.register_forward_hook(lambda _, given, __: seen.append(given[0].shape[1]))
     found = []
     for gather in (False, True):
@@ -226,10 +226,10 @@ def test_halted_positions_are_computed_no_more(pattern, cross, kernel, monkeypat
         options = (source if cross else {}) | {"kernel": kernel}
         output = network(x_BT, visible=visible_BT, **options)
         assert seen[0] == 7 and (min(seen) < 7) == gather
-        first = network(x_BT[:, :5], visible=visible_BT[:, :5], past=Past(), **options)
+        first = network(x_BT[:, :5], visible=visible_BT[:, :5], cache=Cache(), **options)
         told = [output.hidden[visible_BT], output.aux["ponder"]]
         if pattern != "full":  # what came before has not seen what comes
-            told.append(network(x_BT[:, 5:], visible=visible_BT[:, 5:], past=first.past, **options).hidden[0])
+            told.append(network(x_BT[:, 5:], visible=visible_BT[:, 5:], cache=first.cache, **options).hidden[0])
         loss = output.hidden[visible_BT].square().sum() + output.aux["ponder"]
         found.append([*told, *torch.autograd.grad(loss, list(network.parameters()))])
     for one, two in zip(*found, strict=True):
@@ -246,11 +246,11 @@ def test_holes_in_the_past_change_nothing(mode, net, hidden):
     visible_BT = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
     with torch.no_grad():
         whole = network(x_BT).hidden
-        past = network(x_BT[:, :4], visible=visible_BT, past=Past(hidden=hidden)).past
+        cache = network(x_BT[:, :4], visible=visible_BT, cache=Cache(hidden=hidden)).cache
         for time in range(3):
             given = torch.stack((x_BT[0, 4 + time], x_BT[1, 2 + time]))[:, None]
-            output = network(given, past=past)
-            past = output.past
+            output = network(given, cache=cache)
+            cache = output.cache
             close(output.hidden[:, 0], torch.stack((whole[0, 4 + time], whole[1, 2 + time])))
 
 
@@ -260,8 +260,8 @@ def test_holes_in_the_past_change_nothing(mode, net, hidden):
 @pytest.mark.parametrize("hidden", (False, True), ids=("keys", "memory"))
 def test_after_a_reset_a_row_begins_anew_in_every_step(mode, net, hidden):
     network, x_BT = made(model(mode, net=net)), tokens(2, 7)
-    past = network(x_BT[:, :4], past=Past(hidden=hidden)).past.reset(torch.tensor([False, True]))
-    found_BTD = network(x_BT[:, 4:], past=past).hidden
+    cache = network(x_BT[:, :4], cache=Cache(hidden=hidden)).cache.reset(torch.tensor([False, True]))
+    found_BTD = network(x_BT[:, 4:], cache=cache).hidden
     close(found_BTD[0], network(x_BT).hidden[0, 4:])
     close(found_BTD[1], network(x_BT[1:, 4:]).hidden[0])
 
@@ -299,10 +299,10 @@ def test_padding_neither_ponders_nor_prolongs():
 @pytest.mark.spec(131)
 @pytest.mark.parametrize("mode", ("fixed", *MODES))
 def test_recomputed_steps_have_the_same_gradients(mode):
-    network = made(model(mode, wiring=PostNorm(dropout=0.2))).train()
+    network = made(model(mode, residual=PostNorm(dropout=0.2))).train()
     found = []
-    for sections in (0, 1):
-        set_sections(network, sections)
+    for checkpoint_segments in (0, 1):
+        set_checkpoint_segments(network, checkpoint_segments)
         torch.manual_seed(3)
         output = network(tokens())
         loss = output.hidden.square().sum() + sum(output.aux.values())
@@ -321,27 +321,27 @@ def test_halting_in_low_precision_still_sums_to_one():
 
 def test_a_convolution_to_both_sides_reads_its_sequence_at_once():
     network = made(model("fixed", net=Convolution(4, causal=False)))
-    past = network(tokens(), past=Past()).past
+    cache = network(tokens(), cache=Cache()).cache
     with pytest.raises(ValueError, match="lets the past see what comes now"):
-        network(tokens(), past=past)
+        network(tokens(), cache=cache)
 
 
 def test_a_depth_looks_back_only_if_all_its_parts_do():
     each = Convolution(12), Convolution(12, causal=False)
     for mode in ("fixed", "freeze"):
-        looks = [body(mode, pattern, net).looks_back_only() for pattern in ("causal", "full") for net in each]
+        looks = [body(mode, pattern, net).is_causal() for pattern in ("causal", "full") for net in each]
         assert looks == [True, False, False, False]
-    assert [Stack(1, (Layer(None, net),), PreNorm()).looks_back_only() for net in (*each, NET)] == [True, False, False]
+    assert [Stack(1, (Layer(None, net),), PreNorm()).is_causal() for net in (*each, NET)] == [True, False, False]
 
 
 def test_a_past_of_a_window_keeps_what_a_convolution_reads():
     """The window shows 2 tokens, the convolution reaches back 3: a memory of 64 is cut to what is read of it."""
     value = replace(model("fixed", "causal & window(2)", net=Convolution(4, kernels=(2, 3))), memory=64)
     network, x_BT = made(value), tokens(2, 12)
-    past, found = Past(), list[Tensor]()
+    cache, found = Cache(), list[Tensor]()
     with torch.no_grad():
         for time in range(12):
-            output = network(x_BT[:, time : time + 1], past=past)
-            past, found = output.past, [*found, output.hidden]
+            output = network(x_BT[:, time : time + 1], cache=cache)
+            cache, found = output.cache, [*found, output.hidden]
         close(torch.cat(found, dim=1), network(x_BT).hidden)
-    assert past.length == 3
+    assert cache.length == 3

@@ -66,8 +66,8 @@ def single(layer: Layer) -> Model:
     return Model(width=8, embed=Tokens(17), body=Stack(1, (layer,), PreNorm()))
 
 
-def repeated(wiring: Any, position: Any = None) -> Model:
-    return replace(single(Layer(CROSS)), body=Halt(2, (Layer(CROSS),), wiring, position))
+def repeated(residual: Any, position: Any = None) -> Model:
+    return replace(single(Layer(CROSS)), body=Halt(2, (Layer(CROSS),), residual, position))
 
 
 def parts(position: Any) -> Mixed:
@@ -77,14 +77,14 @@ def parts(position: Any) -> Mixed:
 def pair(encoder: Model | None = None, decoder: Model | None = None, share: bool = False) -> EncoderDecoder:
     return EncoderDecoder(
         encoder=encoder or model("full"),
-        decoder=decoder or model("causal", cross=CROSS, heads=LANGUAGE),
+        decoder=decoder or model("causal", cross=CROSS, outputs=LANGUAGE),
         share_embedding=share,
     )
 
 
 # The reason: a refused combination, and those that its remedy leads to.
-def recurrent(width: int, heads: Any = (), both_ways: bool = False) -> Model:
-    return Model(width=width, embed=Tokens(9), body=Lstm(1, both_ways=both_ways), heads=heads)
+def recurrent(width: int, heads: Any = (), bidirectional: bool = False) -> Model:
+    return Model(width=width, embed=Tokens(9), body=Lstm(1, bidirectional=bidirectional), outputs=heads)
 
 
 ROWS: list[tuple[str, Any, list[Any]]] = [
@@ -100,17 +100,17 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
     ),
     (
         "rotary turns pairs of numbers, but a head is 3 wide; make it even",
-        model(form=Standard(2, key_width=3), rules=(Rotary(),)),
-        [model(form=Standard(2, key_width=4), rules=(Rotary(),))],
+        model(form=Standard(2, key_width=3), score_mods=(Rotary(),)),
+        [model(form=Standard(2, key_width=4), score_mods=(Rotary(),))],
     ),
     (
         "in the pattern chunked(2, 4, 3) positions to come decide who sees whom, so a language head would learn "
         "from the future; use hashed, or say leaks=True to have it as published",
-        model("chunked(2, 4, 3)", heads=LANGUAGE),
+        model("chunked(2, 4, 3)", outputs=LANGUAGE),
         [
-            model("hashed(2, 4, 3)", heads=LANGUAGE),
-            model("chunked(2, 4, 3, False, True)", heads=LANGUAGE),
-            model("chunked(2, 4, 3)", heads=(PerToken(3),)),
+            model("hashed(2, 4, 3)", outputs=LANGUAGE),
+            model("chunked(2, 4, 3, False, True)", outputs=LANGUAGE),
+            model("chunked(2, 4, 3)", outputs=(PerToken(3),)),
         ],
     ),
     (
@@ -121,13 +121,13 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
     ),
     (
         "two image biases say the same thing twice; keep one",
-        model("full", rules=(ImageBias(2, 2), ImageBias(3, 3))),
-        [model("full", rules=(ImageBias(2, 2),))],
+        model("full", score_mods=(ImageBias(2, 2), ImageBias(3, 3))),
+        [model("full", score_mods=(ImageBias(2, 2),))],
     ),
     (
         "four_term, rotary and shaw each make the product of query and key one of distances; keep one of them",
-        model(rules=(FourTerm(4), Rotary())),
-        [model(rules=(FourTerm(4),)), model(rules=(Rotary(),))],
+        model(score_mods=(FourTerm(4), Rotary())),
+        [model(score_mods=(FourTerm(4),)), model(score_mods=(Rotary(),))],
     ),
     (
         "a memory is of what came before, but the model looks ahead and reads its sequence at once; add causal &, or leave "
@@ -138,12 +138,16 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
     (
         "Learned ends at its last position, and with a memory a text has no end; use four_term, rotary, alibi or sinusoids",
         model(memory=4, position=Learned(8)),
-        [model(memory=4, rules=(FourTerm(4),)), model(memory=4, position=Sinusoidal()), model(position=Learned(8))],
+        [
+            model(memory=4, score_mods=(FourTerm(4),)),
+            model(memory=4, position=Sinusoidal()),
+            model(position=Learned(8)),
+        ],
     ),
     (
         "dynamic_span reads what enters the attention and is 6 wide, the model 8; make them equal",
-        model(rules=(DynamicSpan(6, 4),)),
-        [model(rules=(DynamicSpan(8, 4),))],
+        model(score_mods=(DynamicSpan(6, 4),)),
+        [model(score_mods=(DynamicSpan(8, 4),))],
     ),
     (
         "parameter-free attention has nothing to regularise; leave its dropout out",
@@ -152,8 +156,8 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
     ),
     (
         "a convolution to both sides sees the future, and a language head would learn to copy it; use a causal one",
-        model(net=Convolution(4, causal=False), heads=LANGUAGE),
-        [model(net=Convolution(4), heads=LANGUAGE)],
+        model(net=Convolution(4, causal=False), outputs=LANGUAGE),
+        [model(net=Convolution(4), outputs=LANGUAGE)],
     ),
     (
         "a convolution reads across the ends of documents, and same_document promises that nothing does; use FeedForward",
@@ -177,7 +181,7 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
     ),
     (
         "rules speak of distances, and the two sequences of cross-attention share no positions; leave its rules out",
-        model(cross=Attention(Standard(2), rules=(Rotary(),))),
+        model(cross=Attention(Standard(2), score_mods=(Rotary(),))),
         [model(cross=CROSS)],
     ),
     (
@@ -187,77 +191,84 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
     ),
     (
         "the pattern window(3) sees the future, or cannot be shown not to, and a language head would learn to copy it; add causal &",
-        model("window(3)", heads=LANGUAGE),
-        [model("causal & window(3)", heads=LANGUAGE)],
+        model("window(3)", outputs=LANGUAGE),
+        [model("causal & window(3)", outputs=LANGUAGE)],
     ),
     (
         "the pattern full sees the future, or cannot be shown not to, and a logistics head would learn to copy it; add causal &",
-        model("full", embed=Features(3), heads=(Logistics(),)),
-        [model("causal", embed=Features(3), heads=(Logistics(),))],
+        model("full", embed=Features(3), outputs=(Logistics(),)),
+        [model("causal", embed=Features(3), outputs=(Logistics(),))],
     ),
     (
         "a class token stands before the text and has no next token to learn; use it with Classify",
-        model(heads=LANGUAGE, class_token=True),
-        [model("full", heads=(Classify(3, "first"),), class_token=True)],
+        model(outputs=LANGUAGE, class_token=True),
+        [model("full", outputs=(Classify(3, "first"),), class_token=True)],
     ),
     (
         "a class token has no segment, document or node of its own; leave it out, and read the mean",
-        model("full & same_document", heads=(Classify(3, "first"),), class_token=True),
-        [model("full & same_document", heads=(Classify(3),)), model("full", heads=(Classify(3),), class_token=True)],
+        model("full & same_document", outputs=(Classify(3, "first"),), class_token=True),
+        [
+            model("full & same_document", outputs=(Classify(3),)),
+            model("full", outputs=(Classify(3),), class_token=True),
+        ],
     ),
     (
         "a tied language head has the embedding's vocabulary; leave its own out or give tied=False",
-        model(heads=(Language(vocabulary=5),)),
-        [model(heads=LANGUAGE), model(heads=(Language(vocabulary=5, tied=False),))],
+        model(outputs=(Language(vocabulary=5),)),
+        [model(outputs=LANGUAGE), model(outputs=(Language(vocabulary=5, tied=False),))],
     ),
     (
         "a language head needs a vocabulary and the inputs are no tokens; give Language(vocabulary=..., tied=False)",
-        model(embed=FEATURES, heads=LANGUAGE),
-        [model(embed=FEATURES, heads=(Language(vocabulary=5, tied=False),))],
+        model(embed=FEATURES, outputs=LANGUAGE),
+        [model(embed=FEATURES, outputs=(Language(vocabulary=5, tied=False),))],
     ),
     (
         "a masked head predicts tokens and the inputs are none; use PerToken",
-        model("full", embed=FEATURES, heads=(Masked(),)),
-        [model("full", embed=FEATURES, heads=(PerToken(3),))],
+        model("full", embed=FEATURES, outputs=(Masked(),)),
+        [model("full", embed=FEATURES, outputs=(PerToken(3),))],
     ),
     (
         "its weights cannot be the head's; untie it, or add the positions",
-        model(position=BESIDE, heads=LANGUAGE),
-        [model(position=BESIDE, heads=(Language(tied=False),)), model(position=Sinusoidal(), heads=LANGUAGE)],
+        model(position=BESIDE, outputs=LANGUAGE),
+        [model(position=BESIDE, outputs=(Language(tied=False),)), model(position=Sinusoidal(), outputs=LANGUAGE)],
     ),
     (
         "its weights cannot be the head's; untie it, or add the positions",
-        model("full", position=BESIDE, heads=(Masked(),)),
-        [model("full", position=Sinusoidal(), heads=(Masked(),))],
+        model("full", position=BESIDE, outputs=(Masked(),)),
+        [model("full", position=Sinusoidal(), outputs=(Masked(),))],
     ),
     *(
         (
             "the first token of a causal model has seen nothing but itself; read the last one or the mean",
-            model(heads=(Classify(3, "first"),), class_token=class_token),
-            [model(heads=(Classify(3, reading),), class_token=class_token) for reading in ("last", "mean")],
+            model(outputs=(Classify(3, "first"),), class_token=class_token),
+            [model(outputs=(Classify(3, reading),), class_token=class_token) for reading in ("last", "mean")],
         )
         for class_token in (False, True)
     ),
     *(
         (
             f"{type(norm).__name__} mixes positions, so the past would change with the future in a causal model",
-            model(wiring=wiring(norm)),
-            [model(wiring=wiring(LayerNorm())), model(wiring=wiring(RMSNorm())), model("full", wiring=wiring(norm))],
+            model(residual=residual(norm)),
+            [
+                model(residual=residual(LayerNorm())),
+                model(residual=residual(RMSNorm())),
+                model("full", residual=residual(norm)),
+            ],
         )
         for norm in (BatchNorm(), InstanceNorm(), SequenceNorm())
-        for wiring in (PreNorm, PostNorm)
+        for residual in (PreNorm, PostNorm)
     ),
     (
         "a reversible stack computes every sublayer twice, and BatchNorm would count each batch twice; use LayerNorm",
-        model("full", wiring=Reversible(BatchNorm())),
-        [model("full", wiring=Reversible(norm)) for norm in (LayerNorm(), InstanceNorm())],
+        model("full", residual=Reversible(BatchNorm())),
+        [model("full", residual=Reversible(norm)) for norm in (LayerNorm(), InstanceNorm())],
     ),
     (
         "every_layer needs one state after each layer, which only a Stack keeps that is not reversible; leave it out",
-        model(wiring=Reversible(), heads=(Language(every_layer=True),)),
+        model(residual=Reversible(), outputs=(Language(every_layer=True),)),
         [
-            model(wiring=Reversible(), heads=(Language(ahead=1),)),
-            model(wiring=PreNorm(), heads=(Language(every_layer=True),)),
+            model(residual=Reversible(), outputs=(Language(ahead=1),)),
+            model(residual=PreNorm(), outputs=(Language(every_layer=True),)),
         ],
     ),
     (
@@ -277,13 +288,13 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
     ),
     (
         "each of two directions has half the width, but that is 7; make it even, or leave both_ways out",
-        recurrent(7, both_ways=True),
-        [recurrent(8, both_ways=True), recurrent(7)],
+        recurrent(7, bidirectional=True),
+        [recurrent(8, bidirectional=True), recurrent(7)],
     ),
     (
         "a layer that reads both ways sees the future, and a language head would learn to copy it; leave both_ways out",
-        recurrent(8, LANGUAGE, both_ways=True),
-        [recurrent(8, LANGUAGE), recurrent(8, (Classify(3),), both_ways=True)],
+        recurrent(8, LANGUAGE, bidirectional=True),
+        [recurrent(8, LANGUAGE), recurrent(8, (Classify(3),), bidirectional=True)],
     ),
     (
         "the encoder is 16 wide, the decoder 8; make them equal",
@@ -292,13 +303,13 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
     ),
     (
         "the encoder of a pair gives its last layer to the decoder, not logits; leave its heads out",
-        pair(encoder=model("full", heads=(Classify(3),))),
+        pair(encoder=model("full", outputs=(Classify(3),))),
         [pair()],
     ),
     (
         "the decoder never looks at the encoder; give its layers cross-attention",
-        pair(decoder=model(heads=LANGUAGE)),
-        [pair(decoder=model(heads=LANGUAGE, cross=CROSS))],
+        pair(decoder=model(outputs=LANGUAGE)),
+        [pair(decoder=model(outputs=LANGUAGE, cross=CROSS))],
     ),
     (
         "the encoder has cross-attention and nothing to attend to; leave it out",
@@ -314,7 +325,7 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
 
 
 def reasons(value: Any) -> Iterator[str]:
-    return legal.pair_objections(value) if isinstance(value, EncoderDecoder) else legal.objections(value)
+    return legal.illegal_pair_reasons(value) if isinstance(value, EncoderDecoder) else legal.illegal_reasons(value)
 
 
 @pytest.mark.parametrize("reason, wrong, right", ROWS, ids=[reason[:50] for reason, _, _ in ROWS])
@@ -352,14 +363,16 @@ def test_every_reason_has_its_row():
 )
 def test_the_width_of_a_head_is_known_for_every_form(form, width):
     """What rotary needs is refused by the value as it would be by the module."""
-    assert any("rotary turns pairs" in reason for reason in reasons(model(form=form, width=width, rules=(Rotary(),))))
+    assert any(
+        "rotary turns pairs" in reason for reason in reasons(model(form=form, width=width, score_mods=(Rotary(),)))
+    )
     with pytest.raises(ValueError, match="rotary turns pairs of numbers"):
         module = form.build(width)
         Rotary().build(module.heads, module.key_width, module.value_width)
 
 
 def test_all_reasons_are_told_at_once():
-    wrong = model("full", heads=LANGUAGE, class_token=True, wiring=PreNorm(), form=Standard(3))
+    wrong = model("full", outputs=LANGUAGE, class_token=True, residual=PreNorm(), form=Standard(3))
     with pytest.raises(ValueError) as caught:
         wrong.build()
     for reason in ("does not divide into 3 heads", "sees the future", "has no next token"):
@@ -368,6 +381,6 @@ def test_all_reasons_are_told_at_once():
 
 def test_a_pair_is_refused_for_what_is_wrong_with_its_sides():
     with pytest.raises(ValueError, match="sees the future"):
-        pair(decoder=model("full", cross=CROSS, heads=LANGUAGE)).build()
+        pair(decoder=model("full", cross=CROSS, outputs=LANGUAGE)).build()
     with pytest.raises(ValueError, match="does not divide into 3 heads"):
         pair(encoder=model("full", form=Standard(3))).build()

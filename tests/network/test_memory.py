@@ -13,28 +13,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from everyformer import Alibi, FourTerm, Gated, Language, Past, PostNorm, PreNorm, Rotary, Sinusoidal, build
-from everyformer.network.past import Hidden, Keys
+from everyformer import Alibi, Cache, FourTerm, Gated, Language, PostNorm, PreNorm, Rotary, Sinusoidal, build
+from everyformer.network.cache import KVCache, LayerInputs
 from tests.network import close, model, ready, tokens
 
-WIRINGS = [PostNorm(), PreNorm()]
+RESIDUALS = [PostNorm(), PreNorm()]
 HOW: list[dict[str, Any]] = [
-    {"rules": (FourTerm(4),)},
-    {"rules": (FourTerm(4, reach=2),)},
-    {"rules": (Rotary(),)},
-    {"rules": (Alibi(),)},
+    {"score_mods": (FourTerm(4),)},
+    {"score_mods": (FourTerm(4, reach=2),)},
+    {"score_mods": (Rotary(),)},
+    {"score_mods": (Alibi(),)},
     {"position": Sinusoidal()},
 ]
 
 
-def read(network: Any, x_BT: Tensor, length: int, past: Past, **options: Any) -> tuple[Tensor, Past]:
+def read(network: Any, x_BT: Tensor, length: int, cache: Cache, **options: Any) -> tuple[Tensor, Cache]:
     """The hidden vectors of segments of a length, and the past after the last."""
     found = []
     for part in x_BT.split(length, dim=1):
-        output = network(part, past=past, **options)
-        past = output.past
+        output = network(part, cache=cache, **options)
+        cache = output.cache
         found.append(output.hidden)
-    return torch.cat(found, dim=1), past
+    return torch.cat(found, dim=1), cache
 
 
 def literal(network: Any, x_BT: Tensor, length: int, memory: int) -> Tensor:
@@ -48,7 +48,7 @@ def literal(network: Any, x_BT: Tensor, length: int, memory: int) -> Tensor:
         for n, layer in enumerate(network.body.layers):
             wide_BKD = torch.cat((kept[n].detach(), h_BTD), dim=1)
             before, heads = kept[n].shape[1], layer.attention.heads
-            q, (k, v) = heads.query(h_BTD), heads.memory(wide_BKD)
+            q, (k, v) = heads.query(h_BTD), heads.keys_values(wide_BKD)
             score = q @ k.transpose(-1, -2) * heads.scale
             ahead = torch.ones(score.shape[-2:], dtype=torch.bool).triu(before + 1)
             y_BTD = heads.merge(score.masked_fill(ahead, -torch.inf).softmax(-1) @ v)
@@ -63,8 +63,8 @@ def literal(network: Any, x_BT: Tensor, length: int, memory: int) -> Tensor:
 @pytest.mark.parametrize("memory", [1, 3, 5, 20])
 def test_the_memory_is_the_papers(memory: int) -> None:
     """Values and gradients: the maps to keys and values learn from the memory, what was before it does not."""
-    network, x_BT = ready(model(wiring=PostNorm(), memory=memory)), tokens(2, 11)
-    found, wanted = read(network, x_BT, 3, Past(hidden=True))[0], literal(network, x_BT, 3, memory)
+    network, x_BT = ready(model(residual=PostNorm(), memory=memory)), tokens(2, 11)
+    found, wanted = read(network, x_BT, 3, Cache(hidden=True))[0], literal(network, x_BT, 3, memory)
     close(found, wanted)
     direction = torch.randn_like(found)
     weights = list(network.parameters())
@@ -73,19 +73,19 @@ def test_the_memory_is_the_papers(memory: int) -> None:
     # Context grows by a segment in each layer: two layers see two segments back, and no further.
     moved = x_BT.clone()
     moved[:, 0] = (moved[:, 0] + 1) % 17
-    change_T = (read(network, moved, 3, Past(hidden=True))[0] - found).abs().amax((0, 2))
+    change_T = (read(network, moved, 3, Cache(hidden=True))[0] - found).abs().amax((0, 2))
     reach = max(t for t in range(11) if change_T[t] > 0)
     assert reach == {1: 5, 3: 8, 5: 10, 20: 10}[memory]
 
 
 @pytest.mark.spec(90)
-@pytest.mark.parametrize("how", HOW, ids=lambda how: str(how.get("rules", "sinusoidal")))
-@pytest.mark.parametrize("wiring", WIRINGS, ids=["post", "pre"])
+@pytest.mark.parametrize("how", HOW, ids=lambda how: str(how.get("score_mods", "sinusoidal")))
+@pytest.mark.parametrize("residual", RESIDUALS, ids=["post", "pre"])
 @pytest.mark.parametrize("hidden", [True, False])
-def test_segments_with_enough_memory_are_one_long_pass(hidden: bool, wiring: Any, how: dict[str, Any]) -> None:
-    network, x_BT = ready(model(wiring=wiring, memory=20, **how)), tokens(2, 13)
+def test_segments_with_enough_memory_are_one_long_pass(hidden: bool, residual: Any, how: dict[str, Any]) -> None:
+    network, x_BT = ready(model(residual=residual, memory=20, **how)), tokens(2, 13)
     for length in (1, 4):
-        close(read(network, x_BT, length, Past(hidden=hidden))[0], network(x_BT).hidden)
+        close(read(network, x_BT, length, Cache(hidden=hidden))[0], network(x_BT).hidden)
 
 
 @pytest.mark.spec(88)
@@ -94,42 +94,42 @@ def test_a_mask_of_equal_length_makes_the_memory_enough(hidden: bool) -> None:
     """The code's same_length is causal & window(memory): then segments of any length are one long pass, exactly.
 
     A token sees itself and 3 before it: of a memory of 4 these 3 are kept."""
-    network, x_BT = ready(model("causal & window(4)", memory=4, rules=(FourTerm(4),))), tokens(2, 13)
+    network, x_BT = ready(model("causal & window(4)", memory=4, score_mods=(FourTerm(4),))), tokens(2, 13)
     for length in (1, 3, 7):
-        found, past = read(network, x_BT, length, Past(hidden=hidden))
+        found, cache = read(network, x_BT, length, Cache(hidden=hidden))
         close(found, network(x_BT).hidden)
-        assert past.length == 3 and all(type(one) is (Hidden if hidden else Keys) for one in past.layers)
+        assert cache.length == 3 and all(type(one) is (LayerInputs if hidden else KVCache) for one in cache.layers)
 
 
 @pytest.mark.spec(88)
 def test_the_memory_may_have_another_length_in_evaluation() -> None:
-    network, x_BT = ready(model(memory=2, rules=(FourTerm(4),))), tokens(2, 13)
-    short, past = read(network, x_BT, 3, Past())
-    long, longer = read(network, x_BT, 3, Past(), memory=9)
-    whole, all_of_it = read(network, x_BT, 3, Past(), memory=0)
-    assert (past.length, longer.length, all_of_it.length) == (2, 9, 13)
+    network, x_BT = ready(model(memory=2, score_mods=(FourTerm(4),))), tokens(2, 13)
+    short, cache = read(network, x_BT, 3, Cache())
+    long, longer = read(network, x_BT, 3, Cache(), memory=9)
+    whole, all_of_it = read(network, x_BT, 3, Cache(), memory=0)
+    assert (cache.length, longer.length, all_of_it.length) == (2, 9, 13)
     close(whole, network(x_BT).hidden)
     close(long[:, :12], whole[:, :12])  # nine positions hold all of the past until the fifth segment
     assert (short - whole).abs().max() > 1e-3
 
 
 @pytest.mark.spec(86)
-@pytest.mark.parametrize("wiring", WIRINGS, ids=["post", "pre"])
-def test_memories_follow_the_weights_and_keys_do_not(wiring: Any) -> None:
+@pytest.mark.parametrize("residual", RESIDUALS, ids=["post", "pre"])
+def test_memories_follow_the_weights_and_keys_do_not(residual: Any) -> None:
     """With the weights at rest both are the same. When they have moved, the memory is seen through the new ones."""
-    network, x_BT = ready(model(wiring=wiring, rules=(FourTerm(4),))), tokens(2, 8)
-    keys, hidden = (network(x_BT[:, :4], past=begin).past for begin in (Past(), Past(hidden=True)))
-    close(*(network(x_BT[:, 4:], past=past).hidden for past in (keys, hidden)))
+    network, x_BT = ready(model(residual=residual, score_mods=(FourTerm(4),))), tokens(2, 8)
+    keys, hidden = (network(x_BT[:, :4], cache=begin).cache for begin in (Cache(), Cache(hidden=True)))
+    close(*(network(x_BT[:, 4:], cache=cache).hidden for cache in (keys, hidden)))
     with torch.no_grad():
         for layer in network.body.layers:
             layer.attention.heads.qkv.weight.mul_(0.5)
             layer.steps["attention"].norm.weight.mul_(2.0)
-    again, stale = (network(x_BT[:, 4:], past=past).hidden for past in (hidden, keys))
+    again, stale = (network(x_BT[:, 4:], cache=cache).hidden for cache in (hidden, keys))
     assert (again - stale).abs().max() > 1e-3
     first = network.body.layers[0]
     entered = first.steps["attention"].view(hidden.layers[0].x_BMD, None)
-    now = Keys(*first.attention.heads.memory(entered))
-    fresh = network(x_BT[:, :4], past=Past()).past.layers[0]  # nothing below layer 0 has moved
+    now = KVCache(*first.attention.heads.keys_values(entered))
+    fresh = network(x_BT[:, :4], cache=Cache()).cache.layers[0]  # nothing below layer 0 has moved
     close(now.k_BHKE, fresh.k_BHKE)
     close(now.v_BHKE, fresh.v_BHKE)
 
@@ -139,48 +139,48 @@ def test_memories_follow_the_weights_and_keys_do_not(wiring: Any) -> None:
 @pytest.mark.parametrize("length", [2, 5])
 def test_empty_slots_of_a_memory_are_not_seen(holes: int, length: int) -> None:
     """Padding before and within the segments, a memory shorter than the text: each row is as it would be alone."""
-    network, x_BT = ready(model("causal & window(4)", memory=4, rules=(FourTerm(4),))), tokens(1, 12)
+    network, x_BT = ready(model("causal & window(4)", memory=4, score_mods=(FourTerm(4),))), tokens(1, 12)
     wanted = network(x_BT).hidden
     wide_BT = torch.cat((x_BT.new_zeros(1, holes), x_BT[:, :6], x_BT.new_zeros(1, holes), x_BT[:, 6:]), dim=1)
     seen_BT = torch.ones_like(wide_BT, dtype=torch.bool)
     seen_BT[:, :holes] = seen_BT[:, holes + 6 : 2 * holes + 6] = False
     other = tokens(1, wide_BT.shape[1], seed=1)
-    past, found = Past(hidden=True), []
+    cache, found = Cache(hidden=True), []
     bounds = [0, holes + 1, *range(holes + 1 + length, wide_BT.shape[1], length), wide_BT.shape[1]]
     for start, end in pairwise(bounds):
         if not bool(seen_BT[:, start:end].any()):
             continue  # a segment without a token of one row is refused
         visible = torch.cat((seen_BT, torch.ones_like(seen_BT)))[:, start:end]
-        output = network(torch.cat((wide_BT, other))[:, start:end], visible=visible, past=past)
-        past = output.past
+        output = network(torch.cat((wide_BT, other))[:, start:end], visible=visible, cache=cache)
+        cache = output.cache
         found.append(output.hidden[0][seen_BT[0, start:end]])
     close(torch.cat(found)[None], wanted)
 
 
 @pytest.mark.spec(86)
 def test_a_memory_is_reordered_rolled_back_and_trimmed() -> None:
-    network, x_BT = ready(model(rules=(FourTerm(4),))), tokens(3, 9)
-    past = network(x_BT[:, :5], past=Past(hidden=True)).past
+    network, x_BT = ready(model(score_mods=(FourTerm(4),))), tokens(3, 9)
+    cache = network(x_BT[:, :5], cache=Cache(hidden=True)).cache
     order = torch.tensor([2, 0, 0])
-    close(network(x_BT[order, 5:], past=past.reorder(order)).hidden, network(x_BT[order]).hidden[:, 5:])
-    astray = network(x_BT[:, :3], past=past).past
-    close(network(x_BT[:, 5:], past=astray.roll_back(3)).hidden, network(x_BT).hidden[:, 5:])
-    kept = past.trim(2)
-    assert kept.length == 2 and torch.equal(kept.layers[1].tensors[0], past.layers[1].tensors[0][:, 3:])
+    close(network(x_BT[order, 5:], cache=cache.reorder(order)).hidden, network(x_BT[order]).hidden[:, 5:])
+    astray = network(x_BT[:, :3], cache=cache).cache
+    close(network(x_BT[:, 5:], cache=astray.roll_back(3)).hidden, network(x_BT).hidden[:, 5:])
+    kept = cache.trim(2)
+    assert kept.length == 2 and torch.equal(kept.layers[1].tensors[0], cache.layers[1].tensors[0][:, 3:])
     with pytest.raises(ValueError, match="it is of another model"):
-        network(x_BT, past=replace(past, layers=tuple(Hidden(one.tensors[0][..., :4]) for one in past.layers)))
+        network(x_BT, cache=replace(cache, layers=tuple(LayerInputs(one.tensors[0][..., :4]) for one in cache.layers)))
 
 
 @pytest.mark.spec(86, 131)
 def test_recomputed_sections_keep_the_same_memory_and_gradients() -> None:
-    network, x_BT = ready(model(layers=3, rules=(FourTerm(4),), heads=(Language(),))).train(), tokens(2, 8)
+    network, x_BT = ready(model(layers=3, score_mods=(FourTerm(4),), outputs=(Language(),))).train(), tokens(2, 8)
     found = []
-    for sections in (0, 2):
-        network.body.sections = sections
-        past = network(x_BT[:, :4], past=Past(hidden=True)).past
-        output = network(x_BT[:, 4:], past=past)
+    for checkpoint_segments in (0, 2):
+        network.body.checkpoint_segments = checkpoint_segments
+        cache = network(x_BT[:, :4], cache=Cache(hidden=True)).cache
+        output = network(x_BT[:, 4:], cache=cache)
         gradients = torch.autograd.grad(output.logits.square().sum(), list(network.parameters()))
-        found.append((output.hidden, *gradients, *(one.x_BMD for one in output.past.layers)))
+        found.append((output.hidden, *gradients, *(one.x_BMD for one in output.cache.layers)))
     for one, two in zip(*found, strict=True):
         close(one, two)
 
@@ -189,17 +189,17 @@ EPISODES = pytest.mark.parametrize("hidden", [True, False])
 
 
 @pytest.mark.spec(86)
-@pytest.mark.parametrize("how", HOW, ids=lambda how: str(how.get("rules", "sinusoidal")))
+@pytest.mark.parametrize("how", HOW, ids=lambda how: str(how.get("score_mods", "sinusoidal")))
 @EPISODES
 def test_after_a_reset_a_row_begins_anew_and_the_others_go_on(hidden: bool, how: dict[str, Any]) -> None:
     """In a memory that is full, with rows reset at different times: each episode is as it would be alone."""
-    network, x_BT = ready(model("causal & window(4)", wiring=Gated(), memory=4, **how)), tokens(3, 14)
+    network, x_BT = ready(model("causal & window(4)", residual=Gated(), memory=4, **how)), tokens(3, 14)
     ends = {3: [0], 6: [0, 2], 9: [1]}  # before which segment which rows begin anew
-    past, found = Past(hidden=hidden), []
+    cache, found = Cache(hidden=hidden), []
     for start in range(0, 14, 3):
-        past = past.reset(torch.tensor([row in ends.get(start, []) for row in range(3)]))
-        output = network(x_BT[:, start : start + 3], past=past)
-        past = output.past
+        cache = cache.reset(torch.tensor([row in ends.get(start, []) for row in range(3)]))
+        output = network(x_BT[:, start : start + 3], cache=cache)
+        cache = output.cache
         found.append(output.hidden)
     for row in range(3):
         bounds = [0, *(start for start, rows in ends.items() if row in rows), 14]
@@ -211,16 +211,16 @@ def test_after_a_reset_a_row_begins_anew_and_the_others_go_on(hidden: bool, how:
 @EPISODES
 def test_nothing_crosses_a_reset(hidden: bool) -> None:
     """What was before changes nothing, by exactly 0, even where it was no number; all rows reset are a fresh start to the bit."""
-    network, x_BT = ready(model(wiring=Gated(), memory=6, rules=(FourTerm(4),))), tokens(2, 9)
-    pasts = [network(part[:, :5], past=Past(hidden=hidden)).past for part in (x_BT, tokens(2, 9, seed=1))]
-    pasts.append(replace(pasts[0], layers=tuple(one.each(lambda x: x * torch.nan) for one in pasts[0].layers)))
-    one, two, three = (network(x_BT[:, 5:], past=past.reset(torch.tensor([True, False]))).hidden for past in pasts)
+    network, x_BT = ready(model(residual=Gated(), memory=6, score_mods=(FourTerm(4),))), tokens(2, 9)
+    caches = [network(part[:, :5], cache=Cache(hidden=hidden)).cache for part in (x_BT, tokens(2, 9, seed=1))]
+    caches.append(replace(caches[0], layers=tuple(one.each(lambda x: x * torch.nan) for one in caches[0].layers)))
+    one, two, three = (network(x_BT[:, 5:], cache=cache.reset(torch.tensor([True, False]))).hidden for cache in caches)
     assert torch.equal(one[0], two[0]) and torch.equal(one[0], three[0])
     assert (one[1] - two[1]).abs().max() > 1e-3
-    close(one[1:], network(x_BT[1:, 5:], past=pasts[0].reorder(torch.tensor([1]))).hidden)
-    again = network(x_BT[:, 5:], past=pasts[2].reset(torch.tensor([True, True])))
-    assert torch.equal(again.hidden, network(x_BT[:, 5:], past=Past(hidden=hidden)).hidden)
-    assert pasts[0].reset(torch.tensor([False, False])) is pasts[0]
+    close(one[1:], network(x_BT[1:, 5:], cache=caches[0].reorder(torch.tensor([1]))).hidden)
+    again = network(x_BT[:, 5:], cache=caches[2].reset(torch.tensor([True, True])))
+    assert torch.equal(again.hidden, network(x_BT[:, 5:], cache=Cache(hidden=hidden)).hidden)
+    assert caches[0].reset(torch.tensor([False, False])) is caches[0]
 
 
 @pytest.mark.spec(86)
@@ -229,13 +229,13 @@ def test_episodes_end_within_a_segment_and_between_them(hidden: bool) -> None:
     """A boundary inside a call is told by documents, one between calls by a reset too: each episode is as it would be alone."""
     network = ready(build("gtrxl", "tiny", width=8, heads=2, vocabulary=17, memory=20, episodes=True))
     x_BT, episode_BT = tokens(2, 12), torch.tensor([[0] * 3 + [1] * 3 + [2] * 6, [0] * 6 + [1] * 2 + [2] * 4])
-    past, found = Past(hidden=hidden), []
+    cache, found = Cache(hidden=hidden), []
     for start in (0, 4, 6, 9):
         end = {0: 4, 4: 6, 6: 9, 9: 12}[start]
         if start == 6:
-            past = past.reset(torch.tensor([True, False]))
-        output = network(x_BT[:, start:end], past=past, documents=episode_BT[:, start:end])
-        past = output.past
+            cache = cache.reset(torch.tensor([True, False]))
+        output = network(x_BT[:, start:end], cache=cache, documents=episode_BT[:, start:end])
+        cache = output.cache
         found.append(output.hidden)
     for row in range(2):
         parts = x_BT[row].split(episode_BT[row].unique_consecutive(return_counts=True)[1].tolist())
@@ -247,6 +247,6 @@ def test_episodes_end_within_a_segment_and_between_them(hidden: bool) -> None:
     "given", [torch.tensor([1, 0]), torch.tensor([True]), torch.tensor(True), [True, False]], ids=str
 )
 def test_a_wrong_reset_is_named(given: Any) -> None:
-    past = ready(model())(tokens(2, 3), past=Past()).past
+    cache = ready(model())(tokens(2, 3), cache=Cache()).cache
     with pytest.raises(ValueError, match="reset takes booleans, one for each of the 2 sequences"):
-        past.reset(given)
+        cache.reset(given)

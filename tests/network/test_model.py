@@ -15,6 +15,7 @@ from everyformer import (
     Causal,
     Classify,
     EncoderDecoder,
+    EncoderOutput,
     Features,
     FeedForward,
     Graph,
@@ -22,7 +23,6 @@ from everyformer import (
     LayerNorm,
     Learned,
     Lstm,
-    Memory,
     Model,
     Nodes,
     Normal,
@@ -30,8 +30,8 @@ from everyformer import (
     PostNorm,
     Probe,
     Rotary,
-    Rule,
-    RuleModule,
+    ScoreMod,
+    ScoreModModule,
     Sinusoidal,
     Standard,
     Tokens,
@@ -55,7 +55,7 @@ def changed(x: Tensor, place: int) -> Tensor:
 @pytest.mark.spec(55)
 def test_the_causal_pattern_is_minus_infinity_above_the_diagonal():
     """B adds -inf before the softmax over rows; in K's convention, the transpose, what is kept is upper triangular."""
-    network, x = ready(model("causal", form=Standard(2, bias=True), wiring=PostNorm(), layers=1)), tokens()
+    network, x = ready(model("causal", form=Standard(2, bias=True), residual=PostNorm(), layers=1)), tokens()
     network(x, probe=(probe := Probe()))
     q_BHQE, k_BHKE, _ = network.body.layers[0].attention.heads.project(network.embed.table.weight[x])
     for b in range(2):
@@ -83,7 +83,7 @@ def test_what_is_known_of_n_tokens_stands_when_more_come(pattern, position):
 
 @pytest.mark.spec(54, 60)
 def test_one_forward_gives_all_conditional_probabilities():
-    network, x = ready(model(heads=(Language(),))), tokens()
+    network, x = ready(model(outputs=(Language(),))), tokens()
     at_once = network(x).logits.log_softmax(-1)
     for n in range(1, 6):
         for b in range(2):
@@ -95,7 +95,7 @@ def test_one_forward_gives_all_conditional_probabilities():
 
 
 def pair(**more: Any) -> Any:
-    decoder = model("causal", cross=Attention(Standard(2)), position=Sinusoidal(), heads=(Language(),))
+    decoder = model("causal", cross=Attention(Standard(2)), position=Sinusoidal(), outputs=(Language(),))
     return ready(EncoderDecoder(encoder=model("full", position=Sinusoidal()), decoder=decoder, **more))
 
 
@@ -114,7 +114,7 @@ def test_the_memory_is_a_sequence_and_the_decoder_sees_the_target_so_far():
         assert (moved > 0).all()
         x_BSD = memory.x_BSD.clone()
         x_BSD[:, s] += 1
-        assert ((network.decode(target, Memory(x_BSD)).hidden - before).abs().amax(-1) > 0).all()
+        assert ((network.decode(target, EncoderOutput(x_BSD)).hidden - before).abs().amax(-1) > 0).all()
 
 
 @pytest.mark.spec(15, 62)
@@ -144,13 +144,13 @@ def test_a_shared_embedding_is_one_tensor_for_source_target_and_output():
 def test_a_set_has_no_order(reading):
     """Without positions the tokens move with their order, and what is pooled from them does not move at all."""
     heads = (Classify(3, reading), PerToken(2))
-    network, x = ready(model("full", embed=Features(5), heads=heads)), randn(2, 7, 5)
+    network, x = ready(model("full", embed=Features(5), outputs=heads)), randn(2, 7, 5)
     order = torch.randperm(7, generator=torch.Generator().manual_seed(0))
     one, two = network(x), network(x[:, order])
     close(one.hidden[:, order], two.hidden)
     close(one.logits[0], two.logits[0])
     close(one.logits[1][:, order], two.logits[1])
-    placed_ = ready(model("full", embed=Features(5), heads=heads, position=Sinusoidal()))
+    placed_ = ready(model("full", embed=Features(5), outputs=heads, position=Sinusoidal()))
     assert (placed_(x).logits[0] - placed_(x[:, order]).logits[0]).abs().max() > 1e-3
 
 
@@ -198,7 +198,7 @@ def test_edges_of_the_value_the_call_and_the_batch_agree():
 
 @pytest.mark.spec(72)
 def test_packed_documents_are_read_as_if_each_were_alone():
-    network, x = ready(model("causal & same_document", rules=(Rotary(),))), tokens(length=9)
+    network, x = ready(model("causal & same_document", score_mods=(Rotary(),))), tokens(length=9)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 3, 3, 3, 3, 3, 3, 3]])
     found = network(x, documents=documents).hidden
     for b in range(2):
@@ -223,26 +223,26 @@ def test_segments_and_positions_are_added_then_normed():
                 close(found, spec.layer_norm(summed, network.norm.weight, network.norm.bias, 1e-3))
 
 
-class Costly(Rule, Value, frozen=True):
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+class Costly(ScoreMod, Value, frozen=True):
+    def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
         return CostlyRule()
 
 
-class CostlyRule(RuleModule):
+class CostlyRule(ScoreModModule):
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(()))
 
-    def penalty(self, scene) -> Tensor:
+    def penalty(self, context) -> Tensor:
         return 3 * self.weight
 
 
 def test_the_costs_of_all_layers_are_added_up():
-    network = model(rules=(Costly(), Costly()), layers=4).build()
+    network = model(score_mods=(Costly(), Costly()), layers=4).build()
     cost = network(tokens()).aux["penalty"]
     assert cost == 4 * 2 * 3
     cost.backward()
-    assert network.body.layers[0].attention.rules[0].weight.grad == 3
+    assert network.body.layers[0].attention.score_mods[0].weight.grad == 3
     assert model().build()(tokens()).aux == {}
 
 
@@ -254,14 +254,14 @@ def test_maps_begin_by_the_number_of_their_inputs():
     network = model(width=64, embed=Tokens(999), layers=8, net=net, initial=initial).build()
     layer = network.body.layers[3]
     ends = (2 * 8) ** 0.5
-    for weight, deviation in (
+    for weight, std in (
         (network.embed.table.weight, 0.125 / 64**0.5),
         (layer.attention.heads.qkv.weight, 0.125 / 64**0.5),
         (layer.attention.heads.out.weight, 0.125 / 64**0.5 / ends),
         (layer.feedforward.hidden[0].weight, 0.125 / 64**0.5),
         (layer.feedforward.out.weight, 0.125 / 256**0.5 / ends),
     ):
-        assert abs(weight.std() / deviation - 1) < 0.05
+        assert abs(weight.std() / std - 1) < 0.05
 
 
 def test_maps_that_end_a_branch_begin_smaller_by_the_root_of_their_number():
@@ -289,12 +289,12 @@ def test_xavier_begins_uniform_by_fan_in_and_fan_out():
 def test_a_table_that_a_head_uses_begins_small_enough_to_tell_nothing():
     """With torch's deviation of 1 a model would echo its input: the first loss is that of a guess."""
     torch.manual_seed(0)
-    value = model(width=64, embed=Tokens(256), heads=(Language(),))
+    value = model(width=64, embed=Tokens(256), outputs=(Language(),))
     network, x_BT = value.build(), torch.randint(0, 256, (8, 32))
     assert abs(network.embed.table.weight.std() * 8 - 1) < 0.05
     loss = F.cross_entropy(network(x_BT).logits[:, :-1].flatten(0, 1), x_BT[:, 1:].flatten())
     assert loss < math.log(256) + 1
-    other = model(width=64, embed=Tokens(256), heads=(Language(tied=False),)).build()
+    other = model(width=64, embed=Tokens(256), outputs=(Language(tied=False),)).build()
     assert abs(other.embed.table.weight.std() - 1) < 0.05
 
 
@@ -302,12 +302,12 @@ def test_a_table_that_a_head_uses_begins_small_enough_to_tell_nothing():
 def test_what_says_how_it_begins_begins_so(initial):
     cell = Model(width=8, embed=Tokens(9), body=Lstm(1), initial=initial).build().body.layers[0].cells[0]
     assert (cell.of_x.bias.view(4, 8)[cell.gates.index("f")] == 1).all()
-    table = model("full", width=64, embed=Features(99, deviation=0.5), initial=initial).build().embed.map
+    table = model("full", width=64, embed=Features(99, std=0.5), initial=initial).build().embed.map
     assert abs(table.weight.std() * 2 - 1) < 0.05 and (table.bias == 0).all()
 
 
 def test_what_stands_in_padding_changes_nothing_even_if_it_is_no_number():
-    network, x_BTF = ready(model("full", embed=Features(3), heads=(Classify(2),))), randn(2, 5, 3)
+    network, x_BTF = ready(model("full", embed=Features(3), outputs=(Classify(2),))), randn(2, 5, 3)
     visible_BT = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
     wanted = network(x_BTF, visible=visible_BT).logits
     for filler in (torch.nan, 1e200, -torch.inf):
@@ -320,7 +320,7 @@ def test_a_stack_goes_round_the_layers_it_is_given():
     """Layers alternate, each with weights of its own."""
     one, two = (model(pattern).body.each[0] for pattern in ("causal & window(2)", "causal"))
     body: Any = model(layers=5).body
-    stacked = type(body)(5, (one, two), body.wiring).build(8)
+    stacked = type(body)(5, (one, two), body.residual).build(8)
     patterns = [str(layer.attention.pattern) for layer in stacked.layers]
     assert patterns == ["causal & window(2)", "causal", "causal & window(2)", "causal", "causal & window(2)"]
     assert len({id(p) for p in stacked.parameters()}) == len(list(stacked.parameters()))
@@ -331,7 +331,7 @@ def test_what_nothing_reads_is_refused(name):
     given = {
         "documents": torch.zeros(1, 4, dtype=torch.long),
         "edges": torch.ones(4, 4, dtype=torch.bool),
-        "source": Memory(torch.zeros(1, 4, 8)),
+        "source": EncoderOutput(torch.zeros(1, 4, 8)),
     }
     with pytest.raises(ValueError, match=f"{name} are given, but nothing in the model reads them"):
         model().build()(torch.zeros(1, 4, dtype=torch.long), **{name: given[name]})

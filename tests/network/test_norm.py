@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from everyformer import BatchNorm, InstanceNorm, LayerNorm, PostNorm, PreNorm, RMSNorm, SequenceNorm
-from everyformer.network.legal import objections
+from everyformer.network.legal import illegal_reasons
 from everyformer.network.model import Network
 from tests.network import close, model, randn, ready, tokens
 from tests.spec import network as spec
@@ -94,15 +94,15 @@ def test_a_constant_token_gives_numbers_and_gradients(norm):
 
 
 @pytest.mark.spec(24, 25, 26)
-@pytest.mark.parametrize("wiring", [PostNorm, PreNorm])
+@pytest.mark.parametrize("residual", [PostNorm, PreNorm])
 @pytest.mark.parametrize("norm", [*MIXING.values(), LayerNorm(), RMSNorm()])
-def test_norms_over_positions_let_the_future_into_the_past(wiring, norm):
+def test_norms_over_positions_let_the_future_into_the_past(residual, norm):
     """Forced into a causal model in training they leak, which is why they are refused; the others leak exactly 0."""
-    value = model("causal", wiring=wiring(norm))
+    value = model("causal", residual=residual(norm))
     network = ready(Network(value)).train()  # built without asking whether it is legal
     x, y = tokens(), tokens()
     y[:, -1] = (y[:, -1] + 1) % 17
     moved = (network(x).hidden - network(y).hidden)[:, :-1].abs().max()
     assert moved > 1e-3 if norm.mixes_positions else moved == 0
-    assert norm.mixes_positions == any("mixes positions" in reason for reason in objections(value))
-    assert not list(objections(model("full", wiring=wiring(norm))))
+    assert norm.mixes_positions == any("mixes positions" in reason for reason in illegal_reasons(value))
+    assert not list(illegal_reasons(model("full", residual=residual(norm))))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from everyformer import Language, Lstm, Model, Past, Ponder, PreNorm, Probe, Tokens
-from everyformer.attention.attend import CannotServe
+from everyformer import Cache, Language, Lstm, Model, Ponder, PreNorm, Probe, Tokens
+from everyformer.attention.attend import UnsupportedKernel
 from everyformer.family.table import member, parameters
 from tests.network import VOCABULARY, close, placed, ready, tokens
 from tests.network.test_recurrent import maps
@@ -22,8 +22,8 @@ CELLS = ("rnn", "lstm")
 
 
 def model(cell: str, layers: int = 1, steps: int = STEPS, **more: Any) -> Model:
-    body = Ponder(layers, steps, cell=cell, **({"rest": REST, "cost": 0.5, "bias": -0.5} | more))
-    return Model(width=WIDTH, embed=Tokens(VOCABULARY), body=body, heads=(Language(tied=False, bias=True),))
+    body = Ponder(layers, steps, cell=cell, **({"epsilon": REST, "cost": 0.5, "bias": -0.5} | more))
+    return Model(width=WIDTH, embed=Tokens(VOCABULARY), body=body, outputs=(Language(tied=False, bias=True),))
 
 
 def made(value: Model) -> Any:
@@ -36,7 +36,7 @@ def made(value: Model) -> Any:
 
 def literal(network: Any, x_TD: Tensor) -> Any:
     cell, value = network.body.layers[0].cells[0], network.value.body
-    head, unit = network.heads[0], cell.unit
+    head, unit = network.outputs[0], cell.unit
 
     def step(s: Tensor, x: Tensor) -> Tensor:
         if value.cell == "rnn":
@@ -51,7 +51,7 @@ def literal(network: Any, x_TD: Tensor) -> Any:
             lambda s: torch.sigmoid(unit.map.weight[0] @ s[:WIDTH] + unit.bias[0]),
             lambda s: head.map.weight @ s[:WIDTH] + head.bias,
             torch.zeros(cell.cell.size, dtype=torch.float64),
-            value.rest,
+            value.epsilon,
             value.steps,
         )
 
@@ -62,12 +62,12 @@ def literal(network: Any, x_TD: Tensor) -> Any:
 def test_a_pondering_layer_is_the_papers_equations(cell, late):
     """Outputs, states, weights and cost. The head reads the mean of the states, and that is the mean of the outputs."""
     network, x_BT, probe = made(model(cell, bias=-0.5 - 4 * late)), tokens(2, 5), Probe()
-    output = network(x_BT, probe=probe, past=Past())
+    output = network(x_BT, probe=probe, cache=Cache())
     ponders = []
     for b, x_TD in enumerate(placed(network, x_BT)):
         y, s, p, ponder = literal(network, x_TD)
         close(output.logits[b], torch.stack(y))
-        close(output.past.layers[0].x_BMD[b], torch.stack(s))
+        close(output.cache.layers[0].x_BMD[b], torch.stack(s))
         close(probe.halts[0][b], torch.stack([torch.stack(one) for one in p]))
         ponders += ponder
     close(output.aux["ponder"], 0.5 * torch.stack(ponders).mean())
@@ -120,8 +120,8 @@ def test_a_state_goes_on_through_holes_and_cuts(cell):
     seen = torch.rand(3, 8, generator=torch.Generator().manual_seed(3)) < 0.6
     seen[:, 0] = seen[:, 4] = True
     seen[:, 2] = False  # where nobody is
-    first = network(x[:, :4], visible=seen[:, :4], past=Past())
-    second = network(x[:, 4:], visible=seen[:, 4:], past=first.past.trim(1))
+    first = network(x[:, :4], visible=seen[:, :4], cache=Cache())
+    second = network(x[:, 4:], visible=seen[:, 4:], cache=first.cache.trim(1))
     hidden = torch.cat((first.hidden, second.hidden), dim=1)
     costs = []
     for row in range(3):
@@ -135,7 +135,7 @@ def test_a_state_goes_on_through_holes_and_cuts(cell):
 def test_the_cost_alone_teaches_a_net_to_take_fewer_steps():
     """Each layer by itself: their costs are added."""
     torch.manual_seed(0)
-    network, x_BT, taken = model("lstm", layers=2, bias=-2.0, rest=0.01).build(), tokens(4, 5), list[float]()
+    network, x_BT, taken = model("lstm", layers=2, bias=-2.0, epsilon=0.01).build(), tokens(4, 5), list[float]()
     optimizer = torch.optim.Adam(network.parameters(), 5e-2)
     for _ in range(40):
         probe = Probe()
@@ -150,7 +150,7 @@ def test_the_cost_alone_teaches_a_net_to_take_fewer_steps():
 
 
 def test_every_weight_learns_and_a_new_net_remembers():
-    network = model("lstm", layers=2, wiring=PreNorm()).build()
+    network = model("lstm", layers=2, residual=PreNorm()).build()
     output = network(tokens(2, 6))
     (output.logits.square().mean() + output.aux["ponder"]).backward()
     assert all(bool(p.grad.abs().max() > 0) for p in network.parameters())
@@ -170,9 +170,9 @@ def test_halting_in_low_precision_still_sums_to_one():
     [
         (lambda: Ponder(1, 0), "ponder.steps is 0"),
         (lambda: Ponder(1, 2, cell="gru"), "ponder.cell is 'gru': the names are lstm, rnn"),
-        (lambda: Ponder(1, 2, rest=0.0), "ponder.rest is 0.0"),
+        (lambda: Ponder(1, 2, epsilon=0.0), "ponder.epsilon is 0.0"),
         (lambda: Ponder(1, 2, cost=-1.0), "ponder.cost is -1.0"),
-        (lambda: model("rnn").build()(tokens(), past=past_of("lstm")), "it is of another model"),
+        (lambda: model("rnn").build()(tokens(), cache=past_of("lstm")), "it is of another model"),
     ],
 )
 def test_wrong_uses_are_refused_with_the_reason(call, message):
@@ -181,9 +181,9 @@ def test_wrong_uses_are_refused_with_the_reason(call, message):
     assert message in str(caught.value)
 
 
-def past_of(cell: str) -> Past | None:
-    past: Past | None = model(cell).build()(tokens(), past=Past()).past
-    return past
+def past_of(cell: str) -> Cache | None:
+    cache: Cache | None = model(cell).build()(tokens(), cache=Cache()).cache
+    return cache
 
 
 def test_parameters_by_hand():
@@ -193,5 +193,5 @@ def test_parameters_by_hand():
 
 
 def test_a_kernel_of_attention_is_refused():
-    with pytest.raises(CannotServe, match="kernel=sdpa computes attention, and a recurrent layer has none"):
+    with pytest.raises(UnsupportedKernel, match="kernel=sdpa computes attention, and a recurrent layer has none"):
         model("rnn").build()(tokens(), kernel="sdpa")

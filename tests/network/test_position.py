@@ -10,12 +10,12 @@ import torch
 
 from everyformer import (
     Axial,
+    Cache,
     Concatenated,
     Grid,
     JointMlp,
     Learned,
     OneHot,
-    Past,
     Rotary,
     SeparateMlp,
     Sinusoidal,
@@ -30,7 +30,7 @@ WIDTH, LENGTH = 8, 6
 PLACES = torch.arange(LENGTH)[None]
 
 
-def waves(positions, width: int) -> torch.Tensor:
+def sin_cos(positions, width: int) -> torch.Tensor:
     return torch.tensor([[spec.sinusoid(k, width) for k in row] for row in positions.tolist()], dtype=torch.float64)
 
 
@@ -61,7 +61,7 @@ def test_separate_mlp_is_equation_11():
 @pytest.mark.spec(34)
 def test_sinusoids_are_the_papers_and_begin_at_position_0():
     table = Sinusoidal().build_table(WIDTH)
-    close(table(PLACES), waves(PLACES, WIDTH))
+    close(table(PLACES), sin_cos(PLACES, WIDTH))
     assert table(PLACES)[0, 0].tolist() == [0, 1] * (WIDTH // 2)
 
 
@@ -91,7 +91,7 @@ def test_wavelengths_go_from_2_pi_to_10000_times_2_pi():
 def test_sinusoids_are_added_to_the_scaled_embedding(layout):
     network, x = ready(model(position=Sinusoidal(layout), embed=Tokens(17, scaled=True))), tokens()
     order = list(range(WIDTH)) if layout == "interleaved" else [*range(0, WIDTH, 2), *range(1, WIDTH, 2)]
-    literal = math.sqrt(WIDTH) * network.embed.table.weight[x] + waves(torch.arange(6)[None], WIDTH)[..., order]
+    literal = math.sqrt(WIDTH) * network.embed.table.weight[x] + sin_cos(torch.arange(6)[None], WIDTH)[..., order]
     close(placed(network, x), literal)
 
 
@@ -100,7 +100,7 @@ def test_sinusoids_stay_exact_far_out_in_float32():
     far = torch.tensor([[100_000]])
     found = Sinusoidal().build(WIDTH)(torch.zeros(1, 1, WIDTH), far)
     assert found.dtype == torch.float32
-    close(found.double(), waves(far, WIDTH), 1e-7)
+    close(found.double(), sin_cos(far, WIDTH), 1e-7)
 
 
 @pytest.mark.spec(35)
@@ -124,8 +124,8 @@ def test_a_table_knows_its_length_and_refuses_more(position, cached):
     network(tokens(length=6))
     with pytest.raises(ValueError, match=r"position 6 is past the 6 positions .* longer table"):
         if cached:
-            past = network(tokens(length=6), past=Past()).past
-            network(tokens(length=1), past=past)
+            cache = network(tokens(length=6), cache=Cache()).cache
+            network(tokens(length=1), cache=cache)
         else:
             network(tokens(length=7))
 
@@ -153,7 +153,7 @@ def test_a_formula_goes_on_past_any_length(position):
 @pytest.mark.parametrize("step", [0, 3])
 def test_time_and_position_are_ordinary_sums_of_sinusoids(step):
     x_BTD = randn(2, LENGTH, WIDTH)
-    literal = x_BTD + waves(PLACES, WIDTH) + torch.tensor(spec.sinusoid(step, WIDTH), dtype=torch.float64)
+    literal = x_BTD + sin_cos(PLACES, WIDTH) + torch.tensor(spec.sinusoid(step, WIDTH), dtype=torch.float64)
     close(TimePosition().build(WIDTH)(x_BTD, PLACES, step), literal)
 
 
@@ -162,7 +162,7 @@ def test_time_and_position_are_ordinary_sums_of_sinusoids(step):
 def test_concatenated_positions_stand_after_the_token(scheme):
     network, x = ready(model(position=Concatenated(scheme, 2))), tokens()
     found = placed(network, x)
-    place = waves(PLACES, 2)[0] if isinstance(scheme, Sinusoidal) else network.position.table.weight[:LENGTH]
+    place = sin_cos(PLACES, 2)[0] if isinstance(scheme, Sinusoidal) else network.position.table.weight[:LENGTH]
     assert network.embed.table.weight.shape == (17, WIDTH - 2)
     close(found[..., :-2], network.embed.table.weight[x])
     close(found[..., -2:], place.expand(2, -1, -1))
@@ -209,13 +209,13 @@ def test_positions_begin_where_a_call_says():
     visible_BT = torch.tensor([[False] + [True] * 5, [True] * 6])
     network = ready(model(position=Sinusoidal()))
     embedded = network.embed(x_BT)
-    wanted = embedded + waves(begin[:, None] + torch.arange(LENGTH), WIDTH)
+    wanted = embedded + sin_cos(begin[:, None] + torch.arange(LENGTH), WIDTH)
     close(placed(network, x_BT, begin=begin), wanted)
     moved = placed(network, x_BT, begin=begin, visible=visible_BT)
-    close(moved[0, 1:], (embedded[0, 1:] + waves(PLACES + 5, WIDTH)[0, :5]))
-    past = network(x_BT[:, :4], begin=begin, past=Past()).past
-    close(network(x_BT[:, 4:], past=past).hidden, network(x_BT, begin=begin).hidden[:, 4:])
-    turned = ready(model(rules=(Rotary(),)))
+    close(moved[0, 1:], (embedded[0, 1:] + sin_cos(PLACES + 5, WIDTH)[0, :5]))
+    cache = network(x_BT[:, :4], begin=begin, cache=Cache()).cache
+    close(network(x_BT[:, 4:], cache=cache).hidden, network(x_BT, begin=begin).hidden[:, 4:])
+    turned = ready(model(score_mods=(Rotary(),)))
     close(turned(x_BT, begin=begin).hidden, turned(x_BT).hidden)
 
 
@@ -233,6 +233,6 @@ def test_wrong_beginnings_are_refused(begin, message):
     with pytest.raises(ValueError) as caught:
         network(tokens(2, LENGTH), begin=begin)
     assert message in str(caught.value)
-    past = network(tokens(2, 2), past=Past()).past
+    cache = network(tokens(2, 2), cache=Cache()).cache
     with pytest.raises(ValueError, match="give begin= only with the first call"):
-        network(tokens(2, 2), past=past, begin=torch.tensor([1, 1]))
+        network(tokens(2, 2), cache=cache, begin=torch.tensor([1, 1]))

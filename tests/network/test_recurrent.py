@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from everyformer import (
     AblatedLstm,
     Attention,
+    Cache,
     FeedForward,
     Language,
     Layer,
     Lstm,
     Model,
-    Past,
     PerToken,
     PreNorm,
     Probe,
@@ -31,7 +31,7 @@ from everyformer import (
     member,
     parse,
 )
-from everyformer.attention.attend import CannotServe
+from everyformer.attention.attend import UnsupportedKernel
 from everyformer.family.table import parameters
 from everyformer.infer.beam import beam_search
 from everyformer.network.recurrent import Cell, scan
@@ -39,18 +39,18 @@ from tests.network import VOCABULARY, close, placed, randn, ready, tokens
 from tests.spec import recurrent as spec
 
 BODIES: dict[str, Any] = {
-    "13-18": Lstm(1, squash="sigmoid", bias=False),
+    "13-18": Lstm(1, activation="sigmoid", bias=False),
     "standard": Lstm(1),
     "1997": Lstm(1, forget=False),
     "1997 without biases": Lstm(1, forget=False, bias=False),
-    "20-21": AblatedLstm(1, squash="sigmoid", bias=False),
+    "20-21": AblatedLstm(1, activation="sigmoid", bias=False),
     "ablated": AblatedLstm(1),
 }
 KERNELS = ["reference", "auto"]
 
 
 def model(body: Any, **more: Any) -> Model:
-    return Model(width=6, embed=Tokens(VOCABULARY), body=body, heads=(Language(),), **more)
+    return Model(width=6, embed=Tokens(VOCABULARY), body=body, outputs=(Language(),), **more)
 
 
 def maps(cell: Cell) -> tuple[spec.Maps, spec.Maps, spec.Maps]:
@@ -64,9 +64,9 @@ def maps(cell: Cell) -> tuple[spec.Maps, spec.Maps, spec.Maps]:
 
 def literal(body: Any, cell: Cell, x_TD: Tensor) -> Any:
     w_x, w_h, b = maps(cell)
-    squash = math.tanh if body.squash == "tanh" else spec.sigma
+    activation = math.tanh if body.activation == "tanh" else spec.sigma
     rows = list(x_TD.detach())
-    return spec.lstm(rows, w_x, w_h, b, squash) if w_h else spec.ablated(rows, w_x, b, squash)
+    return spec.lstm(rows, w_x, w_h, b, activation) if w_h else spec.ablated(rows, w_x, b, activation)
 
 
 @pytest.mark.spec(42, 43, 45)
@@ -96,13 +96,13 @@ def test_the_standard_form_is_torchs():
 def test_a_probe_shows_the_weights_of_equation_19(name, kernel):
     """They are those of the definition, 0 for what is to come, and their sum over the candidates is the state."""
     network, x, probe = ready(model(BODIES[name])), tokens(2, 6), Probe()
-    past = network(x, kernel=kernel, probe=probe, past=Past()).past
+    cache = network(x, kernel=kernel, probe=probe, cache=Cache()).cache
     (w_BDQK,) = probe.weights
     for row, x_TD in enumerate(placed(network, x)):
         _, c, new, i, f = literal(BODIES[name], network.body.layers[0].cells[0], x_TD)
         close(w_BDQK[row].permute(1, 2, 0), torch.stack([torch.stack(w) for w in spec.weights(i, f)]))
         close(torch.einsum("dqk,kd->qd", w_BDQK[row], torch.stack(new)), torch.stack(c))
-        close(past.layers[0].x_BMD[row, :, -6:], torch.stack(c))
+        close(cache.layers[0].x_BMD[row, :, -6:], torch.stack(c))
     assert torch.equal(w_BDQK, w_BDQK.tril())
 
 
@@ -143,10 +143,10 @@ def test_a_scan_is_the_recurrence_with_its_gradients(length):
 
 
 @pytest.mark.spec(45)
-@pytest.mark.parametrize("body", [AblatedLstm(3), AblatedLstm(1, both_ways=True)])
+@pytest.mark.parametrize("body", [AblatedLstm(3), AblatedLstm(1, bidirectional=True)])
 def test_the_ablated_lstm_is_computed_in_logarithmic_depth(body):
     """Operations, forward and backward: as many more for each doubling of the length."""
-    network, counts = ready(Model(width=6, embed=Tokens(VOCABULARY), body=body, heads=(PerToken(2),))), []
+    network, counts = ready(Model(width=6, embed=Tokens(VOCABULARY), body=body, outputs=(PerToken(2),))), []
     for length in (64, 128, 256, 512):
         with Count() as count:
             network(tokens(1, length)).hidden.sum().backward()
@@ -181,10 +181,10 @@ class Count(TorchDispatchMode):
 @pytest.mark.spec(47)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
-    "body", [Lstm(1, both_ways=True), AblatedLstm(1, both_ways=True)], ids=lambda b: type(b).__name__
+    "body", [Lstm(1, bidirectional=True), AblatedLstm(1, bidirectional=True)], ids=lambda b: type(b).__name__
 )
 def test_both_ways_are_one_each_way_side_by_side(body, kernel):
-    network = ready(Model(width=6, embed=Tokens(VOCABULARY), body=body, heads=(PerToken(2),)))
+    network = ready(Model(width=6, embed=Tokens(VOCABULARY), body=body, outputs=(PerToken(2),)))
     x, probe = tokens(2, 7), Probe()
     hidden = network(x, kernel=kernel, probe=probe).hidden
     there, back = network.body.layers[0].cells
@@ -202,8 +202,8 @@ def test_a_state_goes_on_through_holes_and_cuts(name):
     x, seen = tokens(3, 8), torch.rand(3, 8, generator=torch.Generator().manual_seed(3)) < 0.6
     seen[:, 0] = seen[:, 4] = True
     for kernel in KERNELS:
-        first = network(x[:, :4], visible=seen[:, :4], past=Past(), kernel=kernel)
-        second = network(x[:, 4:], visible=seen[:, 4:], past=first.past.trim(1), kernel=kernel)
+        first = network(x[:, :4], visible=seen[:, :4], cache=Cache(), kernel=kernel)
+        second = network(x[:, 4:], visible=seen[:, 4:], cache=first.cache.trim(1), kernel=kernel)
         hidden = torch.cat((first.hidden, second.hidden), dim=1)
         for row in range(3):
             close(hidden[row][seen[row]], network(x[row][seen[row]][None]).hidden[0])
@@ -212,9 +212,9 @@ def test_a_state_goes_on_through_holes_and_cuts(name):
 def test_a_state_needs_one_position_of_the_past():
     """Trimmed to one position it goes on exactly; writing keeps no more than it may need, and is the same without a cache."""
     network, x = ready(model(Lstm(2))), tokens(2, 9)
-    past = network(x[:, :6], past=Past()).past
-    close(network(x[:, 6:], past=past.trim(1)).hidden, network(x).hidden[:, 6:])
-    assert network.far() == 1
+    cache = network(x[:, :6], cache=Cache()).cache
+    close(network(x[:, 6:], cache=cache.trim(1)).hidden, network(x).hidden[:, 6:])
+    assert network.max_distance() == 1
     one, two = (generate(network, [[1, 2], [3, 4, 5]], 8, seed=0, cached=cached) for cached in (True, False))
     assert one == two
     one, two = (
@@ -225,35 +225,35 @@ def test_a_state_needs_one_position_of_the_past():
 
 def test_in_training_a_state_cannot_be_rolled_into_and_says_so():
     network, x = ready(model(Lstm(2))), tokens(2, 9)
-    past = network(x, past=Past()).past
-    close(network(x[:, 5:], past=past.roll_back(4)).hidden, network(x).hidden[:, 5:])
-    past = network.train()(x, past=Past(hidden=True)).past
+    cache = network(x, cache=Cache()).cache
+    close(network(x[:, 5:], cache=cache.roll_back(4)).hidden, network(x).hidden[:, 5:])
+    cache = network.train()(x, cache=Cache(hidden=True)).cache
     with pytest.raises(ValueError, match=r"cannot roll back 4 positions: .* in training only the end of each call"):
-        past.roll_back(4)
-    assert not past.layers[0].x_BMD.requires_grad
+        cache.roll_back(4)
+    assert not cache.layers[0].x_BMD.requires_grad
 
 
 def test_a_carried_state_is_saved_and_read():
     """With a memory one state is carried from segment to segment, whatever the memory's length, and learns nothing."""
     network, x = ready(model(Lstm(2), memory=4)).train(), tokens(2, 8)
-    past = network(x[:, :4], past=Past(hidden=True)).past
-    assert [entry.x_BMD.shape for entry in past.layers] == [(2, 1, 12)] * 2
-    again = Past.from_tensors(past.tensors())
-    close(network(x[:, 4:], past=again).hidden, network.eval()(x).hidden[:, 4:])
-    longer = network(x[:, 4:], past=again).past
+    cache = network(x[:, :4], cache=Cache(hidden=True)).cache
+    assert [entry.x_BMD.shape for entry in cache.layers] == [(2, 1, 12)] * 2
+    again = Cache.from_tensors(cache.tensors())
+    close(network(x[:, 4:], cache=again).hidden, network.eval()(x).hidden[:, 4:])
+    longer = network(x[:, 4:], cache=again).cache
     assert longer.length == 1 and int(longer.position_BK.max()) == 7
 
 
 def test_low_precision_stays_near():
     """States are kept in float32; under autocast all ways are near the exact answer."""
-    for body in (Lstm(2), Lstm(2, squash="sigmoid"), AblatedLstm(2)):
+    for body in (Lstm(2), Lstm(2, activation="sigmoid"), AblatedLstm(2)):
         network, x = ready(model(body)), tokens(2, 40)
         exact = network(x).hidden
         with torch.autocast("cpu", torch.bfloat16):
             for kernel in KERNELS:
                 assert (network.float()(x, kernel=kernel).hidden - exact).abs().max() < 0.05
-                past = network(x[:, :20], kernel=kernel, past=Past()).past
-                assert (network(x[:, 20:], kernel=kernel, past=past).hidden - exact[:, 20:]).abs().max() < 0.05
+                cache = network(x[:, :20], kernel=kernel, cache=Cache()).cache
+                assert (network(x[:, 20:], kernel=kernel, cache=cache).hidden - exact[:, 20:]).abs().max() < 0.05
 
 
 def test_gradients_are_the_same_in_float32_in_training_and_out_of_it():
@@ -277,15 +277,15 @@ def test_a_new_net_remembers_and_every_map_learns():
     "call, message",
     [
         (
-            lambda: model(Lstm(1, both_ways=True)).build(),
+            lambda: model(Lstm(1, bidirectional=True)).build(),
             "a layer that reads both ways sees the future, and a language",
         ),
-        (lambda: Model(width=5, embed=Tokens(3), body=Lstm(1, both_ways=True)).build(), "half the width"),
-        (lambda: Lstm(1, squash="relu"), "lstm.squash is 'relu': the names are sigmoid, tanh"),
-        (lambda: both(past=Past()), "needs its sequence at once"),
-        (lambda: model(Lstm(1)).build()(tokens(), past=past_of(AblatedLstm(1))), "it is of another model"),
-        (lambda: model(Lstm(1)).build()(tokens(), past=past_of(Lstm(2))), "the past has 2 entries, the model makes 1"),
-        (lambda: model(Lstm(1)).build()(tokens(), past=past_of(Lstm(1)), probe=Probe()), "probe a call without past"),
+        (lambda: Model(width=5, embed=Tokens(3), body=Lstm(1, bidirectional=True)).build(), "half the width"),
+        (lambda: Lstm(1, activation="relu"), "lstm.activation is 'relu': the names are sigmoid, tanh"),
+        (lambda: both(cache=Cache()), "needs its sequence at once"),
+        (lambda: model(Lstm(1)).build()(tokens(), cache=past_of(AblatedLstm(1))), "it is of another model"),
+        (lambda: model(Lstm(1)).build()(tokens(), cache=past_of(Lstm(2))), "the past has 2 entries, the model makes 1"),
+        (lambda: model(Lstm(1)).build()(tokens(), cache=past_of(Lstm(1)), probe=Probe()), "probe a call without past"),
     ],
 )
 def test_wrong_uses_are_refused_with_the_reason(call, message):
@@ -295,17 +295,17 @@ def test_wrong_uses_are_refused_with_the_reason(call, message):
 
 
 def both(**options: Any) -> Any:
-    return Model(width=6, embed=Tokens(VOCABULARY), body=Lstm(1, both_ways=True)).build()(tokens(), **options)
+    return Model(width=6, embed=Tokens(VOCABULARY), body=Lstm(1, bidirectional=True)).build()(tokens(), **options)
 
 
-def past_of(body: Any) -> Past | None:
-    past: Past | None = model(body).build()(tokens(), past=Past()).past
-    return past
+def past_of(body: Any) -> Cache | None:
+    cache: Cache | None = model(body).build()(tokens(), cache=Cache()).cache
+    return cache
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "blocked"])
 def test_a_kernel_of_attention_is_refused(kernel):
-    with pytest.raises(CannotServe, match=f"kernel={kernel} computes attention, and a recurrent layer has none"):
+    with pytest.raises(UnsupportedKernel, match=f"kernel={kernel} computes attention, and a recurrent layer has none"):
         model(Lstm(1)).build()(tokens(), kernel=kernel)
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from everyformer import Attention, EncoderDecoder, Language, LayerNorm, Past, PreNorm, Probe, Reversible, Standard
-from everyformer.network.past import Keys
+from everyformer import Attention, Cache, EncoderDecoder, Language, LayerNorm, PreNorm, Probe, Reversible, Standard
+from everyformer.network.cache import KVCache
 from everyformer.study.tally import Tally
-from everyformer.train.learner import set_sections
+from everyformer.train.learner import set_checkpoint_segments
 from tests.network import close, model, ready, tokens
-from tests.network.test_wiring import EPS, HEADS, NET, sublayers
+from tests.network.test_residual import EPS, HEADS, NET, sublayers
 from tests.spec import network as spec
 
 CAUSAL = lambda i, j: j <= i  # noqa: E731
@@ -31,7 +31,7 @@ def worst(one: list[Tensor], two: list[Tensor]) -> float:
 @pytest.mark.spec(117, 118)
 def test_the_stack_is_its_equations_and_goes_back():
     """Both streams begin as the tokens, the output is the mean of the last two, normed."""
-    network = ready(model("causal", form=HEADS, net=NET, wiring=Reversible(LayerNorm(EPS)), layers=3))
+    network = ready(model("causal", form=HEADS, net=NET, residual=Reversible(LayerNorm(EPS)), layers=3))
     token_BT = tokens(batch=1, length=5)
     start = list(network.embed.table.weight[token_BT[0]])
     layers = [sublayers(layer, CAUSAL, []) for layer in network.body.layers]
@@ -52,13 +52,13 @@ def test_the_stack_is_its_equations_and_goes_back():
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_gradients_are_those_of_the_plain_computation(dropout, kernel):
     """With dropout everywhere, padding, and each kernel. A call that keeps its past keeps everything else too."""
-    wiring = Reversible(dropout=dropout)
-    network = ready(model("causal & window(3)", wiring=wiring, layers=5, dropout=dropout)).train()
+    residual = Reversible(dropout=dropout)
+    network = ready(model("causal & window(3)", residual=residual, layers=5, dropout=dropout)).train()
     for layer in network.body.layers:
         layer.attention.dropout = dropout
     visible_BT = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
     found, after = [], []
-    for options in ({"past": Past()}, {}):
+    for options in ({"cache": Cache()}, {}):
         torch.manual_seed(0)
         hidden = network(tokens(), visible=visible_BT, kernel=kernel, **options).hidden
         found.append(gradients(network, hidden))
@@ -71,11 +71,11 @@ def test_gradients_are_those_of_the_plain_computation(dropout, kernel):
 @pytest.mark.parametrize("left", ["net", "attention", "cross"])
 def test_layers_of_one_and_three_sublayers_go_back_too(left):
     """And the source of a decoder, and what comes before the stack, get their gradients."""
-    side = {"layers": 3, "wiring": Reversible()}
+    side = {"layers": 3, "residual": Reversible()}
     decoder = {
         "net": model(None, **side),
         "attention": model("causal", net=None, **side),
-        "cross": model("causal", cross=Attention(Standard(2)), heads=(Language(),), **side),
+        "cross": model("causal", cross=Attention(Standard(2)), outputs=(Language(),), **side),
     }[left]
     value = EncoderDecoder(encoder=model("full", **side), decoder=decoder) if left == "cross" else decoder
     network: Any = ready(value)
@@ -91,7 +91,7 @@ def test_layers_of_one_and_three_sublayers_go_back_too(left):
 
 @pytest.mark.spec(118)
 def test_a_second_backward_pass_goes_back_again():
-    network = ready(model("causal", wiring=Reversible(), layers=4))
+    network = ready(model("causal", residual=Reversible(), layers=4))
     loss = network(tokens()).hidden.square().sum()
     weights = list(network.parameters())
     one, two = (torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True) for _ in range(2))
@@ -100,7 +100,7 @@ def test_a_second_backward_pass_goes_back_again():
 
 @pytest.mark.spec(118)
 def test_frozen_layers_are_gone_back_through():
-    network = ready(model("causal", wiring=Reversible(), layers=4))
+    network = ready(model("causal", residual=Reversible(), layers=4))
     wanted = gradients(network, network(tokens()).hidden)
     for layer in network.body.layers[2:]:
         layer.requires_grad_(False)
@@ -112,9 +112,9 @@ def test_frozen_layers_are_gone_back_through():
     )
 
 
-def kept(wiring: Any, layers: int) -> tuple[int, int]:
+def kept(residual: Any, layers: int) -> tuple[int, int]:
     """The bytes kept for the backward pass, and the most alive in it besides the weights and their gradients."""
-    body = model("causal", width=64, net=NET, layers=layers, wiring=wiring).build().train()
+    body = model("causal", width=64, net=NET, layers=layers, residual=residual).build().train()
     token_BT = tokens(batch=16, length=32)
     body(token_BT)  # what is made once
     with Tally(torch.device("cpu")) as tally:
@@ -140,9 +140,9 @@ def test_what_is_kept_does_not_grow_with_the_depth():
 @pytest.mark.spec(118)
 def test_autocast_is_entered_again():
     """Streams stay in float32: going back costs no more than the rounding of bfloat16 itself."""
-    network = model("causal", wiring=Reversible(), layers=4).build()
+    network = model("causal", residual=Reversible(), layers=4).build()
     found = []
-    for options in ({"past": Past()}, {}):
+    for options in ({"cache": Cache()}, {}):
         with torch.autocast("cpu", torch.bfloat16):
             hidden = network(tokens(), **options).hidden
         found.append(gradients(network, hidden.float()))
@@ -152,29 +152,29 @@ def test_autocast_is_entered_again():
 
 @pytest.mark.spec(118)
 def test_a_past_is_returned_and_not_kept():
-    network = ready(model("causal", wiring=Reversible(), layers=3))
-    past = network(tokens()[:, :4], past=Past()).past
-    assert len(past.layers) == 3 and all(isinstance(keys, Keys) for keys in past.layers)
-    close(network(tokens()[:, 4:], past=past).hidden, network(tokens()).hidden[:, 4:])
+    network = ready(model("causal", residual=Reversible(), layers=3))
+    cache = network(tokens()[:, :4], cache=Cache()).cache
+    assert len(cache.layers) == 3 and all(isinstance(keys, KVCache) for keys in cache.layers)
+    close(network(tokens()[:, 4:], cache=cache).hidden, network(tokens()).hidden[:, 4:])
     probe = Probe()
     network(tokens(), probe=probe).hidden.sum().backward()
     assert len(probe.weights) == 3  # looked at once, though computed in the backward pass too
 
 
 def test_sections_change_nothing_of_what_recomputes_already():
-    network = ready(model("causal", wiring=Reversible(), layers=4)).train()
+    network = ready(model("causal", residual=Reversible(), layers=4)).train()
     wanted = gradients(network, network(tokens()).hidden)
-    set_sections(network, 2)
+    set_checkpoint_segments(network, 2)
     assert worst(gradients(network, network(tokens()).hidden), wanted) == 0
 
 
 def test_gradients_reach_the_weights_under_ddp(tmp_path):
     """DDP listens to each weight for its gradient: all come, each once, with dropout."""
-    network = ready(model("causal", wiring=Reversible(dropout=0.3), layers=3, heads=(Language(),))).train()
+    network = ready(model("causal", residual=Reversible(dropout=0.3), layers=3, outputs=(Language(),))).train()
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         found = []
-        for run, options in ((network, {"past": Past()}), (nn.parallel.DistributedDataParallel(network), {})):
+        for run, options in ((network, {"cache": Cache()}), (nn.parallel.DistributedDataParallel(network), {})):
             torch.manual_seed(0)
             network.zero_grad()
             run(tokens(), **options).logits.square().sum().backward()

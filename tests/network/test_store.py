@@ -28,7 +28,7 @@ from tests.network import model, ready, tokens
 
 PAIR = EncoderDecoder(
     encoder=model("full"),
-    decoder=model(cross=Attention(Standard(2)), heads=(Language(),)),
+    decoder=model(cross=Attention(Standard(2)), outputs=(Language(),)),
     share_embedding=True,
 )
 
@@ -64,7 +64,7 @@ def test_a_mixed_precision_is_kept(tmp_path):
 
 
 def test_running_averages_are_kept(tmp_path):
-    network = ready(model("full", wiring=PostNorm(BatchNorm()))).train()
+    network = ready(model("full", residual=PostNorm(BatchNorm()))).train()
     network(tokens())
     again = load(save(network, tmp_path))
     assert torch.equal(network.eval()(tokens(seed=1)).hidden, again(tokens(seed=1)).hidden)
@@ -100,7 +100,7 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tensors": (lambda f: save_file({}, f / "model.safetensors"), r"does not fit (.|\n)*Missing key"),
     "another width": (rewrite('"width": 8', '"width": 16'), r"does not fit (.|\n)*size mismatch"),
     "another depth": (rewrite('"layers": 2', '"layers": 3'), r"does not fit (.|\n)*body.layers.2"),
-    "unknown tag": (rewrite("pre_norm", "pre_nrom"), "no wiring is named 'pre_nrom'; did you mean pre_norm"),
+    "unknown tag": (rewrite("pre_norm", "pre_nrom"), "no residual is named 'pre_nrom'; did you mean pre_norm"),
     "unknown kind": (rewrite('"type": "model"', '"type": "modell"'), "not a Model: Invalid value 'modell'"),
     "unknown field": (rewrite('"width": 8', '"width": 8, "wdith": 8'), "unknown field `wdith`"),
     "wrong number": (rewrite('"width": 8', '"width": -8'), r"Expected `int` >= 1 - at `\$.width`"),
@@ -114,7 +114,7 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("harm", HARM)
 def test_a_damaged_folder_is_refused_with_the_reason(harm, tmp_path):
     change, message = HARM[harm]
-    save(ready(model(heads=(Language(),))), tmp_path)
+    save(ready(model(outputs=(Language(),))), tmp_path)
     change(tmp_path)
     with pytest.raises(ValueError, match=message):
         load(tmp_path)

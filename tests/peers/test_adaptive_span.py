@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import everyformer
-from everyformer import Past
-from everyformer.network.past import Hidden
+from everyformer import Cache
+from everyformer.network.cache import LayerInputs
 
 FOUND = json.loads((Path(__file__).parent / "adaptive_span.json").read_text())
 LIMIT = 1e-6  # that 1e-8 moves the slopes by 2e-7, and nothing else does
@@ -38,8 +38,10 @@ def network() -> Any:
         found = {
             "attention.heads.qkv.weight": torch.cat(maps),
             "attention.heads.out.weight": given[f"{theirs}attn.proj_out.weight"],
-            "attention.rules.0.key_RE": torch.cat((given["key_pe"][0].T, double([[0.0] * 4]))),  # distances 10 .. 1, 0
-            "attention.rules.1.part_H": span + 1 / sizes["span"],
+            "attention.score_mods.0.key_RE": torch.cat(
+                (given["key_pe"][0].T, double([[0.0] * 4]))
+            ),  # distances 10 .. 1, 0
+            "attention.score_mods.1.part_H": span + 1 / sizes["span"],
         }
         for side in ("weight", "bias"):
             found[f"feedforward.hidden.0.{side}"] = given[f"{theirs}ff.fc1.{side}"]
@@ -49,7 +51,7 @@ def network() -> Any:
         return {ours + name: x for name, x in found.items()}
 
     taken = {"embed.table.weight": given["in_emb.weight"]}
-    taken |= {"heads.0.map.weight": given["out_emb.weight"], "heads.0.bias": given["out_emb.bias"]}
+    taken |= {"outputs.0.map.weight": given["out_emb.weight"], "outputs.0.bias": given["out_emb.bias"]}
     missing, unknown = network.double().load_state_dict(taken | weights(0) | weights(1), strict=False)
     assert not unknown and missing == ["body.shared.0.key_RE"]  # another name of what the layers have
     return network
@@ -58,15 +60,15 @@ def network() -> Any:
 @pytest.mark.spec(92, 93, 94, 95)
 def test_the_member_is_the_published_module(network: Any) -> None:
     """Log-probabilities, the next memory, the penalty, and the slopes of the spans."""
-    memory = tuple(Hidden(double(x)) for x in FOUND["memory"])
+    memory = tuple(LayerInputs(double(x)) for x in FOUND["memory"])
     span, layers, cost = (FOUND["sizes"][name] for name in ("span", "layers", "cost"))
-    output = network(torch.tensor(FOUND["tokens"]), past=Past(span, memory, hidden=True))
+    output = network(torch.tensor(FOUND["tokens"]), cache=Cache(span, memory, hidden=True))
     found, wanted = output.logits.log_softmax(-1), double(FOUND["log_probabilities"])
     assert (found - wanted).abs().max() < LIMIT
-    for ours, theirs in zip(output.past.layers, FOUND["next_memory"], strict=True):
+    for ours, theirs in zip(output.cache.layers, FOUND["next_memory"], strict=True):
         assert (ours.x_BMD - double(theirs)).abs().max() < LIMIT
     assert abs(output.aux["penalty"] - FOUND["span_loss"] - cost * layers) < LIMIT  # z is 1 more in every layer
     direction = torch.arange(found.numel()).reshape(found.shape).double().cos()
-    spans = [layer.attention.rules[1].part_H for layer in network.body.layers]
+    spans = [layer.attention.score_mods[1].part_H for layer in network.body.layers]
     for slope, theirs in zip(torch.autograd.grad((found * direction).sum(), spans), FOUND["span_slopes"], strict=True):
         assert (slope - double(theirs)).abs().max() < LIMIT

@@ -10,31 +10,31 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from everyformer import Attention, Chunked, Past, RuleModule, Scene, Shared, build
+from everyformer import Attention, Cache, Chunked, Context, ScoreModModule, Shared, build
 from tests.spec import lsh
 
 FIXTURES = Path(__file__).parent / "fixtures"
 BUCKETS, CHUNK, MEMORY, SEGMENT = 4, 4, 6, 4
 
 
-class Counted(RuleModule):
+class Counted(ScoreModModule):
     """log N_ij: a key counts in every round that shows it."""
 
     def __init__(self, log_BHQK: Tensor):
         super().__init__()
         self.log_BHQK = log_BHQK
 
-    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Any:
+    def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Any:
         return lambda b, h, i, j: self.log_BHQK[b, h, i, j]
 
 
-def times(q_BHTE: Tensor, rotation_RHEN: Tensor, both_sides: bool) -> Tensor:
+def times(q_BHTE: Tensor, rotation_RHEN: Tensor, bidirectional: bool) -> Tensor:
     """How often the rounds show each key to each query."""
     count_BHQK = torch.ones(*q_BHTE.shape[:2], q_BHTE.shape[2], q_BHTE.shape[2], dtype=torch.float64)
     for b, q_HTE in enumerate(q_BHTE):
         for h, q_TE in enumerate(q_HTE):
             buckets = [[lsh.bucket(q_E, r_EN) for q_E in q_TE] for r_EN in rotation_RHEN[:, h]]
-            for i, rounds in enumerate(lsh.chunked(buckets, CHUNK, both_sides)):
+            for i, rounds in enumerate(lsh.chunked(buckets, CHUNK, bidirectional)):
                 for j in set().union(*map(set, rounds)):
                     count_BHQK[b, h, i, j] = lsh.count(rounds, j)
     return count_BHQK
@@ -50,16 +50,16 @@ def test_chunked_is_reformers_attention_with_the_same_rotations(rounds, sides):
         for name, x in load_file(FIXTURES / "reformer.safetensors").items()
         if name.startswith(f"{rounds}.{sides}.")
     }
-    pattern = Chunked(rounds, BUCKETS, CHUNK, both_sides=sides == "both")
+    pattern = Chunked(rounds, BUCKETS, CHUNK, bidirectional=sides == "both")
     layer = Attention(Shared(2), pattern).build(12).double()
     layer.heads.qkv.weight.data = torch.cat((theirs["query_key"], theirs["value"]))
     layer.hash.rotation_RHEN = theirs["rotation"].permute(2, 0, 1, 3)
     layer.heads.out = None  # theirs merges elsewhere
     q_BHTE, _, _ = layer.heads.project(theirs["x"])
-    count_BHQK = times(q_BHTE.detach(), layer.hash.rotation_RHEN, pattern.both_sides)
-    once = layer(theirs["x"], Scene(16, 16, q_BHTE.device), None)[0]
-    layer.rules.append(Counted(count_BHQK.log()))
-    counted = layer(theirs["x"], Scene(16, 16, q_BHTE.device), None)[0]
+    count_BHQK = times(q_BHTE.detach(), layer.hash.rotation_RHEN, pattern.bidirectional)
+    once = layer(theirs["x"], Context(16, 16, q_BHTE.device), None)[0]
+    layer.score_mods.append(Counted(count_BHQK.log()))
+    counted = layer(theirs["x"], Context(16, 16, q_BHTE.device), None)[0]
     assert (counted - theirs["answer"]).abs().max() < 1e-5  # they add 1e-6 to the mean square of a key
     assert ((once - theirs["answer"]).abs().max() > 1e-3) == (rounds > 1 or bool((count_BHQK > 1).any()))
 
@@ -75,13 +75,13 @@ def test_transformer_xl_reads_segments_as_the_published_code(name, changes, hidd
     sizes = {"width": 8, "heads": 2, "layers": 2, "memory": MEMORY, "hidden": 12, "vocabulary": 13}
     network = build("transformer-xl", "tiny", **(sizes | changes)).eval()
     missing = network.load_state_dict(_renamed(theirs), strict=False)
-    assert missing == (["heads.0.bias"], [])
-    past, found = Past(hidden=hidden), []
+    assert missing == (["outputs.0.bias"], [])
+    cache, found = Cache(hidden=hidden), []
     for part in theirs["ids"].split(SEGMENT, dim=1):
-        output = network(part, past=past)
-        past = output.past
+        output = network(part, cache=cache)
+        cache = output.cache
         found.append(output.hidden)
-    assert past.length == (MEMORY - 1 if changes.get("same_length") else MEMORY)  # a window needs no more
+    assert cache.length == (MEMORY - 1 if changes.get("same_length") else MEMORY)  # a window needs no more
     assert (torch.cat(found, dim=1) - theirs[f"answer.{name}"]).abs().max() < 1e-5
     if name != "plain":
         assert (theirs["answer.plain"] - theirs[f"answer.{name}"]).abs().max() > 1e-2
@@ -92,9 +92,9 @@ def _renamed(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
         "word_emb.emb_layers.0": "embed.table",
         "dec_attn.qkv_net": "attention.heads.qkv",
         "dec_attn.o_net": "attention.heads.out",
-        "dec_attn.r_net": "attention.rules.0.place",
-        "dec_attn.r_w_bias": "attention.rules.0.u_HE",
-        "dec_attn.r_r_bias": "attention.rules.0.v_HE",
+        "dec_attn.r_net": "attention.score_mods.0.place",
+        "dec_attn.r_w_bias": "attention.score_mods.0.u_HE",
+        "dec_attn.r_r_bias": "attention.score_mods.0.v_HE",
         "dec_attn.layer_norm": "steps.attention.norm",
         "pos_ff.layer_norm": "steps.feedforward.norm",
         "pos_ff.CoreNet.0": "feedforward.hidden.0",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import everyformer as ef
-from everyformer.attention.scene import Scene
+from everyformer.attention.context import Context
 from everyformer.network.depth import Source
 
 WIDTH, HEADS, HIDDEN, LAYERS, LIMIT = 24, 4, 40, 2, 1e-10
@@ -85,7 +85,7 @@ def test_multihead_attention_is_equal_under_masks(mask, kernel, side):
     theirs, ours = attention(pattern)
     x_BTD, seen_BT = randn(2, 7, WIDTH), visible(side, (7, 4), 7)
     position_BT = None if seen_BT is None else torch.arange(7).masked_fill(~seen_BT, -1)
-    scene = Scene(7, 7, x_BTD.device, key_BK=position_BT, kernel=kernel)
+    context = Context(7, 7, x_BTD.device, key_BK=position_BT, kernel=kernel)
     expected_BTD, weights_BHQK = theirs(
         x_BTD,
         x_BTD,
@@ -95,11 +95,11 @@ def test_multihead_attention_is_equal_under_masks(mask, kernel, side):
         average_attn_weights=False,
     )
     seen_BT = torch.ones(2, 7, dtype=torch.bool) if seen_BT is None else seen_BT
-    found_BTD, _ = ours(x_BTD, scene, None)
+    found_BTD, _ = ours(x_BTD, context, None)
     assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
 
     probe = ef.Probe()
-    ours(x_BTD, Scene(7, 7, x_BTD.device, key_BK=position_BT, probe=probe), None)
+    ours(x_BTD, Context(7, 7, x_BTD.device, key_BK=position_BT, probe=probe), None)
     row_BHQ = seen_BT[:, None, :].expand(-1, HEADS, -1)
     assert error(probe.weights[0][row_BHQ], weights_BHQK[row_BHQ]) < LIMIT
 
@@ -111,7 +111,7 @@ def test_multihead_attention_is_equal_across_two_sequences(side):
     x_BTD, source_BSD, seen_BS = randn(2, 4, WIDTH), randn(2, 7, WIDTH, seed=2), visible(side, (7, 3), 7)
     position_BS = None if seen_BS is None else torch.arange(7).masked_fill(~seen_BS, -1)
     probe = ef.Probe()
-    scene = Scene(4, 7, x_BTD.device, query_BQ=torch.arange(4)[None], key_BK=position_BS, probe=probe)
+    context = Context(4, 7, x_BTD.device, query_BQ=torch.arange(4)[None], key_BK=position_BS, probe=probe)
     expected_BTD, weights_BHQK = theirs(
         x_BTD,
         source_BSD,
@@ -119,7 +119,7 @@ def test_multihead_attention_is_equal_across_two_sequences(side):
         key_padding_mask=None if seen_BS is None else ~seen_BS,
         average_attn_weights=False,
     )
-    found_BTD, _ = ours.across(x_BTD, Source(source_BSD, scene), None)
+    found_BTD, _ = ours.across(x_BTD, Source(source_BSD, context), None)
     assert error(found_BTD, expected_BTD) < LIMIT
     assert error(probe.weights[0], weights_BHQK) < LIMIT
 
@@ -149,8 +149,8 @@ def our_model(kind: str, norm_first: bool, activation: str, pattern: ef.Pattern)
     heads = ef.Standard(HEADS, bias=True)
     cross = ef.Attention(heads) if kind == "decoder" else None
     layer = ef.Layer(ef.Attention(heads, pattern), ef.FeedForward(HIDDEN, activation), cross)
-    wiring = ef.PreNorm() if norm_first else ef.PostNorm()
-    return ef.Model(width=WIDTH, embed=ef.Features(WIDTH), body=ef.Stack(LAYERS, (layer,), wiring))
+    residual = ef.PreNorm() if norm_first else ef.PostNorm()
+    return ef.Model(width=WIDTH, embed=ef.Features(WIDTH), body=ef.Stack(LAYERS, (layer,), residual))
 
 
 def our_state(state: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
@@ -188,12 +188,12 @@ def gradients_differ(theirs: nn.Module, ours: nn.Module, kind: str) -> float:
     return max(error(gradient, expected[name]) for name, gradient in found.items() if gradient is not None)
 
 
-WIRINGS = pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
+RESIDUALS = pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
 ACTIVATIONS = pytest.mark.parametrize("activation", ["relu", "gelu"])
 
 
 @pytest.mark.spec(20, 21, 23)
-@WIRINGS
+@RESIDUALS
 @ACTIVATIONS
 @pytest.mark.parametrize(
     ("pattern", "side"), [("full", None), ("full", "left"), ("full", "right"), ("causal", "right")]
@@ -211,7 +211,7 @@ def test_encoder_and_its_gradients_are_equal(norm_first, activation, pattern, si
     assert gradients_differ(theirs, ours, "encoder") < LIMIT
 
 
-@WIRINGS
+@RESIDUALS
 @ACTIVATIONS
 def test_encoder_equals_their_fast_path_where_tokens_are_visible(norm_first, activation):
     """In evaluation they leave padding out of the computation altogether."""
@@ -225,7 +225,7 @@ def test_encoder_equals_their_fast_path_where_tokens_are_visible(norm_first, act
 
 
 @pytest.mark.spec(15, 20, 21, 62)
-@WIRINGS
+@RESIDUALS
 @ACTIVATIONS
 @pytest.mark.parametrize("side", [None, "left", "right"])
 def test_decoder_and_its_gradients_are_equal(norm_first, activation, side):
@@ -240,7 +240,7 @@ def test_decoder_and_its_gradients_are_equal(norm_first, activation, side):
         tgt_key_padding_mask=None if seen_BT is None else ~seen_BT,
         memory_key_padding_mask=None if seen_BS is None else ~seen_BS,
     )
-    found_BTD = ours(x_BTD, visible=seen_BT, source=ef.Memory(source_BSD, seen_BS)).hidden
+    found_BTD = ours(x_BTD, visible=seen_BT, source=ef.EncoderOutput(source_BSD, seen_BS)).hidden
     seen_BT = torch.ones(3, 6, dtype=torch.bool) if seen_BT is None else seen_BT
     assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
     expected_BTD[seen_BT].square().sum().backward()
@@ -271,9 +271,9 @@ def test_encoder_decoder_is_equal_at_once_and_step_by_step(activation):
     )
     assert error(ours(source_BSD, target_BTD, source_visible=seen_BS).hidden, expected_BTD) < LIMIT
 
-    memory, past, found = ours.encode(source_BSD, visible=seen_BS), ef.Past(), []
+    memory, cache, found = ours.encode(source_BSD, visible=seen_BS), ef.Cache(), []
     for step in range(6):
-        output = ours.decode(target_BTD[:, step : step + 1], memory, past=past)
-        past = output.past or past
+        output = ours.decode(target_BTD[:, step : step + 1], memory, cache=cache)
+        cache = output.cache or cache
         found.append(output.hidden)
     assert error(torch.cat(found, dim=1), expected_BTD) < LIMIT

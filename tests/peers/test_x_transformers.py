@@ -35,16 +35,16 @@ FLOAT32 = 1e-5  # where part of theirs is float32 in a float64 model: the freque
 CASES = {
     "learned positions": Case({}, {"position": ef.Learned(LENGTH)}),
     "sinusoids": Case({}, {"position": ef.Sinusoidal("halves")}, FLOAT32),
-    "post-norm": Case({"pre_norm": False}, {"wiring": ef.PostNorm(ef.LayerNorm(bias=False))}),
-    "alibi": Case({"alibi_pos_bias": True}, {"rules": (ef.Alibi(),)}),
-    "alibi of 6 heads": Case({"alibi_pos_bias": True, "heads": 6}, {"heads": 6, "rules": (ef.Alibi(),)}),
-    "rotary": Case({"rotary_pos_emb": True, "rotary_emb_dim": 8}, {"rules": (ef.Rotary(),)}, FLOAT32),
+    "post-norm": Case({"pre_norm": False}, {"residual": ef.PostNorm(ef.LayerNorm(bias=False))}),
+    "alibi": Case({"alibi_pos_bias": True}, {"score_mods": (ef.Alibi(),)}),
+    "alibi of 6 heads": Case({"alibi_pos_bias": True, "heads": 6}, {"heads": 6, "score_mods": (ef.Alibi(),)}),
+    "rotary": Case({"rotary_pos_emb": True, "rotary_emb_dim": 8}, {"score_mods": (ef.Rotary(),)}, FLOAT32),
     "t5": Case(
         {"rel_pos_bias": True, "rel_pos_num_buckets": 10, "rel_pos_max_distance": 18, "attn_flash": False},
-        {"rules": (ef.T5Bias(10, 18),)},
+        {"score_mods": (ef.T5Bias(10, 18),)},
         FLOAT32,
     ),
-    "rms norm": Case({"use_rmsnorm": True}, {"wiring": ef.PreNorm(ef.RMSNorm(1e-30))}),
+    "rms norm": Case({"use_rmsnorm": True}, {"residual": ef.PreNorm(ef.RMSNorm(1e-30))}),
     "gelu gate": Case({"ff_glu": True}, {"feedforward": ef.FeedForward(4 * WIDTH, "gelu", gated=True)}),
     "silu gate": Case(
         {"ff_glu": True, "ff_swish": True}, {"feedforward": ef.FeedForward(4 * WIDTH, "silu", gated=True)}
@@ -55,8 +55,8 @@ CASES = {
     "llama": Case(
         {"rotary_pos_emb": True, "rotary_emb_dim": 8, "use_rmsnorm": True, "ff_glu": True, "ff_swish": True},
         {
-            "rules": (ef.Rotary(),),
-            "wiring": ef.PreNorm(ef.RMSNorm(1e-30)),
+            "score_mods": (ef.Rotary(),),
+            "residual": ef.PreNorm(ef.RMSNorm(1e-30)),
             "feedforward": ef.FeedForward(4 * WIDTH, "silu", gated=True),
         },
         FLOAT32,
@@ -68,19 +68,22 @@ def our_model(
     pattern: ef.Pattern = ef.Full(),
     heads: int = 4,
     value_width: int = 8,
-    rules: tuple[ef.Rule, ...] = (),
+    score_mods: tuple[ef.ScoreMod, ...] = (),
     feedforward: ef.FeedForward = ef.FeedForward(4 * WIDTH, "gelu"),
-    wiring: ef.Wiring = ef.PreNorm(ef.LayerNorm(bias=False)),
+    residual: ef.Residual = ef.PreNorm(ef.LayerNorm(bias=False)),
     position: ef.Position | None = None,
     causal: bool = True,
     cross: bool = False,
 ) -> ef.Model:
     if not causal:
-        rules = tuple(replace(rule, both_sides=True) if isinstance(rule, ef.T5Bias) else rule for rule in rules)
+        score_mods = tuple(
+            replace(score_mod, bidirectional=True) if isinstance(score_mod, ef.T5Bias) else score_mod
+            for score_mod in score_mods
+        )
     projections = ef.Standard(heads, 8, value_width, merge_bias=False)
-    attention = ef.Attention(projections, pattern & ef.Causal() if causal else pattern, rules)
+    attention = ef.Attention(projections, pattern & ef.Causal() if causal else pattern, score_mods)
     layer = ef.Layer(attention, feedforward, ef.Attention(projections) if cross else None)
-    body = ef.Stack(LAYERS, (layer,), wiring)
+    body = ef.Stack(LAYERS, (layer,), residual)
     return ef.Model(width=WIDTH, embed=ef.Tokens(VOCABULARY), position=position, body=body)
 
 
@@ -126,7 +129,7 @@ def our_state(theirs: Any) -> dict[str, Tensor]:
                 gated = part.startswith("1.ff.0.proj")  # theirs is (values, gates), ours (gates, values)
                 found[f"{layer}{sublayer}.{parts[part]}"] = torch.cat(weight.chunk(2)[::-1]) if gated else weight
         elif name == "attn_layers.rel_pos.relative_attention_bias.weight":
-            found |= {f"body.layers.{n}.attention.rules.0.bias_RH": weight * 8**0.5 for n in range(LAYERS)}
+            found |= {f"body.layers.{n}.attention.score_mods.0.bias_RH": weight * 8**0.5 for n in range(LAYERS)}
         elif name == "pos_emb.emb.weight":
             found["position.table.weight"] = weight * WIDTH**-0.5
         elif name.startswith("attn_layers.final_norm."):
@@ -175,10 +178,10 @@ def test_encoder_is_equal_under_padding(name):
 @pytest.mark.parametrize("name", ["learned positions", "alibi", "rotary", "t5", "window"])
 def test_our_cache_gives_what_they_compute_at_once(name):
     theirs, ours = pair(CASES[name])
-    past, found = ef.Past(), []
+    cache, found = ef.Cache(), []
     for part_BT in tokens().split((1, 7, 1, 1, 11), dim=1):
-        output = ours(part_BT, past=past)
-        past = output.past
+        output = ours(part_BT, cache=cache)
+        cache = output.cache
         found.append(output.hidden)
     expected_BTD = theirs(tokens())
     assert error(torch.cat(found, dim=1), expected_BTD) < CASES[name].limit

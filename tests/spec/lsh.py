@@ -35,7 +35,7 @@ def hashed(buckets: list[list[int]], window: int) -> list[Rounds]:
     return found
 
 
-def chunked(buckets: list[list[int]], size: int, both_sides: bool) -> list[Rounds]:
+def chunked(buckets: list[list[int]], size: int, bidirectional: bool) -> list[Rounds]:
     """In each round the keys of the query's chunk of the positions sorted by bucket, and of the chunk before it.
 
     As in both published codes the chunks of all rounds are a circle: before the first of a round comes the last of the
@@ -50,7 +50,7 @@ def chunked(buckets: list[list[int]], size: int, both_sides: bool) -> list[Round
         rounds = []
         for number in range(len(buckets)):
             at = next(n for n in range(number * in_round, (number + 1) * in_round) if i in chunks[n])
-            rounds.append([j for j in chunks[at - 1] + chunks[at] if j != i and (both_sides or j < i)])
+            rounds.append([j for j in chunks[at - 1] + chunks[at] if j != i and (bidirectional or j < i)])
         found.append(rounds if any(rounds) else [[i], *rounds[1:]])
     return found
 

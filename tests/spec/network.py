@@ -15,7 +15,7 @@ from torch import Tensor
 
 Rows = list[Tensor]
 Sees = Callable[[int, int], bool]
-Head = tuple[Tensor, Tensor, Tensor, Tensor]  # W_q, W_k: d x k; W_v: d x k'; W_c: k' x d
+OutputHead = tuple[Tensor, Tensor, Tensor, Tensor]  # W_q, W_k: d x k; W_v: d x k'; W_c: k' x d
 Sublayer = tuple[Callable[[Rows], Rows], Tensor, Tensor]  # f, gamma, beta
 
 
@@ -108,7 +108,7 @@ def shared_norm(x: Tensor, visible: list[list[bool]], kind: str, gamma: Tensor, 
 # Sublayers and blocks
 
 
-def attention(x: Rows, y: Rows, heads: Sequence[Head], sees: Sees) -> Rows:
+def attention(x: Rows, y: Rows, heads: Sequence[OutputHead], sees: Sees) -> Rows:
     """T eq. 1-3: u'_i = sum_h W_c^T sum_j alpha_ij V(y_j), alpha_ij = softmax_j(Q(x_i) . K(y_j) / sqrt(k)), j seen."""
     found = []
     for i in range(len(x)):

@@ -14,18 +14,18 @@ from torch import Tensor
 
 Rows = list[Tensor]
 Maps = dict[str, Tensor]  # "c", "i", "f", "o": d x n
-Squash = Callable[[float], float]
+Activation = Callable[[float], float]
 
 
 def sigma(z: float) -> float:
     return 1 / (1 + math.exp(-z))
 
 
-def apply(f: Squash, z: Tensor) -> Tensor:
+def apply(f: Activation, z: Tensor) -> Tensor:
     return torch.tensor([f(float(number)) for number in z], dtype=torch.float64)
 
 
-def gate(name: str, f: Squash, x: Tensor, h: Tensor | None, w_x: Maps, w_h: Maps, b: Maps) -> Tensor:
+def gate(name: str, f: Activation, x: Tensor, h: Tensor | None, w_x: Maps, w_h: Maps, b: Maps) -> Tensor:
     """f(W_h h + W_x x + b), or 1 where there is no such gate."""
     if name not in w_x:
         return torch.ones(len(w_x["c"]), dtype=torch.float64)
@@ -34,12 +34,12 @@ def gate(name: str, f: Squash, x: Tensor, h: Tensor | None, w_x: Maps, w_h: Maps
     return apply(f, z + b[name] if name in b else z)
 
 
-def lstm(x: Rows, w_x: Maps, w_h: Maps, b: Maps, squash: Squash) -> tuple[Rows, Rows, Rows, Rows, Rows]:
+def lstm(x: Rows, w_x: Maps, w_h: Maps, b: Maps, activation: Activation) -> tuple[Rows, Rows, Rows, Rows, Rows]:
     """h, c, c~, i and f of every time: T eq. 13-18. Without "f" it is the LSTM of 1997, without "o" there is no output gate."""
     h = c = torch.zeros(len(w_x["c"]), dtype=torch.float64)
     found: tuple[Rows, Rows, Rows, Rows, Rows] = ([], [], [], [], [])
     for x_t in x:
-        parts = lstm_step(x_t, h, c, w_x, w_h, b, squash)
+        parts = lstm_step(x_t, h, c, w_x, w_h, b, activation)
         h, c = parts[:2]
         for row, part in zip(found, parts, strict=True):
             row.append(part)
@@ -47,21 +47,21 @@ def lstm(x: Rows, w_x: Maps, w_h: Maps, b: Maps, squash: Squash) -> tuple[Rows, 
 
 
 def lstm_step(
-    x_t: Tensor, h: Tensor, c: Tensor, w_x: Maps, w_h: Maps, b: Maps, squash: Squash
+    x_t: Tensor, h: Tensor, c: Tensor, w_x: Maps, w_h: Maps, b: Maps, activation: Activation
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """h, c, c~, i and f of one time from h and c of the one before."""
-    c_new = gate("c", squash, x_t, h if w_h else None, w_x, w_h, b)  # 13
+    c_new = gate("c", activation, x_t, h if w_h else None, w_x, w_h, b)  # 13
     i = gate("i", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 14
     f = gate("f", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 15
     o = gate("o", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 17
     c = i * c_new + f * c  # 16
-    return o * apply(squash, c), c, c_new, i, f  # 18
+    return o * apply(activation, c), c, c_new, i, f  # 18
 
 
-def ablated(x: Rows, w_x: Maps, b: Maps, squash: Squash) -> tuple[Rows, Rows, Rows, Rows, Rows]:
+def ablated(x: Rows, w_x: Maps, b: Maps, activation: Activation) -> tuple[Rows, Rows, Rows, Rows, Rows]:
     """T eq. 20-21: no recurrence in the candidate and the gates, and no output gate."""
     assert "o" not in w_x
-    return lstm(x, w_x, {}, b, squash)
+    return lstm(x, w_x, {}, b, activation)
 
 
 def weights(i: Rows, f: Rows) -> list[Rows]:

@@ -41,8 +41,8 @@ def window_as_written(i: int, stride: int) -> set[int]:
 def fixed(i: int, stride: int, columns: int, head: int = 0) -> tuple[set[int], set[int]]:
     """A1 = {j <= i : floor(j / l) = floor(i / l)}; A2 = {j <= i : j mod l in {t, ..., t + c - 1}}, t = l - c; of head h, c h columns
     before."""
-    past, first = range(i + 1), stride - columns - columns * head
-    return {j for j in past if j // stride == i // stride}, {j for j in past if 0 <= j % stride - first < columns}
+    cache, first = range(i + 1), stride - columns - columns * head
+    return {j for j in cache if j // stride == i // stride}, {j for j in cache if 0 <= j % stride - first < columns}
 
 
 def both(first: Sequence[set[int]], second: Sequence[set[int]]) -> list[set[int]]:

@@ -34,15 +34,15 @@ CPU, STEPS = torch.device("cpu"), 2
 OPEN = {kind: kind.open for kind in TASKS.values()}
 RUNS = [
     ("gpt2", []),
-    ("gpt2", ["model.layers=5", "run.sections=2", "model.dropout=0"]),
-    ("gpt2", ["run.accumulate=3", "run.grow=[[1, 12]]", "model.layers=1"]),
-    ("gpt2", ["run.precision=bf16", "run.accumulate=2", "run.sections=2", "model.dropout=0"]),
-    ("gpt2", ["optim.name=muon", "optim.average=0.9", "optim.clip=0"]),
+    ("gpt2", ["model.layers=5", "run.checkpoint_segments=2", "model.dropout=0"]),
+    ("gpt2", ["run.accumulate=3", "run.batch_schedule=[[1, 12]]", "model.layers=1"]),
+    ("gpt2", ["run.precision=bf16", "run.accumulate=2", "run.checkpoint_segments=2", "model.dropout=0"]),
+    ("gpt2", ["optim.name=muon", "optim.ema=0.9", "optim.clip=0"]),
     ("byte-language", ["run.precision=bf16"]),
     ("byte-language", ["run.kernel=blocked"]),
-    ("bert", ["run.precision=bf16", "run.sections=1", "run.accumulate=2", "model.layers=1"]),
+    ("bert", ["run.precision=bf16", "run.checkpoint_segments=1", "run.accumulate=2", "model.layers=1"]),
     ("byte-classifier", ["model.layers=1"]),
-    ("transformer", ["run.precision=bf16", "run.sections=2"]),
+    ("transformer", ["run.precision=bf16", "run.checkpoint_segments=2"]),
     ("vit", ["task.kind=images", "model.layers=1"]),
     ("gtrxl", ["model.layers=1", "model.memory=32"]),
     ("adaptive-span", ["model.layers=1", "model.start=0.6", "model.dropout=0"]),
@@ -94,21 +94,21 @@ def test_memory_and_operations_are_those_of_the_real_steps(member, settings):
     assert found.fits and found.changes == ()
 
 
-@pytest.mark.parametrize("sections", [0, 3])
-def test_operations_are_those_of_the_formula(sections):
+@pytest.mark.parametrize("checkpoint_segments", [0, 3])
+def test_operations_are_those_of_the_formula(checkpoint_segments):
     """Kaplan et al. 2020: 6 for each weight of a matrix and token, and attention: 2 products forward, 5 backward."""
     layers, width, context, vocabulary, batch = 3, 64, 32, 256, 4
     settings = [f"model.layers={layers}", f"model.width={width}", f"model.context={context}", "model.dropout=0"]
-    found = plan(recipe("gpt2", *settings, f"run.sections={sections}"))
+    found = plan(recipe("gpt2", *settings, f"run.checkpoint_segments={checkpoint_segments}"))
     weights, tokens = 12 * layers * width**2, batch * context
     attention = 2 * batch * layers * context**2 * width  # of one product of queries and keys, or weights and values
     # The layers forward once more, but for the last product of a section: nothing needs its answer.
-    again = 2 * weights * tokens * 2 // 3 + 2 * attention if sections else 0
+    again = 2 * weights * tokens * 2 // 3 + 2 * attention if checkpoint_segments else 0
     assert found.flops == 6 * (weights + vocabulary * width) * tokens + 7 * attention + again
     assert found.run_flops == found.flops * STEPS and found.targets == tokens
 
 
-@pytest.mark.parametrize("member, settings", [("gpt2", ["optim.name=muon", "optim.average=0.9"]), ("transformer", [])])
+@pytest.mark.parametrize("member, settings", [("gpt2", ["optim.name=muon", "optim.ema=0.9"]), ("transformer", [])])
 def test_a_checkpoint_has_the_planned_bytes(member, settings, tmp_path):
     one = recipe(member, *settings, "run.batch=2", "model.layers=1")
     loop = begin(one, tmp_path)
@@ -237,7 +237,7 @@ def test_what_does_not_fit_is_told_the_mildest_settings_that_do(nothing_besides,
     def peak(changed: Recipe) -> int:
         """A simple model of memory: weights, and activations of a piece and of the layers that are kept."""
         run, layers, width = changed.run, changed.model["layers"], changed.model.get("width", 64)
-        kept = width * (1 if run.sections else layers) // (2 if run.precision == "bf16" else 1)
+        kept = width * (1 if run.checkpoint_segments else layers) // (2 if run.precision == "bf16" else 1)
         return layers * width + -(-run.batch // run.accumulate) * kept
 
     def walk(changed: Recipe, *rest: Any, pieces: int | None = None) -> Any:
@@ -259,10 +259,10 @@ def test_what_does_not_fit_is_told_the_mildest_settings_that_do(nothing_besides,
     assert limit < 64 and "nothing tried fits" in str(dataclasses.replace(planned, changes=None))
     assert stages == [
         [],
-        ["run.sections"],
-        ["run.sections", "run.precision"],
-        ["run.sections", "run.precision", "model.layers"],
-        ["run.sections", "run.precision", "model.layers", "model.width"],
+        ["run.checkpoint_segments"],
+        ["run.checkpoint_segments", "run.precision"],
+        ["run.checkpoint_segments", "run.precision", "model.layers"],
+        ["run.checkpoint_segments", "run.precision", "model.layers", "model.width"],
     ]
 
 

@@ -1,1 +1,1 @@
-from tests.data.conftest import cache as cache
+from tests.data.conftest import cache_folder as cache_folder

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from everyformer import build, member
 from everyformer.data.labelled import Labelled
-from everyformer.network.head import Classify as ClassifyHead
+from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.task.classify import Classify, ImageWork
 from tests.task.members import features, nodes
 
@@ -120,8 +120,8 @@ def test_texts_are_cut_to_the_positions_that_each_layer_knows(texts):
 def test_the_answer_names_the_classes(texts):
     work, network = text_work(texts)
     with torch.no_grad():
-        network.heads[0].map.weight.zero_()
-        network.heads[0].map.bias.copy_(torch.tensor([0.0, 3.0]))
+        network.outputs[0].map.weight.zero_()
+        network.outputs[0].map.bias.copy_(torch.tensor([0.0, 3.0]))
     assert work.write(network, "a b") == "odd 95.3%, even 4.7%"
     with pytest.raises(ValueError, match="nothing to classify"):
         work.write(network, "\n")
@@ -131,8 +131,8 @@ def test_the_answer_names_the_classes(texts):
 def test_accuracy_is_the_share_of_right_answers(texts):
     work, network = text_work(texts, valid=0.25)
     with torch.no_grad():
-        network.heads[0].map.weight.zero_()
-        network.heads[0].map.bias.copy_(torch.tensor([1.0, 0.0]))  # always "even"
+        network.outputs[0].map.weight.zero_()
+        network.outputs[0].map.bias.copy_(torch.tensor([1.0, 0.0]))  # always "even"
     found = work.evaluate(network, "valid", None, "auto")
     label_N = work.data.splits["valid"][1]
     assert found["accuracy"] == np.mean(label_N == 0)
@@ -162,7 +162,7 @@ def test_models_that_do_not_fit_are_refused(texts):
 def test_a_body_gets_the_head_of_the_task(texts):
     """The model's own way of reading where it has one; the last token where it looks back only."""
     work = Classify(tokenizer="bytes").open(texts, None)
-    heads = {name: work.adapt(build(name, "tiny").value).heads for name in ("bert", "gpt2", "byte-classifier")}
+    heads = {name: work.adapt(build(name, "tiny").value).outputs for name in ("bert", "gpt2", "byte-classifier")}
     assert heads == {
         "bert": (ClassifyHead(2, "first", pooler=True),),
         "gpt2": (ClassifyHead(2, "last"),),
@@ -246,7 +246,7 @@ def test_images_that_do_not_fit_are_refused():
 
 
 @pytest.fixture(scope="module")
-def graph(cache):
+def graph(cache_folder):
     torch.manual_seed(0)
     work = Classify(kind="graph").open(None, None)
     network = nodes(**work.changes()).build()

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from everyformer import Gated, Halt, Language, Learned, Model, PostNorm, PreNorm, Reversible, Tokens, build, member
 from everyformer.network.depth import Layer, Stack
 from everyformer.task.language import Language as LanguageTask
-from everyformer.train.capture import objection
+from everyformer.train.capture import unsupported_reason
+from everyformer.train.init_from import load_weights
 from everyformer.train.loop import resume, train
 from everyformer.train.recipe import Recipe, Run, override
 from everyformer.train.record import read
-from everyformer.train.start import adopt
 from tests.network import close, model, ready, tokens
 from tests.spec import further as spec
 from tests.train.small import BASE, same, text
@@ -33,10 +33,10 @@ def work(folder: Any, value: Any, **fields: Any) -> Any:
 
 @pytest.mark.spec(74, 75, 76)
 @pytest.mark.parametrize("done", [0.0, 0.2, 0.4, 0.9])
-@pytest.mark.parametrize("wiring", [PostNorm(), PreNorm(), Gated()], ids=["post", "pre", "gated"])
-def test_the_loss_is_the_papers(tmp_path, wiring, done):
+@pytest.mark.parametrize("residual", [PostNorm(), PreNorm(), Gated()], ids=["post", "pre", "gated"])
+def test_the_loss_is_the_papers(tmp_path, residual, done):
     """On a member that has none of it, by the task's settings alone."""
-    value = model("causal", layers=LAYERS, wiring=wiring, embed=Tokens(256), heads=(Language(),))
+    value = model("causal", layers=LAYERS, residual=residual, embed=Tokens(256), outputs=(Language(),))
     one, value = work(tmp_path, value, ahead=AHEAD, every_layer=True)
     network, batch = ready(value), one.batch(0, 3, 0)
     one.done = done
@@ -121,12 +121,12 @@ def test_what_cannot_be_is_refused():
         (Stack(2, start.body.each, Reversible()), (Language(every_layer=True),), "every_layer needs one state"),
         (Halt(2, start.body.each, PreNorm()), (Language(every_layer=True),), "every_layer needs one state"),
     ):
-        value = Model(width=64, embed=Tokens(256), body=body, heads=heads)
+        value = Model(width=64, embed=Tokens(256), body=body, outputs=heads)
         with pytest.raises(ValueError, match=reason):
             value.build()
     with pytest.raises(ValueError, match="no predictions for training alone"):
         build("gpt2", "tiny")(tokens(1, 4), further=1)
-    assert "lower layers stop" in (objection(Run(), member("deep-character", "tiny"), 1) or "")
+    assert "lower layers stop" in (unsupported_reason(Run(), member("deep-character", "tiny"), 1) or "")
 
 
 @pytest.mark.spec(75, 76)
@@ -144,10 +144,10 @@ def test_a_run_knows_how_far_it_is_and_goes_on_to_the_same_weights(tmp_path):
     assert same(*places)
     body = build("deep-character", "tiny", **recipe.model | {"context": 16})
     with pytest.raises(ValueError, match=r"position\S* is \(8, 16\), not \(16, 16\)"):
-        adopt(body, tmp_path / "whole")
+        load_weights(body, tmp_path / "whole")
     plain = LanguageTask(ahead=0, every_layer=False).open(str(data), None).adapt(recipe.value({"vocabulary": 256}))
     assert any(
-        "layers.1" in name for name in adopt(plain.build(), tmp_path / "whole")
+        "layers.1" in name for name in load_weights(plain.build(), tmp_path / "whole")
     )  # what told further stays behind
 
 
@@ -155,8 +155,8 @@ def test_a_run_knows_how_far_it_is_and_goes_on_to_the_same_weights(tmp_path):
 @pytest.mark.parametrize("depth", [Stack, partial(Halt, cost=0.0)], ids=["reversible", "halt"])
 def test_the_tokens_after_the_next_need_no_layers(tmp_path, depth):
     """A reversible or repeated depth has no state after each layer; its output tells them."""
-    value = model(embed=Tokens(256), heads=(Language(),))
-    body = depth(2, value.body.each, wiring=Reversible() if depth is Stack else PreNorm())
+    value = model(embed=Tokens(256), outputs=(Language(),))
+    body = depth(2, value.body.each, residual=Reversible() if depth is Stack else PreNorm())
     one, value = work(tmp_path, replace(value, body=body), ahead=2)
     network, batch = ready(value), one.batch(0, 2, 0)
     token_BT, maps = batch["token_BT"], [network.embed.table.weight, *(one.weight for one in network.further[0])]

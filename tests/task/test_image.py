@@ -171,7 +171,7 @@ def test_bits_per_dimension_are_the_mean_over_all_channels(folder, output):
         bits = sum(float(work.loss(network, batch, "auto")) for batch in batches) / math.log(2) / (3 * 48)
     assert found["bits_per_dimension"] == pytest.approx(bits, rel=1e-5)
     if output == "categorical":
-        for weight in network.heads.parameters():
+        for weight in network.outputs.parameters():
             torch.nn.init.zeros_(weight)
         assert work.evaluate(network, "valid", None, "auto")["bits_per_dimension"] == pytest.approx(3, rel=1e-6)
 

@@ -21,7 +21,7 @@ def opened(context=48, **fields):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def data(tmp_path_factory, cache):
+def data(tmp_path_factory, cache_folder):
     folder = tmp_path_factory.mktemp("documents")
     for split, count in (("train", 60), ("valid", 30)):
         (folder / split).mkdir()
@@ -282,7 +282,7 @@ def test_a_body_gets_the_heads_of_the_task():
     body = build("gpt2", "tiny").value
     for pairs, heads in ((True, ["Masked", "Classify"]), (False, ["Masked"])):
         work = opened(next_sentence=pairs)
-        assert [type(head).__name__ for head in work.adapt(body).heads] == heads
+        assert [type(head).__name__ for head in work.adapt(body).outputs] == heads
         bert = build("bert", "tiny").value
-        assert work.adapt(bert).heads == bert.heads[: len(heads)]
+        assert work.adapt(bert).outputs == bert.outputs[: len(heads)]
     assert SPECIAL[MASK] == "[MASK]"

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from everyformer import Past, build, generate
-from everyformer.infer.evaluate import nats, nats_reading_on, side_by_side
-from everyformer.network.past import Hidden
+from everyformer import Cache, build, generate
+from everyformer.infer.evaluate import nats, side_by_side, streaming_nll
+from everyformer.network.cache import LayerInputs
 from everyformer.task.language import Language, LanguageWork
 from everyformer.train import checkpoint
 from everyformer.train.finished import open_run
@@ -75,22 +75,22 @@ def test_the_loop_carries_the_memory_from_step_to_step(tmp_path, accumulate):
     data = text(tmp_path)
     still = ("optim.lr=1e-12", "model.dropout=0.0", "run.evaluate=0", f"run.accumulate={accumulate}", "run.steps=4")
     run = train(recipe(data, *still), listeners=(keep,))
-    past = Past(hidden=True)
+    cache = Cache(hidden=True)
     for step, found in enumerate(seen):
         token_BT = run.work.batch(step, 4, 0)["token_BT"]
         with torch.no_grad():
-            output, alone = run.network(token_BT[:, :-1], past=past), run.network(token_BT[:, :-1])
-        past = output.past
+            output, alone = run.network(token_BT[:, :-1], cache=cache), run.network(token_BT[:, :-1])
+        cache = output.cache
         wanted, other = (
             float(F.cross_entropy(one.logits.flatten(0, 1), token_BT[:, 1:].flatten())) for one in (output, alone)
         )
         assert found == pytest.approx(wanted, rel=1e-6)
         assert (step == 0) == (abs(other - wanted) < 1e-5)  # the memory counts
-    assert len(seen) == 4 and past.length == 8
+    assert len(seen) == 4 and cache.length == 8
 
 
 @pytest.mark.spec(86)
-@pytest.mark.parametrize("settings", [(), ("run.accumulate=2", "run.grow=[[3, 6]]")], ids=["plain", "pieces"])
+@pytest.mark.parametrize("settings", [(), ("run.accumulate=2", "run.batch_schedule=[[3, 6]]")], ids=["plain", "pieces"])
 def test_a_resumed_run_remembers(tmp_path, settings):
     """Stopped after any step, it goes on to the same weights, and to the same memory, to the last bit."""
     data = text(tmp_path)
@@ -121,20 +121,20 @@ def test_a_run_that_forgets_its_memory_ends_elsewhere(tmp_path, monkeypatch):
 def test_a_memory_that_is_no_number_is_forgotten_with_its_step(tmp_path, monkeypatch):
     original = LanguageWork.read
 
-    def broken(work, network, batch, kernel, past):
-        calls.append(past)
-        loss, past = original(work, network, batch, kernel, past)
+    def broken(work, network, batch, kernel, cache):
+        calls.append(cache)
+        loss, cache = original(work, network, batch, kernel, cache)
         if len(calls) == 3:
-            layers = tuple(Hidden(entry.x_BMD * float("nan")) for entry in past.layers)
-            return loss * float("nan"), replace(past, layers=layers)
-        return loss, past
+            layers = tuple(LayerInputs(entry.x_BMD * float("nan")) for entry in cache.layers)
+            return loss * float("nan"), replace(cache, layers=layers)
+        return loss, cache
 
-    calls: list[Past | None] = []
+    calls: list[Cache | None] = []
     seen: list[str] = []
     monkeypatch.setattr(LanguageWork, "read", broken)
     train(recipe(text(tmp_path)), listeners=(lambda record: seen.append(record["kind"]),))
     assert seen.count("skip") == 1 and seen.count("step") == 6
-    assert [past is None for past in calls] == [True, False, False, True, False, False]
+    assert [cache is None for cache in calls] == [True, False, False, True, False, False]
 
 
 @pytest.mark.spec(88, 89)
@@ -143,7 +143,7 @@ def test_evaluation_reads_each_token_once_and_equals_reading_all_anew():
     network, token_N = small(memory=6, same_length=True), np.random.default_rng(0).integers(0, 11, 41)
     read = []
     network.embed.register_forward_hook(lambda module, given, out: read.append(given[0].numel()))
-    found, targets = nats_reading_on(network, token_N, 7)
+    found, targets = streaming_nll(network, token_N, 7)
     assert sum(read) == 40
     read.clear()
     deep = 2 * 6  # two layers: what a target sees of the text, in all
@@ -162,8 +162,8 @@ def test_rows_side_by_side_score_each_target_once_and_equal_one_row(rows, length
     """Where the lead is as long as a target sees back."""
     network, token_N = small(memory=6, same_length=True), np.random.default_rng(0).integers(0, 11, length)
     seen: list[int] = []
-    found, targets = nats_reading_on(network, token_N, 7, rows=rows, lead=12, progress=lambda n, _: seen.append(n))
-    total, count = nats_reading_on(network, token_N, 7)
+    found, targets = streaming_nll(network, token_N, 7, rows=rows, lead=12, progress=lambda n, _: seen.append(n))
+    total, count = streaming_nll(network, token_N, 7)
     assert found == pytest.approx(total, rel=1e-9) and targets == count == seen[-1] == length - 1
 
 
@@ -172,7 +172,7 @@ def test_a_long_text_is_read_in_rows_and_says_so():
     assert side_by_side(100_000, 128, 512) == (6, 512)
     assert side_by_side(30_000, 128, 512) == (1, 0)
     with pytest.raises(ValueError, match=r"100 targets in 9 rows with a lead of 98: give fewer rows, or 1"):
-        nats_reading_on(small(memory=6), np.zeros(101, int), 7, rows=9, lead=98)
+        streaming_nll(small(memory=6), np.zeros(101, int), 7, rows=9, lead=98)
 
 
 @pytest.mark.spec(88)

@@ -24,7 +24,7 @@ def opened(data=None, **fields):
 
 
 @pytest.fixture(scope="module")
-def plain(cache):
+def plain(cache_folder):
     return opened(smoothing=0.0, longest=40)
 
 

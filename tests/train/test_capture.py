@@ -7,7 +7,7 @@ import torch
 
 from everyformer.family.table import find
 from everyformer.task.work import Batch
-from everyformer.train.capture import MOST, Captured, objection
+from everyformer.train.capture import MOST, Captured, unsupported_reason
 from everyformer.train.recipe import Run
 
 CASES = {
@@ -20,7 +20,7 @@ CASES = {
 
 @pytest.mark.parametrize("run, member, processes, reason", CASES.values(), ids=CASES)
 def test_a_step_that_is_not_the_same_each_time_is_not_recorded(run, member, processes, reason):
-    found = objection(run, find(member).value("tiny"), processes)
+    found = unsupported_reason(run, find(member).value("tiny"), processes)
     assert found is None if reason is None else reason in found
 
 

@@ -23,11 +23,11 @@ from everyformer.train import checkpoint
 from everyformer.train.distributed import World
 from everyformer.train.finished import open_run
 from everyformer.train.folder import read_model, read_recipe
+from everyformer.train.init_from import load_weights
 from everyformer.train.loop import Loop, resume, train
 from everyformer.train.optimizer import optimizers
 from everyformer.train.recipe import Optim, Recipe, override
 from everyformer.train.record import read
-from everyformer.train.start import adopt
 from everyformer.train.watch import Unstable, Watch
 from tests.train.small import BASE, command, finish, recipe, same, start, text
 
@@ -98,7 +98,7 @@ def test_an_evaluation_that_fails_does_not_take_what_was_learned_with_it(tmp_pat
 
 def test_every_batch_must_be_cut_into_the_pieces_asked_for(tmp_path):
     with pytest.raises(ValueError, match=r"a batch of 1 cannot be cut into 1 processes x 2 pieces; raise it"):
-        train(recipe(text(tmp_path), "run.accumulate=2", "run.grow=[[2,1]]"), tmp_path / "run")
+        train(recipe(text(tmp_path), "run.accumulate=2", "run.batch_schedule=[[2,1]]"), tmp_path / "run")
 
 
 def test_a_run_that_broke_before_its_first_checkpoint_begins_anew_with_its_records(tmp_path):
@@ -114,7 +114,7 @@ def test_a_run_that_broke_before_its_first_checkpoint_begins_anew_with_its_recor
 
 def test_the_average_follows_the_weights_by_its_decay(tmp_path):
     """a_t = d a_{t-1} + (1 - d) w_t, of every weight."""
-    settings = ("run.steps=3", "run.save=1", "run.keep=3", "run.evaluate=0", "optim.average=0.8")
+    settings = ("run.steps=3", "run.save=1", "run.keep=3", "run.evaluate=0", "optim.ema=0.8")
     train(recipe(text(tmp_path), *settings), tmp_path / "run")
     kept = [checkpoint.place(tmp_path / "run", step) for step in (1, 2, 3)]
     average, weight = ([load_file(one / f"{name}.safetensors") for one in kept] for name in ("average", "model"))
@@ -129,12 +129,12 @@ def test_an_average_is_opened_under_every_name_of_a_shared_weight(tmp_path, monk
     gathered = checkpoint.gathered
     monkeypatch.setattr(checkpoint, "gathered", lambda one: {name: x.clone() for name, x in gathered(one).items()})
     start = Recipe(member="adaptive-span", size="tiny", task=Language(), data=str(text(tmp_path)))
-    settings = ["run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "optim.average=0.9"]
+    settings = ["run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "optim.ema=0.9"]
     trained = train(override(start, settings), tmp_path / "run")
     place = checkpoint.place(tmp_path / "run", 3)
     assert sum("key_RE" in name for name in load_file(place / "model.safetensors")) == 1
     network = build("adaptive-span", "tiny")
-    adopt(network, tmp_path / "run")
+    load_weights(network, tmp_path / "run")
     for one in (network, open_run(tmp_path / "run").network):
         assert torch.equal(one.body.shared[0].key_RE, trained.network.body.shared[0].key_RE)
     assert torch.equal(resume(tmp_path / "run").network.body.shared[0].key_RE, network.body.shared[0].key_RE)
@@ -150,13 +150,13 @@ def test_accumulated_gradients_equal_the_big_batch(tmp_path):
 
 
 @pytest.mark.spec(131)
-@pytest.mark.parametrize("sections", [1, 2])
-def test_recomputed_sections_give_the_same_gradients_with_dropout(sections):
+@pytest.mark.parametrize("checkpoint_segments", [1, 2])
+def test_recomputed_sections_give_the_same_gradients_with_dropout(checkpoint_segments):
     network = everyformer.build("gpt2", "tiny", layers=3, dropout=0.3).double().train()
     token_BT = torch.randint(0, 256, (2, 16))
     found = []
-    for number in (0, sections):
-        network.body.sections = number
+    for number in (0, checkpoint_segments):
+        network.body.checkpoint_segments = number
         network.zero_grad()
         torch.manual_seed(0)
         network(token_BT).logits.square().sum().backward()
@@ -168,8 +168,8 @@ def test_recomputed_sections_give_the_same_gradients_with_dropout(sections):
 def test_sections_keep_less_for_the_backward_pass():
     network = everyformer.build("gpt2", "tiny", layers=8, dropout=0.0).train()
     kept = []
-    for sections in (0, 8):
-        network.body.sections, count = sections, 0
+    for checkpoint_segments in (0, 8):
+        network.body.checkpoint_segments, count = checkpoint_segments, 0
 
         def pack(x):
             nonlocal count
@@ -199,7 +199,7 @@ def test_clipping_bounds_what_the_optimizer_sees(tmp_path, monkeypatch):
 
 @pytest.mark.spec(136)
 def test_a_growing_batch_takes_more_sequences(tmp_path):
-    train(recipe(text(tmp_path), "run.grow=[[6, 8]]"), tmp_path / "run")
+    train(recipe(text(tmp_path), "run.batch_schedule=[[6, 8]]"), tmp_path / "run")
     sizes = [line["batch"] for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "step"]
     assert sizes == [4] * 6 + [8] * 6
 
@@ -270,10 +270,10 @@ def test_a_loss_that_leaps_is_skipped_and_one_hard_example_is_not():
 def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(tmp_path, monkeypatch):
     original = LanguageWork.read
 
-    def broken(work, network, batch, kernel, past):
+    def broken(work, network, batch, kernel, cache):
         calls.append(1)
-        loss, past = original(work, network, batch, kernel, past)
-        return loss * (float("nan") if len(calls) > 7 else 1.0), past
+        loss, cache = original(work, network, batch, kernel, cache)
+        return loss * (float("nan") if len(calls) > 7 else 1.0), cache
 
     calls: list[int] = []
     monkeypatch.setattr(LanguageWork, "read", broken)

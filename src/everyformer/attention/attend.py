@@ -30,11 +30,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from everyformer.attention.context import Context
 from everyformer.attention.kernels import blocked, flex, fused, hashed, reference, sdpa, tiled
 from everyformer.attention.kernels.request import Request
-from everyformer.attention.pattern import Causal, Full, Hashed, Pattern, far
-from everyformer.attention.rule import RuleModule, Term, narrowed
-from everyformer.attention.scene import Scene
+from everyformer.attention.pattern import Causal, Full, Hashed, Pattern, max_distance
+from everyformer.attention.score_mod import ScoreModModule, Term, narrow_pattern
 from everyformer.value import nearest
 
 LIVE = {"tiled": 1.0, "hashed": 0.5, "blocked": 0.35}  # the share of the scores up to which each is the faster on a CPU
@@ -55,7 +55,7 @@ def check_kernel(kernel: str) -> None:
         raise ValueError(f"no kernel is named {kernel!r}; {nearest(kernel, [*KERNELS, 'auto'])}")
 
 
-class CannotServe(ValueError):
+class UnsupportedKernel(ValueError):
     """A kernel was asked for by name and cannot compute what is wanted; the message says why."""
 
 
@@ -64,48 +64,48 @@ def attend(
     k_BHKE: Tensor,
     v_BHKE: Tensor,
     pattern: Pattern | None = None,
-    rules: Sequence[RuleModule] = (),
+    score_mods: Sequence[ScoreModModule] = (),
     *,
-    scene: Scene | None = None,
+    context: Context | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     kernel: str | None = None,
 ) -> Tensor:
     """The answer B, H, Q, E' of every query. Without a pattern everybody sees everybody."""
     _check(q_BHQE, k_BHKE, v_BHKE)
-    scene = scene or Scene(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
-    _check_scene(scene, q_BHQE.shape[0], q_BHQE.shape[2], k_BHKE.shape[2])
+    context = context or Context(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
+    _check_context(context, q_BHQE.shape[0], q_BHQE.shape[2], k_BHKE.shape[2])
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}: it is a probability; give 0 or more and less than 1")
     scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
     pattern = Full() if pattern is None else pattern
     if not isinstance(pattern, Pattern):
         raise ValueError(f"the pattern is {pattern!r}: give a pattern, as parse() makes one of a text")
-    for rule in rules:
-        if not isinstance(rule, RuleModule):
+    for score_mod in score_mods:
+        if not isinstance(score_mod, ScoreModModule):
             raise ValueError(
-                f"the rule {rule!r} is a value: give its module, rule.build(heads, key_width, value_width)"
+                f"the rule {score_mod!r} is a value: give its module, rule.build(heads, key_width, value_width)"
             )
-    kernel, seen, end = kernel or scene.kernel, pattern, None
-    asked = partial(_request, q_BHQE, k_BHKE, v_BHKE, rules, scale, dropout)
+    kernel, seen, end = kernel or context.kernel, pattern, None
+    asked = partial(_request, q_BHQE, k_BHKE, v_BHKE, score_mods, scale, dropout)
     chosen = None
     if (
         q_BHQE.is_cuda
-        and scene.probe is None
+        and context.probe is None
         and kernel in ("auto", "fused")
-        and [rule.soft for rule in rules] == [True]
+        and [score_mod.soft for score_mod in score_mods] == [True]
     ):
-        request = asked(pattern, scene)  # unread: reading weights waits for the GPU, and `fused` reads them there
+        request = asked(pattern, context)  # unread: reading weights waits for the GPU, and `fused` reads them there
         chosen = choose(request, kernel)
     if chosen is not fused:
-        seen = narrowed(pattern, rules, scene)
-        end = None if torch.compiler.is_compiling() else far(seen)
-        request = asked(seen, scene if end is None else replace(scene, far=end))
+        seen = narrow_pattern(pattern, score_mods, context)
+        end = None if torch.compiler.is_compiling() else max_distance(seen)
+        request = asked(seen, context if end is None else replace(context, max_distance=end))
         chosen = choose(request, kernel)
-    for rule in rules:
-        cost = rule.penalty(request.scene)
+    for score_mod in score_mods:
+        cost = score_mod.penalty(request.context)
         if cost is not None:
-            scene.costs.append(("penalty", cost))
+            context.costs.append(("penalty", cost))
     if chosen is not blocked and seen is not pattern:
         request = replace(request, pattern=pattern)  # the terms hide the rest, and one mask serves every layer
     if chosen is sdpa and end is not None:
@@ -118,23 +118,23 @@ def _request(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    rules: Sequence[RuleModule],
+    score_mods: Sequence[ScoreModModule],
     scale: float,
     dropout: float,
     pattern: Pattern,
-    scene: Scene,
+    context: Context,
 ) -> Request:
-    for rule in rules:  # which may make them wider
-        q, k = rule.turn(q, k, scene)
-    terms = tuple(term for rule in rules if (term := rule.score(q, k, scale, scene)) is not None)
-    answers = tuple(rule for rule in rules if rule.needs_weights)
-    return Request(q, k, v, pattern, terms, answers, scene, scale, dropout)
+    for score_mod in score_mods:  # which may make them wider
+        q, k = score_mod.transform(q, k, context)
+    terms = tuple(term for score_mod in score_mods if (term := score_mod.bias(q, k, scale, context)) is not None)
+    answers = tuple(score_mod for score_mod in score_mods if score_mod.needs_weights)
+    return Request(q, k, v, pattern, terms, answers, context, scale, dropout)
 
 
 def _in_sight(request: Request, end: int) -> Request:
     """The request without the first keys, where they are too far away for every query."""
-    scene = request.scene.nearer(end)
-    count = request.scene.keys - scene.keys
+    context = request.context.crop(end)
+    count = request.context.keys - context.keys
     if count == 0:
         return request
 
@@ -146,39 +146,39 @@ def _in_sight(request: Request, end: int) -> Request:
         k_BHKE=request.k_BHKE[:, :, count:],
         v_BHKE=request.v_BHKE[:, :, count:],
         terms=tuple(map(later, request.terms)),
-        scene=scene,
+        context=context,
     )
 
 
 def choose(request: Request, kernel: str) -> ModuleType:
     """The kernel that serves a request, by the rule above."""
     if kernel == "auto":
-        if request.weights_are_wanted():
+        if request.needs_weights_reason():
             return reference
         return _sparse(request) or sdpa
     check_kernel(kernel)
-    if reason := KERNELS[kernel].objection(request):
-        raise CannotServe(f"the kernel {kernel} cannot serve: {reason}")
+    if reason := KERNELS[kernel].unsupported_reason(request):
+        raise UnsupportedKernel(f"the kernel {kernel} cannot serve: {reason}")
     return KERNELS[kernel]
 
 
 def _sparse(request: Request) -> ModuleType | None:
     """The kernel that leaves most of the scores out, where that is worth its while."""
-    pattern, scene = request.pattern, request.scene
-    if scene.queries < 1024 or torch.compiler.is_compiling():
+    pattern, context = request.pattern, request.context
+    if context.queries < 1024 or torch.compiler.is_compiling():
         return None
-    if fused.objection(request) is None:  # a soft mask in memory would be as large as the scores
-        return fused if request.terms or fused.live_share(request) <= LIVE_ELSEWHERE else None
+    if fused.unsupported_reason(request) is None:  # a soft mask in memory would be as large as the scores
+        return fused if request.terms or fused.computed_fraction(request) <= LIVE_ELSEWHERE else None
     if type(pattern) is Full or type(pattern) is Causal:
         return None
-    most = LIVE if scene.device.type == "cpu" else dict.fromkeys(LIVE, LIVE_ELSEWHERE)
-    if isinstance(pattern, Hashed) and hashed.objection(request) is None:
-        return hashed if hashed.live_share(pattern, scene.queries, scene.keys) <= most["hashed"] else None
-    if tiled.objection(request) is None and tiled.live_share(request) <= most["tiled"]:
+    most = LIVE if context.device.type == "cpu" else dict.fromkeys(LIVE, LIVE_ELSEWHERE)
+    if isinstance(pattern, Hashed) and hashed.unsupported_reason(request) is None:
+        return hashed if hashed.computed_fraction(pattern, context.queries, context.keys) <= most["hashed"] else None
+    if tiled.unsupported_reason(request) is None and tiled.computed_fraction(request) <= most["tiled"]:
         return tiled
-    if blocked.objection(request) is not None:
+    if blocked.unsupported_reason(request) is not None:
         return None
-    share = blocked.live_share(pattern, scene.queries, scene.keys, request.heads)
+    share = blocked.computed_fraction(pattern, context.queries, context.keys, request.heads)
     return blocked if share <= most["blocked"] else None
 
 
@@ -202,14 +202,14 @@ def _check(q_BHQE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor) -> None:
         )
 
 
-def _check_scene(scene: Scene, batch: int, queries: int, keys: int) -> None:
-    for name, x in (("query_BQ", scene.query_BQ), ("key_BK", scene.key_BK)):
+def _check_context(context: Context, batch: int, queries: int, keys: int) -> None:
+    for name, x in (("query_BQ", context.query_BQ), ("key_BK", context.key_BK)):
         if x is not None and x.shape[0] not in (1, batch):
             raise ValueError(f"{name} of the scene is for {x.shape[0]} sequences, q for {batch}; give one row for each")
-    if (scene.queries, scene.keys) != (queries, keys):
+    if (context.queries, context.keys) != (queries, keys):
         raise ValueError(
-            f"the scene is of {scene.queries} queries and {scene.keys} keys, q and k of {queries} and {keys}; "
+            f"the scene is of {context.queries} queries and {context.keys} keys, q and k of {queries} and {keys}; "
             "make a scene of their lengths"
         )
-    if queries > keys and scene.query_BQ is None and scene.key_BK is not None:
+    if queries > keys and context.query_BQ is None and context.key_BK is not None:
         raise ValueError(f"{queries} queries cannot be the last of {keys} keys; say where they stand with query_BQ=")

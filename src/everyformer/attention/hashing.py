@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
+from everyformer.attention.context import Context
 from everyformer.attention.kernels.request import HALF
 from everyformer.attention.pattern import Chunked, Hashed, Pattern
-from everyformer.attention.scene import Scene
 
 BUCKET = 2**32  # how far apart the places of two buckets are: ranks are smaller
 MOST = 256  # directions that a program turns to at once
@@ -49,14 +49,14 @@ class Hash(nn.Module):
         """B, H, K, R."""
         return buckets(k_BHKE.detach(), self.rotation_RHEN)
 
-    def forward(self, bucket_BHKR: Tensor, scene: Scene) -> Tensor:
+    def forward(self, bucket_BHKR: Tensor, context: Context) -> Tensor:
         """The table B, H, rows, positions; its last row says who is alone, its last column is for padding."""
         bucket_BHRK = bucket_BHKR.mT
-        if scene.key_BK is not None:  # padding has a bucket of its own, behind the others
-            bucket_BHRK = bucket_BHRK.masked_fill(scene.key_BK[:, None, None] < 0, self.pattern.buckets)
+        if context.key_BK is not None:  # padding has a bucket of its own, behind the others
+            bucket_BHRK = bucket_BHRK.masked_fill(context.key_BK[:, None, None] < 0, self.pattern.buckets)
         if isinstance(self.pattern, Chunked):
-            return _by_position(_chunks(bucket_BHRK, self.pattern, scene), scene)
-        return _by_position(_ranks(bucket_BHRK, self.pattern.buckets), scene)
+            return _by_position(_chunks(bucket_BHRK, self.pattern, context), context)
+        return _by_position(_ranks(bucket_BHRK, self.pattern.buckets), context)
 
 
 def hashing(pattern: Pattern) -> set[Hashed | Chunked]:
@@ -64,8 +64,8 @@ def hashing(pattern: Pattern) -> set[Hashed | Chunked]:
     return {part for part in pattern.walk() if isinstance(part, Hashed | Chunked)}
 
 
-def with_places(scene: Scene, place_BHRP: Tensor) -> Scene:
-    return replace(scene, place_BHRP=place_BHRP, made={}, shorter={})
+def with_places(context: Context, place_BHRP: Tensor) -> Context:
+    return replace(context, place_BHRP=place_BHRP, made={}, shorter={})
 
 
 def buckets(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
@@ -122,34 +122,34 @@ def _ranks(bucket_BHRK: Tensor, buckets: int) -> Tensor:
     return torch.cat((bucket_BHRK * BUCKET + rank_BHRK, alone), dim=2)
 
 
-def _chunks(bucket_BHRK: Tensor, pattern: Chunked, scene: Scene) -> Tensor:
+def _chunks(bucket_BHRK: Tensor, pattern: Chunked, context: Context) -> Tensor:
     """For each round the chunk; for each round the chunk before it, in a circle through all rounds; last, who is alone."""
     place_BHRK, _ = _sorted(bucket_BHRK, pattern.buckets)
     rounds, keys = bucket_BHRK.shape[2:]
-    at_BK = scene.key_positions()
+    at_BK = context.key_positions()
     chunks = ((at_BK >= 0).sum(1) + pattern.chunk - 1).view(-1, 1, 1, 1) // pattern.chunk  # in a round
-    first = torch.arange(rounds, device=scene.device)[:, None] * chunks
+    first = torch.arange(rounds, device=context.device)[:, None] * chunks
     own = first + place_BHRK // pattern.chunk
     last = (own - 1) % (rounds * chunks)
 
     # Alone is who finds nobody earlier in the two chunks of any round, and on both sides nobody later.
     alone = torch.ones_like(own[:, :, :1], dtype=torch.bool)
-    for sign in (1, -1) if pattern.both_sides else (1,):
+    for sign in (1, -1) if pattern.bidirectional else (1,):
         at_BHRK = (sign * at_BK).masked_fill(at_BK < 0, BUCKET)[:, None, None].expand_as(own)
-        none = torch.full((*own.shape[:2], rounds * -(-keys // pattern.chunk)), BUCKET, device=scene.device)
+        none = torch.full((*own.shape[:2], rounds * -(-keys // pattern.chunk)), BUCKET, device=context.device)
         earliest = none.scatter_reduce(-1, own.flatten(2), at_BHRK.flatten(2), "amin")
         for chunk in (own, last):
             alone &= (earliest.gather(-1, chunk.flatten(2)).view_as(own) >= at_BHRK).all(2, keepdim=True)
     return torch.cat((own, last, alone.long()), dim=2)
 
 
-def _by_position(place_BHRK: Tensor, scene: Scene) -> Tensor:
+def _by_position(place_BHRK: Tensor, context: Context) -> Tensor:
     """The numbers of keys as a table by position, with a last column for padding."""
-    if scene.key_BK is None:
+    if context.key_BK is None:
         return F.pad(place_BHRK, (0, 1), value=-2 * BUCKET)
-    spare = int(scene.key_BK.max()) + 1
+    spare = int(context.key_BK.max()) + 1
     table_BHRP = place_BHRK.new_full((*place_BHRK.shape[:3], spare + 1), -2 * BUCKET)
-    at_BK = scene.key_BK.masked_fill(scene.key_BK < 0, spare)
+    at_BK = context.key_BK.masked_fill(context.key_BK < 0, spare)
     table_BHRP = table_BHRP.scatter(-1, at_BK[:, None, None].expand_as(place_BHRK), place_BHRK)
     table_BHRP[..., spare] = -2 * BUCKET
     return table_BHRP

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from everyformer.attention.scene import Scene
+from everyformer.attention.context import Context
 from everyformer.value import Count, Size, Value, snake
 
 MOST = 4096  # positions that are tried, all against all, to see whether a pattern looks ahead
@@ -33,9 +33,9 @@ class Pattern:
 
     __slots__ = ()
     needs: ClassVar[str | None] = None  # the field of the scene it reads, when it depends on data
-    settled: ClassVar[bool] = True  # do later positions leave alone who sees whom among the earlier ones?
+    stable: ClassVar[bool] = True  # do later positions leave alone who sees whom among the earlier ones?
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         raise NotImplementedError
 
     def __and__(self, other: Pattern) -> Pattern:
@@ -68,21 +68,21 @@ class Pattern:
         for child in self.children():
             yield from child.walk()
 
-    def mask(self, queries: int, keys: int | None = None, heads: int = 1, scene: Scene | None = None) -> Tensor:
+    def mask(self, queries: int, keys: int | None = None, heads: int = 1, context: Context | None = None) -> Tensor:
         """Booleans H, Q, K (of the first sequence), the queries being the last of the keys."""
         keys = queries if keys is None else keys
-        scene = scene or Scene(queries, keys, torch.device("cpu"))
-        seen = scene.mask(self, 1, heads)
+        context = context or Context(queries, keys, torch.device("cpu"))
+        seen = context.mask(self, 1, heads)
         return seen[0].expand(heads, queries, keys)
 
-    def looks_ahead(self, length: int | None = None, heads: int = 1) -> bool:
+    def attends_to_future(self, length: int | None = None, heads: int = 1) -> bool:
         """Does a query see a key after it, among the first `length` positions, or see others because of what comes later?
 
         Data-dependent parts count as all that they may see. Without a length, what `causal` holds back is sure; else enough
         positions are tried for every number in the pattern to have had its effect twice. Where those are too many, or the
         pattern is not of this file and may have numbers in its code, only `causal` is believed.
         """
-        if not all(part.settled for part in self.walk()):
+        if not all(part.stable for part in self.walk()):
             return True
         most = self.bound()
         numbers = most.numbers()
@@ -92,7 +92,7 @@ class Pattern:
             ours = all(type(part).__module__ == __name__ for part in most.walk())
             if _held_back(most) or length > MOST or not ours:
                 return not _held_back(most)
-        return _looks_ahead(most, length, max(heads, math.lcm(*shares)))
+        return _attends_to_future(most, length, max(heads, math.lcm(*shares)))
 
     def numbers(self) -> list[int]:
         """The whole numbers written in the pattern: window sizes, strides, block sizes, the last node of a graph."""
@@ -104,7 +104,7 @@ class Pattern:
         """The share of the Q x K pairs that are seen."""
         return sum(rows.sum().item() for rows in _rows(self, length, heads)) / (heads * length * length)
 
-    def live_blocks(self, length: int, size: int, heads: int = 1) -> float:
+    def computed_blocks(self, length: int, size: int, heads: int = 1) -> float:
         """The share of the size x size blocks in which anything is seen."""
         live, total = 0, 0
         for rows in _rows(self, length, heads, size):
@@ -118,14 +118,14 @@ class Pattern:
 class Full(Pattern, Value, frozen=True):
     """Everybody sees everybody."""
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         return (q <= k) | (q > k)
 
 
 class Causal(Pattern, Value, frozen=True):
     """Nobody sees the future: j <= i."""
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         return k <= q
 
 
@@ -134,7 +134,7 @@ class Window(Pattern, Value, frozen=True):
 
     size: Size
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         return (q - k < self.size) & (k - q < self.size)
 
 
@@ -143,7 +143,7 @@ class Block(Pattern, Value, frozen=True):
 
     size: Size
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         return q // self.size == k // self.size
 
 
@@ -152,7 +152,7 @@ class Stride(Pattern, Value, frozen=True):
 
     step: Size
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         return (q - k) % self.step == 0
 
 
@@ -171,7 +171,7 @@ class Summary(Pattern, Value, frozen=True):
                 f"summary.last is {self.last}{skipped}: a block has only {self.size} columns; give {self.size} or fewer{together}"
             )
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         return (k + self.skip) % self.size >= self.size - self.last
 
 
@@ -185,7 +185,7 @@ class Local(Pattern, Value, frozen=True):
     size: Size
     memory: Count
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         start = q // self.size * self.size
         return (k >= start - self.memory) & (k < start + self.size)
 
@@ -211,7 +211,7 @@ class Local2d(Pattern, Value, frozen=True):
                 f"local2d.width is {self.width}: {self.columns} columns do not divide into such blocks; give a divisor"
             )
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         first = q - q % (self.height * self.width)  # of the query's block: its upper left corner
         (top, left), (y, x) = (cell(p, self.columns, self.height, self.width) for p in (first, k))
         rows = (y >= top - self.up) & (y < top + self.height)
@@ -223,7 +223,7 @@ class Prefix(Pattern, Value, frozen=True):
 
     length: Count
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         return k < self.length
 
 
@@ -239,13 +239,13 @@ class Graph(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return Full() if self.edges is None else self
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         if self.edges is None:
-            if scene is None or scene.edges_BNN is None:
+            if context is None or context.edges_BNN is None:
                 raise ValueError(
                     "the pattern graph has no edges: give graph(((0, 1), ...)) or call the model with edges="
                 )
-            table_BNN = scene.edges_BNN
+            table_BNN = context.edges_BNN
         else:
             table_BNN = _adjacency(self, q.device)
         last = table_BNN.shape[-1] - 1
@@ -258,12 +258,12 @@ class SameDocument(Pattern, Value, frozen=True):
 
     needs: ClassVar[str | None] = "document_BP"
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
-        if scene is None or scene.document_BP is None:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+        if context is None or context.document_BP is None:
             raise ValueError(
                 "the pattern same_document knows no documents: call the model with documents=, one id a token"
             )
-        table_BP = scene.document_BP
+        table_BP = context.document_BP
         b = b % table_BP.shape[0]
         return table_BP[b, q.clamp(min=0)] == table_BP[b, k.clamp(min=0)]
 
@@ -287,8 +287,8 @@ class Hashed(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return Causal()
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
-        at = _places(scene, b, h)
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+        at = _places(context, b, h)
         seen = (q == k) & (at(self.rounds, q) == 1)  # alone
         for number in range(self.rounds):
             back = at(number, q) - at(number, k)
@@ -306,26 +306,26 @@ class Chunked(Pattern, Value, frozen=True):
     rounds: Size
     buckets: Size
     chunk: Size
-    both_sides: bool = False
+    bidirectional: bool = False
     leaks: bool = False
     needs: ClassVar[str | None] = "place_BHRP"
-    settled: ClassVar[bool] = False
+    stable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
         _even(self.buckets, "chunked")
 
     def bound(self) -> Pattern:
-        return Full() if self.both_sides else Causal()
+        return Full() if self.bidirectional else Causal()
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
-        at = _places(scene, b, h)
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+        at = _places(context, b, h)
         seen = q != q
         for number in range(self.rounds):
             own, last = at(number, q), at(self.rounds + number, q)
             for row in {number, (number - 1) % self.rounds}:
                 seen = seen | (at(row, k) == own) | (at(row, k) == last)
-        seen = seen & (q != k) if self.both_sides else seen & (k < q)
+        seen = seen & (q != k) if self.bidirectional else seen & (k < q)
         return seen | ((q == k) & (at(2 * self.rounds, q) == 1))
 
 
@@ -334,7 +334,7 @@ class Visible(Pattern, Value, frozen=True):
 
     needs: ClassVar[str | None] = "key_BK"
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         return (k >= 0) & ((q <= k) | (q > k))
 
 
@@ -357,11 +357,11 @@ class ByHead(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return ByHead(tuple(part.bound() for part in self.patterns))
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
         turn = h % len(self.patterns)
-        seen = (turn == 0) & self.patterns[0].sees(b, h, q, k, scene)
+        seen = (turn == 0) & self.patterns[0].allows(b, h, q, k, context)
         for number, pattern in enumerate(self.patterns[1:], 1):
-            seen = seen | ((turn == number) & pattern.sees(b, h, q, k, scene))
+            seen = seen | ((turn == number) & pattern.allows(b, h, q, k, context))
         return seen
 
 
@@ -383,10 +383,10 @@ class And(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return And(tuple(part.bound() for part in self.parts))
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
-        seen = self.parts[0].sees(b, h, q, k, scene)
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+        seen = self.parts[0].allows(b, h, q, k, context)
         for part in self.parts[1:]:
-            seen = seen & part.sees(b, h, q, k, scene)
+            seen = seen & part.allows(b, h, q, k, context)
         return seen
 
 
@@ -408,10 +408,10 @@ class Or(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return Or(tuple(part.bound() for part in self.parts))
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
-        seen = self.parts[0].sees(b, h, q, k, scene)
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+        seen = self.parts[0].allows(b, h, q, k, context)
         for part in self.parts[1:]:
-            seen = seen | part.sees(b, h, q, k, scene)
+            seen = seen | part.allows(b, h, q, k, context)
         return seen
 
 
@@ -429,8 +429,8 @@ class Not(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return self if self.part.bound() == self.part else Full()
 
-    def sees(self, b: Index, h: Index, q: Index, k: Index, scene: Scene | None) -> Any:
-        return ~self.part.sees(b, h, q, k, scene)
+    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+        return ~self.part.allows(b, h, q, k, context)
 
 
 def strided(stride: int) -> tuple[Pattern, Pattern]:
@@ -454,7 +454,7 @@ def cell(p: Index, columns: int, height: int, width: int) -> tuple[Index, Index]
     return block // across * height + inside // width, block % across * width + inside % width
 
 
-def far(pattern: Pattern) -> int | None:
+def max_distance(pattern: Pattern) -> int | None:
     """A distance beyond which nobody sees anybody, or None where the pattern sets no end."""
     if isinstance(pattern, Window | Block):
         return pattern.size - 1
@@ -462,7 +462,7 @@ def far(pattern: Pattern) -> int | None:
         return pattern.size - 1 + pattern.memory
     if isinstance(pattern, Local2d):  # as many whole bands of blocks as the memory has a part in
         return (1 - -pattern.up // pattern.height) * pattern.height * pattern.columns - 1
-    ends = [far(part) for part in pattern.children()]
+    ends = [max_distance(part) for part in pattern.children()]
     known = [end for end in ends if end is not None]
     if isinstance(pattern, And):
         return min(known, default=None)
@@ -497,13 +497,13 @@ def _even(buckets: int, name: str) -> None:
         raise ValueError(f"{name}.buckets is {buckets}: they are directions and their opposites; make it even")
 
 
-def _places(scene: Scene | None, b: Index, h: Index) -> Any:
+def _places(context: Context | None, b: Index, h: Index) -> Any:
     """A function (row, position) -> the number in that row of the scene's table of hashed places."""
-    if scene is None or scene.place_BHRP is None:
+    if context is None or context.place_BHRP is None:
         raise ValueError(
             "the keys decide who sees whom in hashed and chunked: attend within a model, which hashes them"
         )
-    table_BHRP = scene.place_BHRP
+    table_BHRP = context.place_BHRP
     b, h, last = b % table_BHRP.shape[0], h % table_BHRP.shape[1], table_BHRP.shape[3]
     return lambda row, position: table_BHRP[b, h, row, position % last]  # padding stands at -1, the table's end
 
@@ -529,8 +529,8 @@ def _rows(pattern: Pattern, length: int, heads: int, step: int | None = None) ->
     )
     for start in range(0, length, step):
         q = torch.arange(start, min(start + step, length), device=device).view(1, -1, 1)
-        scene = Scene(length, length, device)
-        yield pattern.sees(torch.zeros_like(h), h, q, k, scene).expand(heads, q.shape[1], length)
+        context = Context(length, length, device)
+        yield pattern.allows(torch.zeros_like(h), h, q, k, context).expand(heads, q.shape[1], length)
 
 
 def _held_back(pattern: Pattern) -> bool:
@@ -543,7 +543,7 @@ def _held_back(pattern: Pattern) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _looks_ahead(pattern: Pattern, length: int, heads: int) -> bool:
+def _attends_to_future(pattern: Pattern, length: int, heads: int) -> bool:
     start = 0
     for rows in _rows(pattern, length, heads):
         if bool(rows.triu(diagonal=start + 1).any()):

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from everyformer.attention.context import Context
 from everyformer.attention.pattern import ByHead, Pattern, Window
-from everyformer.attention.rule import Rule, RuleModule, Term
-from everyformer.attention.scene import Scene
+from everyformer.attention.score_mod import ScoreMod, ScoreModModule, Term
 from everyformer.value import NotNegative, Part, Size, Value
 
 GRAIN = 64  # windows are multiples of this, and of an eighth of the next power of two
 
 
-class Span(Rule, Value, frozen=True):
+class Span(ScoreMod, Value, frozen=True):
     """One span for each head. It begins at a part of the longest."""
 
     longest: Size
@@ -41,11 +41,11 @@ class Span(Rule, Value, frozen=True):
     cost: NotNegative = 5e-7  # of each position, in nats a target
     start: Part = 0.0
 
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
-        return SpanRule(self, heads)
+    def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
+        return SpanModule(self, heads)
 
 
-class DynamicSpan(Rule, Value, frozen=True):
+class DynamicSpan(ScoreMod, Value, frozen=True):
     """A span for each head and query, by what the query is made of. `width` is the model's."""
 
     width: Size
@@ -54,11 +54,11 @@ class DynamicSpan(Rule, Value, frozen=True):
     cost: NotNegative = 5e-7
     start: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.1
 
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
-        return DynamicSpanRule(self, heads)
+    def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
+        return DynamicSpanModule(self, heads)
 
 
-class SpanRule(RuleModule):
+class SpanModule(ScoreModModule):
     soft = True
 
     def __init__(self, value: Span, heads: int):
@@ -67,20 +67,20 @@ class SpanRule(RuleModule):
         self.value = value
         self.part_H = nn.Parameter(torch.full((heads,), float(value.start)))
 
-    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
+    def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         z_H = self._spans()
-        if scene.probe is not None:
-            scene.probe.spans.append(z_H.detach()[None, :, None].expand(q_BHQE.shape[:3]))
-        return SoftMask(z_H[None, :, None], self.value, scene, q_BHQE.dtype)
+        if context.probe is not None:
+            context.probe.spans.append(z_H.detach()[None, :, None].expand(q_BHQE.shape[:3]))
+        return SoftMask(z_H[None, :, None], self.value, context, q_BHQE.dtype)
 
-    def penalty(self, scene: Scene) -> Tensor:
+    def penalty(self, context: Context) -> Tensor:
         return self.value.cost * self._spans().mean()
 
-    def sight(self, scene: Scene | None) -> Pattern:
+    def visible_keys(self, context: Context | None) -> Pattern:
         part_H = self.part_H.full_tensor() if hasattr(self.part_H, "full_tensor") else self.part_H
         return windows(part_H * self.value.longest, self.value)
 
-    def settle(self) -> None:
+    def clamp_(self) -> None:
         with torch.no_grad():
             self.part_H.clamp_(0, 1)
 
@@ -88,7 +88,7 @@ class SpanRule(RuleModule):
         return at_least_single(self.part_H) * self.value.longest
 
 
-class DynamicSpanRule(RuleModule):
+class DynamicSpanModule(ScoreModModule):
     reads_inputs = True
     soft = True
 
@@ -99,29 +99,29 @@ class DynamicSpanRule(RuleModule):
         self.v_HD = nn.Parameter(torch.randn(heads, value.width) * 0.02)
         self.b_H = nn.Parameter(torch.full((heads,), math.log(value.start / (1 - value.start))))
 
-    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
-        z_BHQ = self._spans(scene)
-        if scene.probe is not None:
-            scene.probe.spans.append(z_BHQ.detach())
-        return SoftMask(z_BHQ, self.value, scene, q_BHQE.dtype)
+    def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
+        z_BHQ = self._spans(context)
+        if context.probe is not None:
+            context.probe.spans.append(z_BHQ.detach())
+        return SoftMask(z_BHQ, self.value, context, q_BHQE.dtype)
 
-    def penalty(self, scene: Scene) -> Tensor:
-        z_BHQ, visible_BQ = self._spans(scene), scene.visible_BQ()
+    def penalty(self, context: Context) -> Tensor:
+        z_BHQ, visible_BQ = self._spans(context), context.visible_BQ()
         if visible_BQ is None:
             return self.value.cost * z_BHQ.mean()
         real_BHQ = visible_BQ[:, None].expand_as(z_BHQ)
         return self.value.cost * (z_BHQ * real_BHQ).sum() / real_BHQ.sum()
 
-    def sight(self, scene: Scene | None) -> Pattern:
-        if scene is None:
+    def visible_keys(self, context: Context | None) -> Pattern:
+        if context is None:
             return Window(self.value.longest + 1)
         with torch.no_grad():
-            return windows(self._spans(scene).amax((0, 2)), self.value)
+            return windows(self._spans(context).amax((0, 2)), self.value)
 
-    def _spans(self, scene: Scene) -> Tensor:
-        if scene.x_BQD is None:
+    def _spans(self, context: Context) -> Tensor:
+        if context.x_BQD is None:
             raise ValueError("a dynamic span reads what the queries are made of; give attend a scene with x_BQD=")
-        x_BQD = at_least_single(scene.x_BQD)
+        x_BQD = at_least_single(context.x_BQD)
         logit_BQH = x_BQD @ self.v_HD.to(x_BQD.dtype).T + self.b_H.to(x_BQD.dtype)
         return self.value.longest * logit_BQH.sigmoid().transpose(1, 2)
 
@@ -132,11 +132,11 @@ class SoftMask:
 
     z_BHQ: Tensor  # axes that make no difference are 1 long
     value: Span | DynamicSpan
-    scene: Scene
+    context: Context
     dtype: torch.dtype
 
     def __call__(self, b: Any, h: Any, i: Any, j: Any) -> Tensor:
-        away = (self.scene.query_at(b, i) - self.scene.key_at(b, j)).abs()
+        away = (self.context.query_at(b, i) - self.context.key_at(b, j)).abs()
         z = self.z_BHQ[b % self.z_BHQ.shape[0], h, i % self.z_BHQ.shape[2]]
         m = ((self.value.ramp + z - away) / self.value.ramp).clamp(0, 1)
         seen = (m > 0) & (away <= self.value.longest)

@@ -12,7 +12,7 @@ from everyformer.cli.train import exit_code, run_folder
 STEPS = 600
 SETTINGS = (
     "model.width=128", "model.heads=4", "model.layers=4", "model.context=128", "run.batch=16", "run.evaluate=200",
-    "run.save=0", "optim.name=muon", "optim.lr=3e-3", "optim.warmup=50", "optim.floor=0.0",
+    "run.save=0", "optim.name=muon", "optim.lr=3e-3", "optim.warmup=50", "optim.min_lr=0.0",
 )  # fmt: skip
 PACKED = 2.6  # bits per byte that xz -9 needs for the whole text
 PROMPT = "ROMEO:\n"

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from everyformer.family.table import Member
     from everyformer.network.model import EncoderDecoder, Model
 
-COLUMNS = ("member", "paper", "pattern", "rules", "wiring", "depth", "past", "sizes and parameters")
+COLUMNS = ("member", "paper", "pattern", "score mods", "residual", "depth", "cache", "sizes and parameters")
 NOTHING = "–"
 STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
 # Fields that make a model larger or steadier, not another one.
 NUMBERS = {
     *("width", "heads", "layers", "hidden", "vocabulary", "length", "classes", "key_width", "value_width", "memory"),
-    *("size", "channels", "base", "dropout", "eps", "deviation", "reach", "longest", "ramp", "cost", "start"),
+    *("size", "channels", "base", "dropout", "eps", "std", "reach", "longest", "ramp", "cost", "start"),
 }
 
 
@@ -91,12 +91,13 @@ def _row(member: Member) -> dict[str, Any]:
         "paper": member.paper,
         "size": member.size,
         "pattern": [_several(_brief(one.attention.pattern) for one in each if one.attention) for each in layers],
-        "rules": [
-            _several(_name(rule) for one in each if one.attention for rule in one.attention.rules) for each in layers
+        "score mods": [
+            _several(_name(score_mod) for one in each if one.attention for score_mod in one.attention.score_mods)
+            for each in layers
         ],
-        "wiring": [_name(side.body.wiring) for side in sides],
+        "residual": [_name(side.body.residual) for side in sides],
         "depth": [_name(side.body) + " + cross" * any(one.cross for one in side.body.each) for side in sides],
-        "past": _past(sides[-1]) if sides[-1].body.looks_back_only() else NOTHING,
+        "cache": _past(sides[-1]) if sides[-1].body.is_causal() else NOTHING,
         "sizes": {
             size: {**given, "parameters": parameters(member.value(size))} for size, given in member.sizes.items()
         },
@@ -127,9 +128,9 @@ def _several(names: Iterator[str]) -> str:
 
 
 def _cells(row: dict[str, Any], between_sizes: str) -> list[str]:
-    sides = [" → ".join(dict.fromkeys(row[column])) for column in ("pattern", "rules", "wiring", "depth")]
+    sides = [" → ".join(dict.fromkeys(row[column])) for column in ("pattern", "score mods", "residual", "depth")]
     sizes = between_sizes.join(f"{name} {human(size['parameters'])}" for name, size in row["sizes"].items())
-    return [row["member"], row["paper"], *sides, row["past"], sizes]
+    return [row["member"], row["paper"], *sides, row["cache"], sizes]
 
 
 def human(count: int) -> str:
@@ -240,7 +241,7 @@ def _leaves(value: Model | EncoderDecoder, other: Model | EncoderDecoder) -> dic
 
     tree = _tree(value)
     if isinstance(value, Model) and isinstance(other, EncoderDecoder):
-        tree = {"type": tree["type"], "decoder" if value.body.looks_back_only() else "encoder": tree}
+        tree = {"type": tree["type"], "decoder" if value.body.is_causal() else "encoder": tree}
     return {path: leaf or None for path, leaf in flatten(tree)}
 
 

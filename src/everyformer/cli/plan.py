@@ -20,7 +20,7 @@ def plan(
     size: str | None = None,
     data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,  # - is standard input
     task: str | None = None,
-    start: Path | None = None,
+    init_from: Path | None = None,
     memory: float | None = None,
     measure: Annotated[bool, Parameter(show_default=False)] = True,
     as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
@@ -39,7 +39,7 @@ def plan(
         As for train.
     task
         As for train.
-    start
+    init_from
         As for train.
     memory
         GiB that the run may take; without it, what the device has.
@@ -51,7 +51,7 @@ def plan(
     from everyformer.study.plan import plan as make
     from everyformer.train.recipe import Recipe
 
-    recipe = Recipe.of(member, *settings, size=size, data=data, task=task, start=start)
+    recipe = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from)
     if memory is not None and not 0 < memory < math.inf:
         raise ValueError(f"--memory {memory:g}: give the GiB that the run may take, more than 0, or leave it out")
     limit = None if memory is None else int(memory * 2**30)
@@ -73,7 +73,7 @@ def plan(
         return 0
     screen = console()
     screen.print(str(found), soft_wrap=True)
-    named = {"--size": size, "--data": data, "--task": task, "--start": start and str(start)}
+    named = {"--size": size, "--data": data, "--task": task, "--init-from": init_from and str(init_from)}
     words = [member, *(word for name, given in named.items() if given for word in (name, given)), *settings]
     next_command(screen, *(["family"] if found.changes is None else ["train", *words, *found.changes]))
     return 0

@@ -134,10 +134,10 @@ def pattern(text: str, /, *, length: int = 32, heads: int | None = None, out: Pa
     out
         Draw into this file too (.png, .svg, .pdf).
     """
-    from everyformer.attention.kernels.blocked import FINEST, live_share
+    from everyformer.attention.kernels.blocked import FINEST, computed_fraction
     from everyformer.attention.parse import parse
     from everyformer.attention.pattern import ByHead, for_head
-    from everyformer.study.picture import check_file, check_size, draw, example_scene, grid, pool
+    from everyformer.study.picture import check_file, check_size, draw, example_context, grid, pool
 
     value = parse(text)
     dealt = max((len(part.patterns) for part in value.walk() if isinstance(part, ByHead)), default=1)
@@ -145,8 +145,8 @@ def pattern(text: str, /, *, length: int = 32, heads: int | None = None, out: Pa
     check_size(length, heads)
     if out is not None:
         check_file(out)
-    scene, notes = example_scene(value, length)
-    seen_HQK = value.mask(length, heads=heads, scene=scene)
+    context, notes = example_context(value, length)
+    seen_HQK = value.mask(length, heads=heads, context=context)
 
     screen = console()
     width = min(screen.width, 200)  # a pipe has no width, but a picture should have one
@@ -162,10 +162,10 @@ def pattern(text: str, /, *, length: int = 32, heads: int | None = None, out: Pa
         grids = [Text(f"\nhead {head}\n", no_wrap=True) + one for head, one in enumerate(grids)]
     screen.print(Columns(grids, padding=(0, 2)) if heads > 1 else grids[0], width=width)
 
-    live_HNN, share = pool(seen_HQK, FINEST), live_share(value, length, length, heads)
+    live_HNN, share = pool(seen_HQK, FINEST), computed_fraction(value, length, length, heads)
     for label, fact in {
         "seen": f"{seen_HQK.float().mean():.1%} of the pairs ({int(seen_HQK.sum()):,} of {seen_HQK.numel():,})",
-        "looks ahead": "yes" if value.looks_ahead(heads=heads) else "no",
+        "looks ahead": "yes" if value.attends_to_future(heads=heads) else "no",
         "live blocks": f"{int(live_HNN.sum()):,} of {live_HNN.numel():,} blocks of {FINEST} x {FINEST}",
         "blocked kernel": f"computes {share:.1%} of all scores" + ", with filler" * (share > 1),
     }.items():

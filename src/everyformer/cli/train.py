@@ -25,7 +25,7 @@ def train(
     data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,  # - is standard input
     task: str | None = None,
     out: Path | None = None,
-    start: Path | None = None,
+    init_from: Path | None = None,
 ) -> int:
     """Train a member on your data.
 
@@ -52,7 +52,7 @@ def train(
     from everyformer.train.recipe import Recipe
 
     screen = console(Lasting)
-    recipe = Recipe.of(member, *settings, size=size, data=data, task=task, start=start)
+    recipe = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from)
     folder = run_folder(out, find(member).name)
     with watching(screen) as listener:
         trained = with_room(recipe, lambda: begin(recipe, folder, listeners=(listener,)))

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from everyformer.network.embed import Tokens
-from everyformer.network.head import Language
 from everyformer.network.model import Model
+from everyformer.network.output_head import Language
 from everyformer.network.ponder import Ponder
-from everyformer.network.wiring import Chain
+from everyformer.network.residual import NoResidual
 from everyformer.value import Count, NotNegative, Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ def act_rnn(
         width=width,
         embed=Tokens(vocabulary),
         dropout=dropout,
-        body=Ponder(layers, steps, Chain(dropout), cell, cost=cost, bias=bias),
-        heads=(Language(tied=False, bias=True),),
+        body=Ponder(layers, steps, NoResidual(dropout), cell, cost=cost, bias=bias),
+        outputs=(Language(tied=False, bias=True),),
         memory=memory,
     )

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Causal, Window
-from everyformer.attention.rule import Rule, Shaw
+from everyformer.attention.projection import Standard
+from everyformer.attention.score_mod import ScoreMod, Shaw
 from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Language
 from everyformer.network.model import Model
-from everyformer.network.wiring import PostNorm
+from everyformer.network.output_head import Language
+from everyformer.network.residual import PostNorm
 from everyformer.value import NotNegative, Part, Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -47,13 +47,13 @@ def adaptive_span(
     dropout: Share = 0.3,
 ) -> Model:
     """`start` is the part of the longest span that heads begin with: 0, dynamic ones 0.1."""
-    rule: Rule = Span(span, ramp, cost, start or 0.0)
+    score_mod: ScoreMod = Span(span, ramp, cost, start or 0.0)
     if dynamic:
-        rule = DynamicSpan(width, span, ramp, cost, 0.1 if start is None else start)
+        score_mod = DynamicSpan(width, span, ramp, cost, 0.1 if start is None else start)
     attention = Attention(
         Standard(heads or max(1, width // 64), merge_bias=False),
         Causal() if itself else Causal() & ~Window(1),
-        (Shaw(span, ahead=False, shared=True), rule),
+        (Shaw(span, ahead=False, shared=True), score_mod),
         dropout,
     )
     net = FeedForward(hidden or 4 * width, dropout=dropout)
@@ -61,6 +61,6 @@ def adaptive_span(
         width=width,
         embed=Tokens(vocabulary),
         body=Stack(layers, (Layer(attention, net),), PostNorm()),
-        heads=(Language(tied=False, bias=True),),
+        outputs=(Language(tied=False, bias=True),),
         memory=span,
     )

@@ -7,17 +7,17 @@ Symbols: width H, heads A, layers L. Departures: none known.
 
 from __future__ import annotations
 
-from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Full
+from everyformer.attention.projection import Standard
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Classify, Masked
 from everyformer.network.initial import Normal
 from everyformer.network.model import Model
 from everyformer.network.norm import LayerNorm
+from everyformer.network.output_head import Classify, Masked
 from everyformer.network.position import Learned
-from everyformer.network.wiring import PostNorm
+from everyformer.network.residual import PostNorm
 from everyformer.value import Share, Size
 
 SIZES = {
@@ -45,6 +45,6 @@ def bert(
         norm=norm,
         dropout=dropout,
         body=Stack(layers, (Layer(attention, FeedForward(4 * width, "gelu")),), PostNorm(norm, dropout)),
-        heads=(Masked(), Classify(2, "first", pooler=True)),
+        outputs=(Masked(), Classify(2, "first", pooler=True)),
         initial=Normal(0.02),
     )

@@ -8,15 +8,15 @@ out.
 
 from __future__ import annotations
 
-from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Causal, Full, Pattern
+from everyformer.attention.projection import Standard
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Classify, Head, Language
 from everyformer.network.model import Model
+from everyformer.network.output_head import Classify, Language, OutputHead
 from everyformer.network.position import Learned
-from everyformer.network.wiring import PostNorm
+from everyformer.network.residual import PostNorm
 from everyformer.value import Share, Size
 
 LANGUAGE_SIZES = {
@@ -31,7 +31,7 @@ CLASSIFIER_SIZES = {
 
 def _model(
     pattern: Pattern,
-    head: Head,
+    head: OutputHead,
     width: Size,
     heads: Size | None,
     layers: Size,
@@ -46,7 +46,7 @@ def _model(
         position=Learned(context),
         dropout=dropout,
         body=Stack(layers, (layer,), PostNorm(dropout=dropout)),
-        heads=(head,),
+        outputs=(head,),
     )
 
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Causal
+from everyformer.attention.projection import Standard
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Language
 from everyformer.network.initial import Xavier
 from everyformer.network.model import Model
+from everyformer.network.output_head import Language
 from everyformer.network.position import Learned
-from everyformer.network.wiring import PostNorm
+from everyformer.network.residual import PostNorm
 from everyformer.value import Count, Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -49,6 +49,6 @@ def deep_character(
         width=width,
         embed=Tokens(vocabulary),
         body=Stack(layers, (Layer(attention, net, position=Learned(context)),), PostNorm()),
-        heads=(Language(tied=False, ahead=ahead, every_layer=every_layer),),
+        outputs=(Language(tied=False, ahead=ahead, every_layer=every_layer),),
         initial=Xavier(),
     )

@@ -8,16 +8,16 @@ Departures: the paper states 117M, 345M, 762M and 1542M; the released models, an
 
 from __future__ import annotations
 
-from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Causal
+from everyformer.attention.projection import Standard
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Language
 from everyformer.network.initial import Normal
 from everyformer.network.model import Model
+from everyformer.network.output_head import Language
 from everyformer.network.position import Learned
-from everyformer.network.wiring import PreNorm
+from everyformer.network.residual import PreNorm
 from everyformer.value import Share, Size
 
 SIZES = {
@@ -44,6 +44,6 @@ def gpt2(
         position=Learned(context),
         dropout=dropout,
         body=Stack(layers, (Layer(attention, FeedForward(4 * width, "gelu_tanh")),), PreNorm(dropout=dropout)),
-        heads=(Language(),),
+        outputs=(Language(),),
         initial=Normal(0.02, by_depth=True),
     )

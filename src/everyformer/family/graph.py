@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Graph
+from everyformer.attention.projection import Standard
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Features
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import PerToken
 from everyformer.network.model import Model
-from everyformer.network.wiring import PreNorm
+from everyformer.network.output_head import PerToken
+from everyformer.network.residual import PreNorm
 from everyformer.value import Count, Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -39,8 +39,8 @@ def graph(
     layer = Layer(Attention(Standard(heads or max(1, width // 32)), Graph()), net)
     return Model(
         width=width,
-        embed=Features(inputs, deviation=0.0015),
+        embed=Features(inputs, std=0.0015),
         dropout=dropout,
         body=Stack(layers, (layer,), PreNorm(dropout=dropout)),
-        heads=(PerToken(classes),),
+        outputs=(PerToken(classes),),
     )

@@ -20,7 +20,7 @@ from everyformer.attention.pattern import SameDocument
 from everyformer.family.transformer_xl import transformer_xl
 from everyformer.network.depth import Stack
 from everyformer.network.model import Model
-from everyformer.network.wiring import Gated, GateName
+from everyformer.network.residual import Gated, GateName
 from everyformer.value import Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {

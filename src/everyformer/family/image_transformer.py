@@ -18,16 +18,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Causal, Full, Local, Local2d, Pattern
+from everyformer.attention.projection import Standard
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Embed, Features, Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Head, Language, Logistics
 from everyformer.network.initial import Xavier
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.output_head import Language, Logistics, OutputHead
 from everyformer.network.position import Grid
-from everyformer.network.wiring import PostNorm
+from everyformer.network.residual import PostNorm
 from everyformer.value import Count, Share, Size
 
 RGB = {"rows": 32, "columns": 32, "channels": 3}
@@ -76,16 +76,16 @@ def image_transformer(
     near: Pattern = Local(block, memory) if flat else Local2d(across, *rectangle, *around)
     grid = Grid(rows, across, learned, None if flat else rectangle)
     embed: Embed = Features(channels) if joint else Tokens(channels * levels + 1, scaled=True)
-    head: Head = (
+    head: OutputHead = (
         Logistics(channels, levels, components) if joint else Language(tied=False, bias=True, vocabulary=levels)
     )
     form, net = Standard(heads or max(1, width // 64), merge_bias=False), FeedForward(hidden or 4 * width)
     everywhere = Attention(form, Full())
 
-    def side(position: Grid, layer: Layer, count: int, outputs: tuple[Head, ...]) -> Model:
+    def side(position: Grid, layer: Layer, count: int, outputs: tuple[OutputHead, ...]) -> Model:
         body = Stack(count, (layer,), PostNorm(dropout=dropout))
         return Model(
-            width=width, embed=embed, position=position, dropout=dropout, body=body, heads=outputs, initial=Xavier()
+            width=width, embed=embed, position=position, dropout=dropout, body=body, outputs=outputs, initial=Xavier()
         )
 
     cross = everywhere if shrink > 1 else None

@@ -14,10 +14,10 @@ from typing import Any
 
 from everyformer.network.depth import Depth
 from everyformer.network.embed import Tokens
-from everyformer.network.head import Language
 from everyformer.network.model import Model
-from everyformer.network.recurrent import AblatedLstm, Lstm, Squash
-from everyformer.network.wiring import Chain
+from everyformer.network.output_head import Language
+from everyformer.network.recurrent import AblatedLstm, Activation, Lstm
+from everyformer.network.residual import NoResidual
 from everyformer.value import Count, Share, Size
 
 LSTM_SIZES: dict[str, dict[str, Any]] = {"tiny": {"width": 64, "layers": 2}, "byte": {"width": 624, "layers": 3}}
@@ -30,7 +30,7 @@ def _model(body: Depth, width: Size, vocabulary: Size, memory: Count, dropout: S
         embed=Tokens(vocabulary),
         dropout=dropout,
         body=body,
-        heads=(Language(tied=False, bias=True),),
+        outputs=(Language(tied=False, bias=True),),
         memory=memory,
     )
 
@@ -38,25 +38,25 @@ def _model(body: Depth, width: Size, vocabulary: Size, memory: Count, dropout: S
 def lstm(
     width: Size = 624,
     layers: Size = 3,
-    squash: Squash = "tanh",
+    activation: Activation = "tanh",
     forget: bool = True,
     bias: bool = True,
     memory: Count = 0,
     vocabulary: Size = 256,
     dropout: Share = 0.0,
 ) -> Model:
-    body = Lstm(layers, Chain(dropout), squash, bias, forget=forget)
+    body = Lstm(layers, NoResidual(dropout), activation, bias, forget=forget)
     return _model(body, width, vocabulary, memory, dropout)
 
 
 def ablated_lstm(
     width: Size = 876,
     layers: Size = 4,
-    squash: Squash = "tanh",
+    activation: Activation = "tanh",
     bias: bool = True,
     memory: Count = 0,
     vocabulary: Size = 256,
     dropout: Share = 0.0,
 ) -> Model:
-    body = AblatedLstm(layers, Chain(dropout), squash, bias)
+    body = AblatedLstm(layers, NoResidual(dropout), activation, bias)
     return _model(body, width, vocabulary, memory, dropout)

@@ -47,11 +47,11 @@ ROWS: dict[str, Rows] = {
         _LAYER + "feedforward.hidden.0.*": (_BERT + "intermediate.dense.*",),
         _LAYER + "feedforward.out.*": (_BERT + "output.dense.*",),
         _LAYER + "steps.feedforward.norm.*": (_BERT + "output.LayerNorm.*",),
-        "heads.0.map.*": ("cls.predictions.transform.dense.*",),
-        "heads.0.norm.*": ("cls.predictions.transform.LayerNorm.*",),
-        "heads.0.bias": ("cls.predictions.bias",),
-        "heads.1.pooler.*": ("pooler.dense.*",),
-        "heads.1.map.*": ("cls.seq_relationship.*",),
+        "outputs.0.map.*": ("cls.predictions.transform.dense.*",),
+        "outputs.0.norm.*": ("cls.predictions.transform.LayerNorm.*",),
+        "outputs.0.bias": ("cls.predictions.bias",),
+        "outputs.1.pooler.*": ("pooler.dense.*",),
+        "outputs.1.map.*": ("cls.seq_relationship.*",),
     },
     "vit": {
         "class_token": ("embeddings.cls_token",),
@@ -64,7 +64,7 @@ ROWS: dict[str, Rows] = {
         _LAYER + "feedforward.hidden.0.*": (_BERT + "intermediate.dense.*",),
         _LAYER + "feedforward.out.*": (_BERT + "output.dense.*",),
         "body.ends.norm.*": ("layernorm.*",),
-        "heads.0.map.*": ("classifier.*",),
+        "outputs.0.map.*": ("classifier.*",),
     },
 }
 

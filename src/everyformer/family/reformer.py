@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from everyformer.attention.heads import Shared, Standard
 from everyformer.attention.pattern import Causal, Chunked, Hashed, Local, Pattern, Prefix, Window
+from everyformer.attention.projection import Shared, Standard
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Language
 from everyformer.network.initial import Normal
 from everyformer.network.model import Model
+from everyformer.network.output_head import Language
 from everyformer.network.position import Axial
-from everyformer.network.wiring import Reversible
+from everyformer.network.residual import Reversible
 from everyformer.value import Count, Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -78,6 +78,6 @@ def reformer(
         position=Axial((-(-context // row), row)),
         dropout=dropout,
         body=Stack(layers, tuple(Layer(one, net) for one in attentions), Reversible(dropout=dropout)),
-        heads=(Language(tied=False, bias=True),),
+        outputs=(Language(tied=False, bias=True),),
         initial=Normal(0.02),
     )

@@ -19,16 +19,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from everyformer.attention.heads import Standard, head_width
 from everyformer.attention.pattern import ByHead, Causal, Pattern, fixed, strided
+from everyformer.attention.projection import Standard, head_width
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Language
 from everyformer.network.initial import Normal
 from everyformer.network.model import Model
+from everyformer.network.output_head import Language
 from everyformer.network.position import Axial
-from everyformer.network.wiring import PreNorm
+from everyformer.network.residual import PreNorm
 from everyformer.value import Share, Size
 
 IMAGE = {"kind": "strided", "uses": "by_head"}
@@ -76,7 +76,7 @@ def sparse_transformer(
         embed=Tokens(vocabulary),
         position=Axial((-(-context // stride), stride)),
         body=Stack(layers, tuple(Layer(Attention(form, one), net) for one in patterns), PreNorm(dropout=dropout)),
-        heads=(Language(tied=False),),
+        outputs=(Language(tied=False),),
         initial=Normal(0.125, by_depth=True, by_width=True),
     )
 

@@ -12,16 +12,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Causal, Full
+from everyformer.attention.projection import Standard
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Language
 from everyformer.network.initial import Xavier
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.output_head import Language
 from everyformer.network.position import Sinusoidal
-from everyformer.network.wiring import PostNorm
+from everyformer.network.residual import PostNorm
 from everyformer.value import Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -42,14 +42,16 @@ def transformer(
     attention = Attention(heads=Standard(heads or max(1, width // 64), merge_bias=False), pattern=Full())
     masked = Attention(heads=attention.heads, pattern=Causal())
     feedforward = FeedForward(hidden or 4 * width, "relu")
-    wiring = PostNorm(dropout=dropout)
+    residual = PostNorm(dropout=dropout)
     side = Model(
         width=width,
         embed=Tokens(vocabulary, scaled=True),
         position=Sinusoidal(),
         dropout=dropout,
-        body=Stack(layers, (Layer(attention, feedforward),), wiring),
+        body=Stack(layers, (Layer(attention, feedforward),), residual),
         initial=Xavier(),
     )
-    decoder = Stack(layers, (Layer(masked, feedforward, cross=attention),), wiring)
-    return EncoderDecoder(encoder=side, decoder=replace(side, body=decoder, heads=(Language(),)), share_embedding=True)
+    decoder = Stack(layers, (Layer(masked, feedforward, cross=attention),), residual)
+    return EncoderDecoder(
+        encoder=side, decoder=replace(side, body=decoder, outputs=(Language(),)), share_embedding=True
+    )

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from everyformer.attention.heads import Standard
+from everyformer.attention.four_term import FourTerm
 from everyformer.attention.pattern import Causal, Window
-from everyformer.attention.relative import FourTerm
+from everyformer.attention.projection import Standard
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Language
 from everyformer.network.initial import Normal
 from everyformer.network.model import Model
-from everyformer.network.wiring import PostNorm
+from everyformer.network.output_head import Language
+from everyformer.network.residual import PostNorm
 from everyformer.value import Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ def transformer_xl(
         embed=Tokens(vocabulary, scaled=True),
         dropout=dropout,
         body=Stack(layers, (Layer(attention, net),), PostNorm(dropout=dropout)),
-        heads=(Language(bias=True),),
+        outputs=(Language(bias=True),),
         memory=memory,
         initial=Normal(0.02),
     )

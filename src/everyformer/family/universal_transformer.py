@@ -17,17 +17,17 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Causal, Full, Pattern
+from everyformer.attention.projection import Standard
 from everyformer.network.depth import Attention, Depth, Layer
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import Convolution, FeedForward
 from everyformer.network.halting import Halt, Repeat
-from everyformer.network.head import Language
 from everyformer.network.initial import Xavier
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.output_head import Language
 from everyformer.network.position import TimePosition
-from everyformer.network.wiring import PostNorm
+from everyformer.network.residual import PostNorm
 from everyformer.value import NotNegative, Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -59,20 +59,20 @@ def universal_transformer(
             if transition == "feedforward"
             else Convolution(hidden or 4 * width, causal=causal)
         )
-        each, wiring = (Layer(Attention(form, pattern), net, cross),), PostNorm(dropout=dropout)
+        each, residual = (Layer(Attention(form, pattern), net, cross),), PostNorm(dropout=dropout)
         if halting == "fixed":
-            return Repeat(steps, each, wiring, TimePosition())
-        return Halt(steps, each, wiring, TimePosition(), halting, cost=cost, bias=bias)
+            return Repeat(steps, each, residual, TimePosition())
+        return Halt(steps, each, residual, TimePosition(), halting, cost=cost, bias=bias)
 
     decoder = Model(
         width=width,
         embed=Tokens(vocabulary, scaled=True),
         dropout=dropout,
         body=depth(Causal(), True, Attention(form) if encoder else None),
-        heads=(Language(),),
+        outputs=(Language(),),
         initial=Xavier(),
     )
     if not encoder:
         return decoder
-    side = replace(decoder, body=depth(Full(), False), heads=())
+    side = replace(decoder, body=depth(Full(), False), outputs=())
     return EncoderDecoder(encoder=side, decoder=decoder, share_embedding=True)

@@ -7,17 +7,17 @@ Departures: dropout is 0 unless given, as published for fine-tuning; it is of th
 
 from __future__ import annotations
 
-from everyformer.attention.heads import Standard
 from everyformer.attention.pattern import Full
+from everyformer.attention.projection import Standard
 from everyformer.network.depth import Attention, Layer, Stack
 from everyformer.network.embed import Patches
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.head import Classify
 from everyformer.network.initial import Normal
 from everyformer.network.model import Model
 from everyformer.network.norm import LayerNorm
+from everyformer.network.output_head import Classify
 from everyformer.network.position import Learned
-from everyformer.network.wiring import PreNorm
+from everyformer.network.residual import PreNorm
 from everyformer.value import Share, Size
 
 SIZES = {
@@ -51,6 +51,6 @@ def vit(
         class_token=True,
         dropout=dropout,
         body=Stack(layers, (Layer(attention, FeedForward(4 * width, "gelu")),), PreNorm(LayerNorm(1e-12), dropout)),
-        heads=(Classify(classes, "first"),),
+        outputs=(Classify(classes, "first"),),
         initial=Normal(0.02),
     )

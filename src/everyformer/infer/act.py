@@ -15,8 +15,8 @@ from torch import Tensor
 
 from everyformer.data.environments import Environment, Vector
 from everyformer.infer.sample import check
+from everyformer.network.cache import Cache
 from everyformer.network.model import Network, Output
-from everyformer.network.past import Past
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Agent:
     def __post_init__(self) -> None:
         check(self.temperature)
 
-    def look(self, network: Network, seen: Sequence[Vector], past: Past, longer: int = 0) -> Output:
+    def look(self, network: Network, seen: Sequence[Vector], cache: Cache, longer: int = 0) -> Output:
         """What a network makes of an observation of each environment; it may keep `longer` than its memory."""
         weight = next(network.parameters())
         input_BTF = torch.from_numpy(np.stack(seen))[:, None].to(weight.device, weight.dtype)
         if self.memory is None:
             return network(input_BTF, kernel=self.kernel)
-        return network(input_BTF, past=past, memory=self.memory + longer, kernel=self.kernel)
+        return network(input_BTF, cache=cache, memory=self.memory + longer, kernel=self.kernel)
 
     def draw(self, logits_BV: Tensor, random: torch.Generator) -> Tensor:
         """An action of each: its parts are numbers."""
@@ -82,11 +82,11 @@ def play(
     for begin in range(0, len(seeds), len(environments)):
         live = list(range(begin, min(begin + len(environments), len(seeds))))
         seen = [environments[number - begin].begin(seeds[number]) for number in live]
-        past = Past()  # keys: the weights stand still
+        cache = Cache()  # keys: the weights stand still
         while live:
             if watch is not None:
                 watch()
-            output = agent.look(network, seen, past)
+            output = agent.look(network, seen, cache)
             action_BP = agent.draw(output.logits[0][:, 0], random)
             seen, rows = [], []
             for row, (number, action) in enumerate(zip(live, action_BP.tolist(), strict=True)):
@@ -96,9 +96,9 @@ def play(
                 if not (ended or cut):
                     seen.append(vector)
                     rows.append(row)
-            past = output.past or past
-            if past.layers and 0 < len(rows) < len(live):
-                past = past.reorder(torch.tensor(rows, device=output.hidden.device))
+            cache = output.cache or cache
+            if cache.layers and 0 < len(rows) < len(live):
+                cache = cache.reorder(torch.tensor(rows, device=output.hidden.device))
             live = [live[row] for row in rows]
     if watch is not None:
         watch()

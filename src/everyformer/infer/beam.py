@@ -20,8 +20,8 @@ from torch import Tensor
 
 from everyformer.infer.generate import language_head, pad, prompt_rows
 from everyformer.infer.sample import check_logits
-from everyformer.network.model import Memory, Network, PairNetwork, evaluating
-from everyformer.network.past import Past
+from everyformer.network.cache import Cache
+from everyformer.network.model import EncoderOutput, Network, PairNetwork, evaluating
 
 
 @torch.no_grad()
@@ -62,26 +62,26 @@ class _Hypotheses:
     """The open hypotheses of all sentences, W for each, and what the network has read of them."""
 
     def __init__(
-        self, network: Network, token_BT: Tensor, visible_BT: Tensor | None, memory: Memory | None, kernel: str
+        self, network: Network, token_BT: Tensor, visible_BT: Tensor | None, memory: EncoderOutput | None, kernel: str
     ):
         self.network, self.number, self.kernel = network, language_head(network), kernel
         self.token_BT, self.visible_BT, self.memory = token_BT, visible_BT, memory
         self.begun = token_BT.shape[1]
-        self.past = Past()
+        self.cache = Cache()
 
     def read(self, cached: bool) -> Tensor:
         """log P of the next token after each hypothesis."""
         options: dict[str, Any] = {} if self.memory is None else {"source": self.memory}
-        first = not cached or self.past.length == 0
+        first = not cached or self.cache.length == 0
         token_BT = self.token_BT if first else self.token_BT[:, -1:]
         output = self.network(
             token_BT,
             visible=self.visible_BT if first else None,
-            past=self.past if cached else None,
+            cache=self.cache if cached else None,
             kernel=self.kernel,
             **options,
         )
-        self.past = output.past or self.past
+        self.cache = output.cache or self.cache
         logits_BV = check_logits(output.head(self.number)[:, -1])
         return logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
 
@@ -91,11 +91,11 @@ class _Hypotheses:
         if self.visible_BT is not None:
             seen_B1 = self.visible_BT.new_ones(len(row_B), 1)
             self.visible_BT = torch.cat((self.visible_BT[row_B], seen_B1), dim=1)
-        if self.past.length:
-            self.past = self.past.reorder(row_B)
+        if self.cache.length:
+            self.cache = self.cache.reorder(row_B)
         if self.memory is not None:
             visible_BS = self.memory.visible_BS
-            self.memory = Memory(self.memory.x_BSD[row_B], None if visible_BS is None else visible_BS[row_B])
+            self.memory = EncoderOutput(self.memory.x_BSD[row_B], None if visible_BS is None else visible_BS[row_B])
 
     def answers(self) -> Tensor:
         return self.token_BT[:, self.begun :]

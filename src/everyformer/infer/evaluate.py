@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer.attention.scene import Probe
+from everyformer.attention.context import Probe
 from everyformer.infer.generate import language_head
-from everyformer.network.head import Language, vocabulary
+from everyformer.network.cache import Cache
 from everyformer.network.model import Network, evaluating
-from everyformer.network.past import Past
+from everyformer.network.output_head import Language, vocabulary
 
 LOGITS = 1 << 26  # in one call, unless a batch is asked for: a quarter of a GiB of them in float32
 WINDOWS = 32  # in one call on a CPU, where more are no faster
@@ -77,7 +77,7 @@ def nats(
 
 
 @torch.no_grad()
-def nats_reading_on(
+def streaming_nll(
     network: Network,
     token_N: NDArray[Any],
     segment: int,
@@ -109,13 +109,13 @@ def nats_reading_on(
     total, scored = torch.zeros((), dtype=torch.float64, device=device), 0
     with evaluating(network):
         for start_B, end, unscored, first in parts:
-            past = Past()
+            cache = Cache()
             for at in range(0, end, segment):
                 size = min(segment, end - at)
                 piece = np.stack([np.asarray(token_N[start + at : start + at + size + 1]) for start in start_B])
                 token_BT = torch.from_numpy(piece.astype(np.int64)).to(device)
-                output = network(token_BT[:, :-1], past=past, memory=memory, kernel=kernel)
-                past = output.past
+                output = network(token_BT[:, :-1], cache=cache, memory=memory, kernel=kernel)
+                cache = output.cache
                 counted = first if at < unscored else len(start_B)
                 if counted:
                     total += _loss(output.head(number)[:counted], token_BT[:counted, 1:])
@@ -150,7 +150,7 @@ def _loss(logits_BTV: Tensor, target_BT: Tensor) -> Tensor:
 
 
 def _vocabulary(network: Network, number: int) -> int:
-    head = network.value.heads[number]
+    head = network.value.outputs[number]
     assert isinstance(head, Language)
     return head.vocabulary or vocabulary(network.value.embed)
 
@@ -166,7 +166,7 @@ def perplexity(total: float, count: float) -> float:
 
 
 @torch.no_grad()
-def watched(network: Network, token_N: NDArray[Any]) -> Probe:
+def probed(network: Network, token_N: NDArray[Any]) -> Probe:
     """What a model tells of itself while it reads the beginning of a text."""
     probe, most = Probe(), min(WATCHED, network.limit or WATCHED)
     token_T = torch.from_numpy(np.asarray(token_N[:most]).astype(np.int64))

@@ -22,9 +22,9 @@ import torch
 from torch import Generator, Tensor
 
 from everyformer.infer.sample import check, generator, sample
-from everyformer.network.head import Language
+from everyformer.network.cache import Cache
 from everyformer.network.model import Model, Network, PairNetwork, evaluating
-from everyformer.network.past import Past
+from everyformer.network.output_head import Language
 from everyformer.value import nearest
 
 __all__ = ["generate", "sample", "stream"]
@@ -93,7 +93,7 @@ def stream(
     def choose(logits_BV: Tensor) -> Tensor:
         return sample(logits_BV, temperature, random, top_k=top_k, top_p=top_p, min_p=min_p)
 
-    cached = cached and network.value.body.looks_back_only()  # one that looks ahead has no past to go on from
+    cached = cached and network.value.body.is_causal()  # one that looks ahead has no past to go on from
     text = _Text(network, rows, number, context, cached, options)
     return _steps(text, choose, tokens, frozenset(stop))
 
@@ -128,22 +128,26 @@ class _Text:
     ):
         self.network, self.number, self.context, self.cached, self.options = network, number, context, cached, options
         self.token_BT, self.visible_BT = pad(rows, next(network.parameters()).device)
-        self.fresh_BT, self.past = self.token_BT, Past()
+        self.fresh_BT, self.cache = self.token_BT, Cache()
         self.rows, self.length = self.token_BT.shape
         self.holes = self.length - min(map(len, rows))  # of the shortest prompt, on its left
 
     def logits(self) -> Tensor:
         """Of the next token: B, V."""
-        context, past, begin = self.context, self.past, max(0, self.length - self.context)
+        context, cache, begin = self.context, self.cache, max(0, self.length - self.context)
         if self.cached and begin == 0:
             # The past knows where the holes are: only the first call has to say it.
-            visible = self.visible_BT if self.holes and past.length == 0 else None
-            output = self.network(self.fresh_BT, visible=visible, past=past, **self.options)
-            self.past = output.past or past
-            if self.past.length > SPARE and (end := self.network.far()) is not None and self.past.length > end + SPARE:
-                self.past = self.past.trim(max(1, end))  # nobody looks further back
+            visible = self.visible_BT if self.holes and cache.length == 0 else None
+            output = self.network(self.fresh_BT, visible=visible, cache=cache, **self.options)
+            self.cache = output.cache or cache
+            if (
+                self.cache.length > SPARE
+                and (end := self.network.max_distance()) is not None
+                and self.cache.length > end + SPARE
+            ):
+                self.cache = self.cache.trim(max(1, end))  # nobody looks further back
         else:
-            self.past = Past()  # of no more use: its memory goes back
+            self.cache = Cache()  # of no more use: its memory goes back
             visible = self.visible_BT[:, -context:] if begin < self.holes else None
             options = {name: given for name, given in self.options.items() if name != "memory"}  # nothing is kept
             output = self.network(self.token_BT[:, -context:], visible=visible, **options)
@@ -176,10 +180,10 @@ def language_head(network: Network) -> int:
         )
     if isinstance(network, Model):
         raise ValueError("a model is what a network is built from; give model.build(), or a trained network")
-    for number, head in enumerate(network.value.heads):
+    for number, head in enumerate(network.value.outputs):
         if isinstance(head, Language):
             return number
-    raise ValueError("the model has no language head to tell the next token; build it with heads=(Language(),)")
+    raise ValueError("the model has no language head to tell the next token; build it with outputs=(Language(),)")
 
 
 def prompt_rows(prompts: Prompts) -> list[list[int]]:

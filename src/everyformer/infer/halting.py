@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from everyformer.infer.evaluate import watched
+from everyformer.infer.evaluate import probed
 from everyformer.network.halting import Halt
 from everyformer.network.model import Network
 from everyformer.network.ponder import Ponder
@@ -16,4 +16,4 @@ def ponder(network: Network, token_N: NDArray[np.integer]) -> float | None:
     """The mean number of steps of a token (in a layer) at the beginning of a text, or None where it is fixed."""
     if not isinstance(network.value.body, Halt | Ponder):
         return None
-    return float((torch.cat(watched(network, token_N).halts) > 0).sum(-1).float().mean())
+    return float((torch.cat(probed(network, token_N).halts) > 0).sum(-1).float().mean())

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from everyformer.infer.sample import check, generator, sample
-from everyformer.network.head import Head, Logistics
-from everyformer.network.model import Memory, Network, evaluating
-from everyformer.network.past import Past
+from everyformer.network.cache import Cache
+from everyformer.network.model import EncoderOutput, Network, evaluating
+from everyformer.network.output_head import Logistics, OutputHead
 from everyformer.network.position import Grid
 
 
@@ -70,7 +70,7 @@ def paint(
     given_BPN: Tensor,
     *,
     head: int = 0,
-    source: Memory | None = None,
+    source: EncoderOutput | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -85,23 +85,23 @@ def paint(
     """
     check(temperature, top_k, top_p, min_p)
     seed = int(torch.randint(1 << 62, ())) if seed is None else seed
-    random, kind = [generator(seed, row) for row in range(len(given_BPN))], network.value.heads[head]
+    random, kind = [generator(seed, row) for row in range(len(given_BPN))], network.value.outputs[head]
 
     def choose(logits_BV: Tensor) -> Tensor:
         return sample(logits_BV, temperature, random, top_k=top_k, top_p=top_p, min_p=min_p)
 
-    past, found = Past(), [given_BPN]
+    cache, found = Cache(), [given_BPN]
     with evaluating(network):
         fresh = scan.begin(given_BPN)
         for step in range(given_BPN.shape[1], scan.length):
-            output = network(fresh, past=past if cached else None, source=source, **options)
-            past = output.past or past
+            output = network(fresh, cache=cache if cached else None, source=source, **options)
+            cache = output.cache or cache
             found.append(_draw(scan, kind, output.head(head)[:, -1].float(), choose)[:, None])
             fresh = scan.read(found[-1], step) if cached else scan.begin(torch.cat(found, dim=1))
     return torch.cat(found, dim=1)
 
 
-def _draw(scan: Scan, head: Head, answer: Tensor, choose: Any) -> Tensor:
+def _draw(scan: Scan, head: OutputHead, answer: Tensor, choose: Any) -> Tensor:
     """One step: a value for each of its channels, in turn."""
     if not isinstance(head, Logistics):
         return choose(answer[:, : scan.levels])[:, None]

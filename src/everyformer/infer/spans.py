@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from everyformer.attention.rule import ShawRule
-from everyformer.attention.span import DynamicSpanRule, SpanRule
-from everyformer.infer.evaluate import watched
-from everyformer.network.depth import AttentionLayer
+from everyformer.attention.score_mod import ShawModule
+from everyformer.attention.span import DynamicSpanModule, SpanModule
+from everyformer.infer.evaluate import probed
+from everyformer.network.depth import AttentionModule
 from everyformer.network.model import Network
 
 
@@ -39,22 +39,25 @@ class Spans:
 @torch.no_grad()
 def spans(network: Network, token_N: NDArray[np.integer]) -> Spans | None:
     """The spans of a model while it reads the beginning of a text, or None where it has none."""
-    layers = [module for module in network.modules() if isinstance(module, AttentionLayer)]
+    layers = [module for module in network.modules() if isinstance(module, AttentionModule)]
     spanned = [
-        (layer, rule) for layer in layers for rule in layer.rules if isinstance(rule, SpanRule | DynamicSpanRule)
+        (layer, score_mod)
+        for layer in layers
+        for score_mod in layer.score_mods
+        if isinstance(score_mod, SpanModule | DynamicSpanModule)
     ]
     if not spanned:
         return None
-    found = watched(network, token_N).spans
+    found = probed(network, token_N).spans
     steps = len(found) // len(spanned)
     plain = 2 * (_weights(network) + (steps - 1) * _weights(network.body))
     each, seen, most, costs = [], [], [], []
-    for (layer, rule), z_BHQ in zip(spanned * steps, found, strict=True):
-        value, heads = rule.value, layer.heads
+    for (layer, score_mod), z_BHQ in zip(spanned * steps, found, strict=True):
+        value, heads = score_mod.value, layer.heads
         each.append(z_BHQ.mean((0, 2)).tolist())
         seen += (z_BHQ + value.ramp).clamp(0, value.longest).mean((0, 2)).tolist()
         most += [value.longest] * heads.heads
-        products = 1 + any(isinstance(one, ShawRule) for one in layer.rules)  # with keys, and with distances
+        products = 1 + any(isinstance(one, ShawModule) for one in layer.score_mods)  # with keys, and with distances
         costs += [2 * (products * heads.key_width + heads.value_width)] * heads.heads
     flops, most_flops = (
         plain + round(sum(keys * cost for keys, cost in zip(counts, costs, strict=True))) for counts in (seen, most)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from everyformer.network.initial import begun
+from everyformer.network.initial import initialized
 from everyformer.network.position import Position
 from everyformer.value import Count, Positive, Size, Value
 
@@ -61,13 +61,13 @@ class Features(Embed, Value, frozen=True):
     """Vectors of `inputs` numbers. With a `deviation` the map begins so small, and without an offset; None: as torch does."""
 
     inputs: Size
-    deviation: Positive | None = None
+    std: Positive | None = None
 
     def build(self, width: int) -> FeatureEmbedding:
         module = FeatureEmbedding(self.inputs, 0, width)
-        if self.deviation is not None:
-            begun(nn.init.normal_(module.map.weight, std=self.deviation))
-            begun(nn.init.zeros_(module.map.bias))
+        if self.std is not None:
+            initialized(nn.init.normal_(module.map.weight, std=self.std))
+            initialized(nn.init.zeros_(module.map.bias))
         return module
 
 

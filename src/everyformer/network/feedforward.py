@@ -34,8 +34,8 @@ class FeedForward(Value, frozen=True):
     dropout: Share = 0.0
     bias: bool = True
 
-    def build(self, width: int) -> FeedForwardLayer:
-        return FeedForwardLayer(width, self)
+    def build(self, width: int) -> FeedForwardModule:
+        return FeedForwardModule(width, self)
 
 
 class Convolution(Value, frozen=True):
@@ -52,11 +52,11 @@ class Convolution(Value, frozen=True):
         """How far back it looks."""
         return sum(self.kernels) - 2
 
-    def build(self, width: int) -> ConvolutionLayer:
-        return ConvolutionLayer(width, self)
+    def build(self, width: int) -> ConvolutionModule:
+        return ConvolutionModule(width, self)
 
 
-class ConvolutionLayer(nn.Module):
+class ConvolutionModule(nn.Module):
     def __init__(self, width: int, value: Convolution):
         super().__init__()
         self.value, self.dropout = value, nn.Dropout(value.dropout)
@@ -101,7 +101,7 @@ def last(x_BMD: Tensor, count: int, visible_BM: Tensor | None) -> tuple[Tensor, 
     return x_BMD.gather(1, index_BMD), visible_BM.gather(1, tokens_BM)
 
 
-class FeedForwardLayer(nn.Module):
+class FeedForwardModule(nn.Module):
     def __init__(self, width: int, value: FeedForward):
         super().__init__()
         self.activation, self.gated, self.chunk = value.activation, value.gated, value.chunk

@@ -35,19 +35,19 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
+from everyformer.attention.context import Context
 from everyformer.attention.hashing import hashing
-from everyformer.attention.scene import Scene
+from everyformer.network.cache import Entry, KVCache
 from everyformer.network.depth import Layer, Layered, LayerModule, Layers, Source
-from everyformer.network.past import Entry, Keys
 from everyformer.network.position import Position
-from everyformer.network.wiring import Wiring
+from everyformer.network.residual import Residual
 from everyformer.value import NotNegative, Size, Value
 
 GATHERING = ("auto", "reference", "sdpa")  # the kernels that serve some queries alone
 GATHER = 0.6  # the share of positions that run, up to which it pays to put them together
 
 Mode = Literal["graves", "freeze", "t2t"]
-Rest = Annotated[float, msgspec.Meta(gt=0, lt=1)]
+Epsilon = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 class Repeat(Layered, Value, frozen=True):
@@ -55,7 +55,7 @@ class Repeat(Layered, Value, frozen=True):
 
     steps: Size
     each: tuple[Layer, ...]
-    wiring: Wiring
+    residual: Residual
     position: Position | None = None
 
     def build(self, width: int) -> nn.Module:
@@ -67,10 +67,10 @@ class Halt(Layered, Value, frozen=True):
 
     steps: Size
     each: tuple[Layer, ...]
-    wiring: Wiring
+    residual: Residual
     position: Position | None = None
     mode: Mode = "graves"
-    rest: Rest = 0.01
+    epsilon: Epsilon = 0.01
     cost: NotNegative = 0.01
     bias: float = 1.0  # above 0: few steps at first; -3 for many
 
@@ -92,11 +92,11 @@ class HaltingUnit(nn.Module):
 
 
 @dataclass
-class Account:
+class ActState:
     """What halting has come to after some steps; who runs has not halted, padding never runs."""
 
     mode: Mode
-    rest: float
+    epsilon: float
     runs_BT: Tensor
     spent_BT: Tensor | float = 0.0  # the sum of h so far
     ponder_BT: Tensor | float = 0.0  # N + R so far
@@ -105,7 +105,7 @@ class Account:
     def add(self, h_BT: Tensor, s_BTD: Tensor, last: bool) -> Tensor:
         """One more step; returns its weights."""
         total_BT, t2t = self.spent_BT + h_BT, self.mode == "t2t"
-        enough_BT = total_BT > 1 - self.rest if t2t else total_BT >= 1 - self.rest
+        enough_BT = total_BT > 1 - self.epsilon if t2t else total_BT >= 1 - self.epsilon
         halts_BT = self.runs_BT & enough_BT if t2t or not last else self.runs_BT
         rest_BT = 1 - self.spent_BT + torch.zeros_like(h_BT)
         weight_BT = torch.where(halts_BT, rest_BT, h_BT).where(self.runs_BT, 0.0)
@@ -119,7 +119,9 @@ class Account:
 
 class RepeatLayers(Layers):
     def __init__(self, width: int, value: Repeat | Halt):
-        super().__init__([LayerModule(width, layer, value.wiring) for layer in value.each], value.wiring.ends(width))
+        super().__init__(
+            [LayerModule(width, layer, value.residual) for layer in value.each], value.residual.ends(width)
+        )
         self.value = value
         self.position = value.position.build(width) if value.position else None
         self.unit = HaltingUnit(width, value.bias) if isinstance(value, Halt) else None
@@ -127,40 +129,40 @@ class RepeatLayers(Layers):
         plain = first.attention is not None and self.entries == [len(first.attentions())]  # no convolution, one layer
         self.light = isinstance(value, Halt) and value.mode == "freeze" and plain
         self.gather = False  # set by a run: compute no more of halted positions than their keys, if the layer allows it
-        alone = value.wiring.norm is None or not value.wiring.norm.mixes_positions
+        alone = value.residual.norm is None or not value.residual.norm.mixes_positions
         attentions = first.attentions()
-        self.gathers = self.light and alone and not any(one.rules or hashing(one.pattern) for one in attentions)
+        self.gathers = self.light and alone and not any(one.score_mods or hashing(one.pattern) for one in attentions)
 
     def forward(
-        self, x_BTD: Tensor, scene: Scene, past: tuple[Entry, ...] | None, source: Source | None
+        self, x_BTD: Tensor, context: Context, cache: tuple[Entry, ...] | None, source: Source | None
     ) -> tuple[Tensor, tuple[Entry, ...] | None, dict[str, Tensor]]:
         """`past` None keeps nothing; otherwise the entries of all steps come back, step by step."""
         value, size = self.value, sum(self.entries)
-        self.check(past, value.steps)
+        self.check(cache, value.steps)
         state = self.ends.open(x_BTD)
-        visible_BT = scene.visible_BQ()
-        account = Account(value.mode, value.rest, real(x_BTD, visible_BT)) if isinstance(value, Halt) else None
+        visible_BT = context.visible_BQ()
+        account = ActState(value.mode, value.epsilon, real(x_BTD, visible_BT)) if isinstance(value, Halt) else None
         found: list[Entry] = []
         weights: list[Tensor] = []
         given: list[Any] = []
         for step in range(value.steps):
-            if past:
-                given = list(past[step * size : (step + 1) * size])
+            if cache:
+                given = list(cache[step * size : (step + 1) * size])
             done = account is not None and none(account.runs_BT)
-            if done and past is None:
+            if done and cache is None:
                 break
             here = state
             if self.position is not None:
-                here = self.position(state, scene.query_positions().clamp(min=0), step)
+                here = self.position(state, context.query_positions().clamp(min=0), step)
             if done and self.light:
-                found += self._keys(here, scene, given, found[:size])
+                found += self._keys(here, context, given, found[:size])
                 continue
             if step and self.gather and self.gathers and account is not None:
-                after, kept = self._some(here, scene, given, source, account.runs_BT)
+                after, kept = self._some(here, context, given, source, account.runs_BT)
             else:
-                after, kept = self._step(here, scene, given, source)
-            found += kept if past is not None else []
-            given = [one if isinstance(one, Keys) and one.fixed else None for one in kept]  # the source's, made once
+                after, kept = self._step(here, context, given, source)
+            found += kept if cache is not None else []
+            given = [one if isinstance(one, KVCache) and one.fixed else None for one in kept]  # the source's, made once
             if account is not None and isinstance(value, Halt):
                 ran_BT1 = account.runs_BT[..., None]
                 h_BT = self.unit(here if value.mode == "t2t" else after)  # type: ignore[misc]
@@ -172,12 +174,12 @@ class RepeatLayers(Layers):
             state = account.y_BTD.to(x_BTD.dtype)  # type: ignore[union-attr]
             if value.cost:
                 costs["ponder"] = value.cost * mean(account.ponder_BT, visible_BT)  # type: ignore[arg-type]
-            if scene.probe is not None:
-                scene.probe.halts.append(shares(weights, value.steps, value.mode))
-        return self.ends.close(state, visible_BT), None if past is None else tuple(found), costs
+            if context.probe is not None:
+                context.probe.halts.append(shares(weights, value.steps, value.mode))
+        return self.ends.close(state, visible_BT), None if cache is None else tuple(found), costs
 
-    def _step(self, state: Any, scene: Scene, past: list[Any], source: Source | None) -> tuple[Any, list[Entry]]:
-        given = (state, scene, past, source, (0, len(self.layers)))
+    def _step(self, state: Any, context: Context, cache: list[Any], source: Source | None) -> tuple[Any, list[Entry]]:
+        given = (state, context, cache, source, (0, len(self.layers)))
         # Each step is recomputed by itself, whatever the number of sections.
         done: tuple[Any, list[Entry]] = (
             checkpoint(self.section, *given, use_reentrant=False) if self.recomputing else self.section(*given)
@@ -185,31 +187,31 @@ class RepeatLayers(Layers):
         return done
 
     def _some(
-        self, here_BTD: Tensor, scene: Scene, past: list[Any], source: Source | None, runs_BT: Tensor
+        self, here_BTD: Tensor, context: Context, cache: list[Any], source: Source | None, runs_BT: Tensor
     ) -> tuple[Tensor, list[Entry]]:
         """A step of the positions that run, put together; of the others the keys alone."""
-        blind = scene.probe is not None or scene.hidden or scene.kernel not in GATHERING
+        blind = context.probe is not None or context.hidden or context.kernel not in GATHERING
         count = len(runs_BT[0]) if blind or _blind(runs_BT) else int(runs_BT.sum(1).max())
         if count > GATHER * len(runs_BT[0]):
-            return self._step(here_BTD, scene, past, source)
+            return self._step(here_BTD, context, cache, source)
         index_BQ = (~runs_BT).to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
-        position_BQ = scene.query_positions().expand_as(runs_BT).gather(1, index_BQ)
+        position_BQ = context.query_positions().expand_as(runs_BT).gather(1, index_BQ)
         position_BQ = torch.where(runs_BT.gather(1, index_BQ), position_BQ, -1)
         some: dict[str, Any] = {"queries": count, "query_BQ": position_BQ, "made": {}, "shorter": {}}
-        near = replace(scene, **some, key_BK=scene.key_positions())
+        near = replace(context, **some, key_BK=context.key_positions())
         if source is not None:
-            source = replace(source, scene=replace(source.scene, **some))
-        entry, *_ = self._keys(here_BTD, scene, past, [])
-        assert isinstance(entry, Keys)
+            source = replace(source, context=replace(source.context, **some))
+        entry, *_ = self._keys(here_BTD, context, cache, [])
+        assert isinstance(entry, KVCache)
         index_BQD = index_BQ[..., None].expand(-1, -1, here_BTD.shape[-1])
-        given = [replace(entry, fixed=True), *past[1:]]
+        given = [replace(entry, fixed=True), *cache[1:]]
         new_BQD, kept = self._step(here_BTD.gather(1, index_BQD), near, given, source)
         return here_BTD.scatter(1, index_BQD, new_BQD.to(here_BTD.dtype)), [entry, *kept[1:]]
 
-    def _keys(self, state: Any, scene: Scene, past: list[Any], first: list[Entry]) -> list[Entry]:
+    def _keys(self, state: Any, context: Context, cache: list[Any], first: list[Entry]) -> list[Entry]:
         """What a step leaves for later ones when nobody runs in it."""
         layer: Any = self.layers[0]
-        kept: list[Entry] = layer.keys(state, scene, past[:1])
+        kept: list[Entry] = layer.keys(state, context, cache[:1])
         return kept + first[1:]  # the source's are the same in every step
 
 

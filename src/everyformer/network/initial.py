@@ -7,7 +7,7 @@ Normal    normal with one deviation, biases 0 (BERT, GPT-2); `by_depth` divides 
           `by_width` divides by sqrt(inputs of the map), for tables by sqrt(width) (Child et al. 2019: 0.125/sqrt(d))
 Xavier    uniform by fan-in and fan-out (Glorot & Bengio 2010), as tensor2tensor began the Transformer
 
-A weight whose module says how it begins (`begun`), as the bias of an LSTM's forget gate does, is left alone.
+A weight whose module says how it begins (`initialized`), as the bias of an LSTM's forget gate does, is left alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from everyformer.attention.heads import ProjectedHeads
+from everyformer.attention.projection import LinearProjectionModule
 from everyformer.value import Positive, Value
 
 
@@ -29,24 +29,24 @@ class Initial:
         raise NotImplementedError
 
 
-def begun(weight: Tensor) -> None:
+def initialized(weight: Tensor) -> None:
     """Mark a weight that begins as it is, however the others do."""
-    weight.begun = True  # type: ignore[attr-defined]
+    weight.initialized = True  # type: ignore[attr-defined]
 
 
 def _free(weight: Tensor | None) -> bool:
-    return weight is not None and not hasattr(weight, "begun")
+    return weight is not None and not hasattr(weight, "initialized")
 
 
 class AsTorch(Initial, Value, frozen=True):
     def fill(self, network: nn.Module) -> None:
         value: Any = network.value
-        if any(head.uses_table for head in value.heads):
+        if any(head.uses_table for head in value.outputs):
             nn.init.normal_(network.embed.table.weight, std=value.width**-0.5)  # type: ignore[union-attr, arg-type]
 
 
 class Normal(Initial, Value, frozen=True):
-    deviation: Positive = 0.02
+    std: Positive = 0.02
     by_depth: bool = False
     by_width: bool = False
 
@@ -58,7 +58,7 @@ class Normal(Initial, Value, frozen=True):
             if isinstance(module, nn.Linear | nn.Embedding) and _free(module.weight):
                 shrink = len(ends) ** -0.5 if self.by_depth and name in ends else 1.0
                 shrink *= module.weight.shape[1] ** -0.5 if self.by_width else 1.0
-                nn.init.normal_(module.weight, std=self.deviation * shrink)
+                nn.init.normal_(module.weight, std=self.std * shrink)
             if isinstance(module, nn.Linear) and _free(module.bias):
                 nn.init.zeros_(module.bias)
 
@@ -73,6 +73,6 @@ class Xavier(Initial, Value, frozen=True):
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         for module in network.modules():
-            if isinstance(module, ProjectedHeads) and module.qkv is not None:
+            if isinstance(module, LinearProjectionModule) and module.qkv is not None:
                 for weight in module.qkv.weight.split([n for n in (module.queries, module.keys, module.values) if n]):
                     nn.init.xavier_uniform_(weight)  # three maps in one matrix: each by its own size

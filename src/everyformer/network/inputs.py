@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from everyformer.network.cache import Cache
 from everyformer.network.embed import WHOLE, describe
-from everyformer.network.past import Past
 
 
 def check_visible(visible: Tensor | None, batch: int, length: int) -> None:
@@ -40,39 +40,39 @@ def count(visible_BT: Tensor, start: Tensor | int) -> Tensor:
     return torch.where(visible_BT, visible_BT.long().cumsum(1) - 1 + start, -1)
 
 
-def check_begin(begin: Tensor, batch: int, past: Past) -> None:
+def check_begin(begin: Tensor, batch: int, cache: Cache) -> None:
     if not isinstance(begin, Tensor) or begin.dtype not in WHOLE or tuple(begin.shape) != (batch,):
         raise ValueError(f"begin is {describe(begin)}: give {batch} whole numbers (int64 or int32), one a sequence")
-    if past.length:
+    if cache.length:
         raise ValueError("positions go on from those of the past; give begin= only with the first call")
     if not torch.compiler.is_compiling() and int(begin.min()) < 0:
         raise ValueError(f"positions begin at 0 or later, not at {int(begin.min())}")
 
 
-def positions(past: Past, visible: Tensor | None, x_BTD: Tensor, begin: Tensor | None) -> Tensor | None:
+def positions(cache: Cache, visible: Tensor | None, x_BTD: Tensor, begin: Tensor | None) -> Tensor | None:
     """Where past and new keys stand, or None when key j stands at j."""
-    if visible is None and past.position_BK is None and begin is None:
+    if visible is None and cache.position_BK is None and begin is None:
         return None
     batch, length = x_BTD.shape[:2]
     visible = torch.ones(batch, length, dtype=torch.bool, device=x_BTD.device) if visible is None else visible
-    before_BK = past.position_BK
+    before_BK = cache.position_BK
     if before_BK is None:
-        before_BK = torch.arange(past.length, device=x_BTD.device)[None]
-    if past.length == 0:
+        before_BK = torch.arange(cache.length, device=x_BTD.device)[None]
+    if cache.length == 0:
         return count(visible, 0 if begin is None else begin[:, None])
     start_B1 = before_BK.amax(1, keepdim=True) + 1
     return torch.cat((before_BK.expand(batch, -1), count(visible, start_B1)), dim=1)
 
 
-def joined_documents(past: Past, documents: Tensor | None, x_BTD: Tensor) -> Tensor | None:
+def joined_documents(cache: Cache, documents: Tensor | None, x_BTD: Tensor) -> Tensor | None:
     if documents is None:
-        if past.document_BK is not None:
+        if cache.document_BK is not None:
             raise ValueError("the past has documents, these tokens have none; give documents= with every call")
         return None
     check_ids(documents, x_BTD, "documents")
-    if past.length and past.document_BK is None:
+    if cache.length and cache.document_BK is None:
         raise ValueError("these tokens have documents, the past has none; give documents= from the first call on")
-    return documents if past.document_BK is None else torch.cat((past.document_BK, documents), dim=1)
+    return documents if cache.document_BK is None else torch.cat((cache.document_BK, documents), dim=1)
 
 
 def by_position(document_BK: Tensor | None, position_BK: Tensor | None) -> Tensor | None:

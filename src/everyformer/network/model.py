@@ -1,6 +1,6 @@
 """Whole models: `Model` (one sequence) and `EncoderDecoder` (two). Values; `build` makes the network that is trained.
 
-network = Model(width=64, embed=Tokens(256), position=Learned(128), body=Stack(...), heads=(Language(),)).build()
+network = Model(width=64, embed=Tokens(256), position=Learned(128), body=Stack(...), outputs=(Language(),)).build()
 output = network(tokens_BT)                      # output.logits, output.hidden
 output = network(tokens_BT, past=Past())         # the same, and output.past to go on from
 """
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from everyformer.attention.context import Context, Probe
 from everyformer.attention.hashing import hashing
-from everyformer.attention.scene import Probe, Scene
+from everyformer.network.cache import Cache, KVCache, RecurrentState
 from everyformer.network.depth import Depth, DepthLayer, Source
 from everyformer.network.embed import Embed, EmbedModule, Mixed, Patches, check_limit
-from everyformer.network.head import Head, Language
 from everyformer.network.initial import AsTorch, Initial
 from everyformer.network.inputs import (
     by_position,
@@ -32,9 +32,9 @@ from everyformer.network.inputs import (
     joined_documents,
     positions,
 )
-from everyformer.network.legal import objections, pair_objections, refuse
+from everyformer.network.legal import illegal_pair_reasons, illegal_reasons, refuse
 from everyformer.network.norm import Norm
-from everyformer.network.past import Keys, Past, State
+from everyformer.network.output_head import Language, OutputHead
 from everyformer.network.position import Position
 from everyformer.value import Count, Share, Size, Value
 
@@ -45,7 +45,7 @@ class Model(Value, frozen=True, kw_only=True):
     width: Size
     embed: Embed
     body: Depth
-    heads: tuple[Head, ...] = ()  # one gives its logits, several a tuple of them
+    outputs: tuple[OutputHead, ...] = ()  # one gives its logits, several a tuple of them
     position: Position | None = None
     class_token: bool = False  # a learned token put before the others
     segments: Count = 0  # kinds of segments (BERT's sentences A and B), marked by learned vectors
@@ -60,7 +60,7 @@ class Model(Value, frozen=True, kw_only=True):
         return min((end for place in places if place and (end := place.limit()) is not None), default=None)
 
     def build(self) -> Network:
-        refuse(objections(self))
+        refuse(illegal_reasons(self))
         network = Network(self)
         self.initial.fill(network)
         return network
@@ -77,7 +77,7 @@ class EncoderDecoder(Value, frozen=True, kw_only=True):
     share_embedding: bool = False
 
     def build(self) -> PairNetwork:
-        refuse(pair_objections(self))
+        refuse(illegal_pair_reasons(self))
         return PairNetwork(self)
 
 
@@ -87,7 +87,7 @@ class Output:
 
     hidden: Tensor  # B, T, D
     logits: Any = None  # the head's answer, or a tuple where there are several heads
-    past: Past | None = None
+    cache: Cache | None = None
     aux: dict[str, Tensor] = field(default_factory=dict)
     further: tuple[
         tuple[int, int, Tensor], ...
@@ -99,7 +99,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Memory:
+class EncoderOutput:
     """An encoded source: what cross-attention looks at."""
 
     x_BSD: Tensor
@@ -147,13 +147,13 @@ class Network(nn.Module):
         self.body = value.body.build(value.width)
         self.layers = tuple(module for module in self.body.modules() if isinstance(module, DepthLayer))
         attentions = [layer.attention for layer in value.body.each if layer.attention]
-        self.ahead = [one for one in attentions if one.pattern.looks_ahead(heads=one.heads.heads)]
+        self.ahead = [one for one in attentions if one.pattern.attends_to_future(heads=one.heads.heads)]
         self.spreads = any(layer.spreads() for layer in value.body.each)
         needs = {part.needs for part in value.body.parts()}
         crosses = any(layer.cross for layer in value.body.each)
         self.reads = {name for name, field in READS.items() if field in needs} | ({"source"} if crosses else set())
-        self.heads = nn.ModuleList(head.build(value.width, value.embed) for head in value.heads)
-        telling = [head for head in value.heads if isinstance(head, Language)]
+        self.outputs = nn.ModuleList(head.build(value.width, value.embed) for head in value.outputs)
+        telling = [head for head in value.outputs if isinstance(head, Language)]
         self.further = telling[0].further(value.width, value.embed, len(self.layers)) if telling else None
 
     def forward(
@@ -161,8 +161,8 @@ class Network(nn.Module):
         inputs: Any,
         *,
         visible: Tensor | None = None,
-        past: Past | None = None,
-        source: Memory | None = None,
+        cache: Cache | None = None,
+        source: EncoderOutput | None = None,
         segments: Tensor | None = None,
         documents: Tensor | None = None,
         edges: Tensor | None = None,
@@ -193,20 +193,20 @@ class Network(nn.Module):
         if visible is not None:  # whatever stands there, and be it no numbers
             x_BTD = x_BTD.masked_fill(~visible[..., None], 0.0)
         self._check_used(documents=documents, edges=edges, source=source)
-        if past is not None:
-            self._check_past(past, batch, source)
+        if cache is not None:
+            self._check_cache(cache, batch, source)
         elif memory is not None:
             raise ValueError(f"memory={memory} is of a past, and none is kept; give past=Past() too")
         if self.class_token is not None:
             x_BTD = torch.cat((self.class_token.expand(batch, -1, -1), x_BTD), dim=1)
             visible = None if visible is None else torch.cat((visible.new_ones(batch, 1), visible), dim=1)
-        before = past or Past()
+        before = cache or Cache()
         if begin is not None:
             check_begin(begin, batch, before)
         position_BK = positions(before, visible, x_BTD, begin)
         document_BK = joined_documents(before, documents, x_BTD)
         keys = before.length + x_BTD.shape[1]
-        scene = Scene(
+        context = Context(
             queries=x_BTD.shape[1],
             keys=keys,
             device=x_BTD.device,
@@ -219,32 +219,32 @@ class Network(nn.Module):
             layers=[] if further is not None and self.further is not None and len(self.further) > 1 else None,
         )
         if before.length:
-            self._check_unseen(before.length, batch, scene)
-        x_BTD = self._place(x_BTD, scene, segments)
+            self._check_unseen(before.length, batch, context)
+        x_BTD = self._place(x_BTD, context, segments)
         x_BTD, layers, aux = self.body(
-            x_BTD, scene, None if past is None else before.layers, self._source(source, x_BTD, scene)
+            x_BTD, context, None if cache is None else before.layers, self._source(source, x_BTD, context)
         )
-        for name, cost in scene.costs:
+        for name, cost in context.costs:
             aux[name] = aux[name] + cost if name in aux else cost
-        if past is not None:
+        if cache is not None:
             keep = self.value.memory if memory is None else memory
-            if keep and (end := self.far()) is not None:
+            if keep and (end := self.max_distance()) is not None:
                 spare = GROWTH if self.training and self.value.body.each else 0
                 keep = min(keep, max(1, end + spare))
-            past = Past(keys, layers, position_BK, document_BK, before.hidden, before.holes or visible is not None)
-            past = past.trim(keep) if keep else past
-        visible_BT = scene.visible_BQ()
-        logits = tuple(head(x_BTD, visible_BT, self.embed) for head in self.heads)
+            cache = Cache(keys, layers, position_BK, document_BK, before.hidden, before.holes or visible is not None)
+            cache = cache.trim(keep) if keep else cache
+        visible_BT = context.visible_BQ()
+        logits = tuple(head(x_BTD, visible_BT, self.embed) for head in self.outputs)
         return Output(
             hidden=x_BTD,
             logits=logits if len(logits) > 1 else logits[0] if logits else None,
-            past=past,
+            cache=cache,
             aux=aux,
-            further=() if further is None else self._further(x_BTD, scene, further, aux),
+            further=() if further is None else self._further(x_BTD, context, further, aux),
         )
 
     def _further(
-        self, x_BTD: Tensor, scene: Scene, lowest: int, aux: dict[str, Tensor]
+        self, x_BTD: Tensor, context: Context, lowest: int, aux: dict[str, Tensor]
     ) -> tuple[tuple[int, int, Tensor], ...]:
         if self.further is None:
             raise ValueError(
@@ -252,25 +252,25 @@ class Network(nn.Module):
             )
         found: list[tuple[int, int, Tensor]] = []
         ends: Any = getattr(self.body, "ends", None)  # of a stack
-        states = [*(scene.layers or (x_BTD,))[:-1], None]  # of the last layer there is the output
+        states = [*(context.layers or (x_BTD,))[:-1], None]  # of the last layer there is the output
         for number, (maps, state) in enumerate(zip(self.further, states, strict=True), 1):
             assert isinstance(maps, nn.ModuleList)
             if number < lowest:  # a gradient of 0, because several processes wait for one of every weight
                 idle = [0 * weight.sum() for weight in maps.parameters()]
                 aux["idle"] = sum(idle, aux.get("idle", x_BTD.new_zeros(())))
             elif len(maps):
-                z_BTD = x_BTD if state is None else ends.close(state, scene.visible_BQ())
+                z_BTD = x_BTD if state is None else ends.close(state, context.visible_BQ())
                 first = int(state is None)  # there the next token is the head's
                 found += [(number, tokens, one(z_BTD)) for tokens, one in enumerate(maps, first)]
         return tuple(found)
 
-    def far(self) -> int | None:
+    def max_distance(self) -> int | None:
         """How far back any layer can look with the weights as they are: a past needs no more. None: there is no end."""
-        ends = [end for layer in self.layers for end in layer.far()]
+        ends = [end for layer in self.layers for end in layer.max_distance()]
         known = [end for end in ends if end is not None]
         return max(known) if ends and len(known) == len(ends) else None
 
-    def _place(self, x_BTD: Tensor, scene: Scene, segments: Tensor | None) -> Tensor:
+    def _place(self, x_BTD: Tensor, context: Context, segments: Tensor | None) -> Tensor:
         """Add what marks a token besides itself: its segment and its position."""
         if self.segments is not None:
             segments = (
@@ -281,22 +281,22 @@ class Network(nn.Module):
             x_BTD = x_BTD + self.segments(segments)
         elif segments is not None:
             raise ValueError("segments are given, but the model has none; build it with segments=2")
-        position_BT = scene.query_positions()
+        position_BT = context.query_positions()
         if self.limit is not None:
-            self._check_limit(x_BTD.shape[1], position_BT, scene)
+            self._check_limit(x_BTD.shape[1], position_BT, context)
         if self.position is not None:
             x_BTD = self.position(x_BTD, position_BT.clamp(min=0))
-        x_BTD = x_BTD if self.norm is None else self.norm(x_BTD, scene.visible_BQ())
+        x_BTD = x_BTD if self.norm is None else self.norm(x_BTD, context.visible_BQ())
         return self.dropout(x_BTD)
 
-    def _check_limit(self, length: int, position_BT: Tensor, scene: Scene) -> None:
+    def _check_limit(self, length: int, position_BT: Tensor, context: Context) -> None:
         if isinstance(self.value.embed, Patches) and length != self.limit:
             raise ValueError(
                 f"the image has {length} tokens with the class token, the model's positions are for {self.limit}; "
                 "give images of the size it was built for"
             )
-        if scene.key_BK is None:
-            check_limit(scene.keys, self.limit)
+        if context.key_BK is None:
+            check_limit(context.keys, self.limit)
         elif not torch.compiler.is_compiling():
             check_limit(int(position_BT.max()) + 1, self.limit)
 
@@ -305,26 +305,26 @@ class Network(nn.Module):
             if x is not None and name not in self.reads:
                 raise ValueError(f"{name} are given, but nothing in the model reads them; leave them out")
 
-    def _check_past(self, past: Past, batch: int, source: Memory | None) -> None:
-        if not isinstance(past, Past):
-            raise ValueError(f"past is a {type(past).__name__}: give Past() to begin, then the last output's past")
+    def _check_cache(self, cache: Cache, batch: int, source: EncoderOutput | None) -> None:
+        if not isinstance(cache, Cache):
+            raise ValueError(f"past is a {type(cache).__name__}: give Past() to begin, then the last output's past")
         if self.class_token is not None:
             raise ValueError("a model with a class token reads its sequence at once; call it without past")
         if isinstance(self.value.embed, Mixed):
             raise ValueError("a mixed sequence has all its parts in one call; call it without past")
-        if past.batch not in (None, batch):
+        if cache.batch not in (None, batch):
             raise ValueError(
-                f"the past has {past.batch} sequences, the input {batch}; reorder it, or begin with Past()"
+                f"the past has {cache.batch} sequences, the input {batch}; reorder it, or begin with Past()"
             )
-        if any(isinstance(one, State) == bool(self.value.body.each) for one in past.layers):
+        if any(isinstance(one, RecurrentState) == bool(self.value.body.each) for one in cache.layers):
             raise ValueError("the past is of a model of another kind; begin with Past()")
-        known = {one.k_BHKE.shape[2] for one in past.layers if isinstance(one, Keys) and one.fixed}
+        known = {one.k_BHKE.shape[2] for one in cache.layers if isinstance(one, KVCache) and one.fixed}
         if source is not None and known - {source.x_BSD.shape[1]}:
             raise ValueError(
                 f"the past is of a source of {max(known)} positions, this one has {source.x_BSD.shape[1]}; begin with Past()"
             )
 
-    def _check_unseen(self, before: int, batch: int, scene: Scene) -> None:
+    def _check_unseen(self, before: int, batch: int, context: Context) -> None:
         """What the past has answered must not change: none of its positions may see one that comes now."""
         if self.spreads:
             raise ValueError(
@@ -333,7 +333,7 @@ class Network(nn.Module):
             )
         if not self.ahead or torch.compiler.is_compiling():
             return
-        whole = replace(scene, queries=scene.keys, made={})
+        whole = replace(context, queries=context.keys, made={})
         for attention in self.ahead:
             if hashing(attention.pattern):
                 raise ValueError(
@@ -347,10 +347,10 @@ class Network(nn.Module):
                     "read the sequence at once, or add causal &"
                 )
 
-    def _source(self, memory: Memory | None, x_BTD: Tensor, scene: Scene) -> Source | None:
+    def _source(self, memory: EncoderOutput | None, x_BTD: Tensor, context: Context) -> Source | None:
         if memory is None:
             return None
-        if not isinstance(memory, Memory):
+        if not isinstance(memory, EncoderOutput):
             raise ValueError(f"source is a {type(memory).__name__}: give a Memory, as encode() returns it")
         batch, length, width = memory.x_BSD.shape
         if (batch, width) != (x_BTD.shape[0], self.value.width):
@@ -362,14 +362,14 @@ class Network(nn.Module):
             raise ValueError(f"the source is {memory.x_BSD.dtype}, the model {x_BTD.dtype}; make them one")
         visible_BS = memory.visible_BS
         position_BS = None if visible_BS is None else count(visible_BS, 0)
-        seen = Scene(
-            queries=scene.queries,
+        seen = Context(
+            queries=context.queries,
             keys=length,
-            device=scene.device,
-            query_BQ=scene.query_positions(),
+            device=context.device,
+            query_BQ=context.query_positions(),
             key_BK=position_BS,
-            kernel=scene.kernel,
-            probe=scene.probe,
+            kernel=context.kernel,
+            probe=context.probe,
         )
         return Source(memory.x_BSD, seen)
 
@@ -392,11 +392,11 @@ class PairNetwork(nn.Module):
         begin: Tensor | None = None,
         kernel: str = "auto",
         probe: Probe | None = None,
-    ) -> Memory:
+    ) -> EncoderOutput:
         output: Output = self.encoder(inputs, visible=visible, begin=begin, kernel=kernel, probe=probe)
-        return Memory(output.hidden, visible, output.aux)
+        return EncoderOutput(output.hidden, visible, output.aux)
 
-    def decode(self, inputs: Any, memory: Memory, **options: Any) -> Output:
+    def decode(self, inputs: Any, memory: EncoderOutput, **options: Any) -> Output:
         """The decoder's output; the options are those of `Network`."""
         output: Output = self.decoder(inputs, source=memory, **options)
         return output

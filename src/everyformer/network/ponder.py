@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
-from everyformer.attention.scene import Scene
+from everyformer.attention.context import Context
 from everyformer.network.depth import Depth, Layer, StackLayers
-from everyformer.network.halting import Account, HaltingUnit, Rest, mean, none, real, shares
+from everyformer.network.halting import ActState, Epsilon, HaltingUnit, mean, none, real, shares
 from everyformer.network.recurrent import Cell, RecurrentLayer, begin
-from everyformer.network.wiring import Chain, Wiring
+from everyformer.network.residual import NoResidual, Residual
 from everyformer.value import NotNegative, Size, Value
 
 
@@ -37,18 +37,18 @@ class Ponder(Depth, Value, frozen=True):
 
     layers: Size
     steps: Size
-    wiring: Wiring = Chain()
+    residual: Residual = NoResidual()
     cell: Literal["rnn", "lstm"] = "lstm"
-    rest: Rest = 0.01
+    epsilon: Epsilon = 0.01
     cost: NotNegative = 0.01
     bias: float = 1.0  # above 0: few steps at first
     each: ClassVar[tuple[Layer, ...]] = ()  # type: ignore[misc]
 
     def build(self, width: int) -> nn.Module:
-        layers = [RecurrentLayer([PonderCell(width, self)], self.wiring.step(width)) for _ in range(self.layers)]
-        return StackLayers(layers, self.wiring.ends(width))
+        layers = [RecurrentLayer([PonderCell(width, self)], self.residual.step(width)) for _ in range(self.layers)]
+        return StackLayers(layers, self.residual.ends(width))
 
-    def looks_back_only(self) -> bool:
+    def is_causal(self) -> bool:
         return True
 
 
@@ -76,7 +76,7 @@ class PonderCell(nn.Module):
         self.grows = f"{self.begins} steps on an input, at most {value.steps}"
 
     def forward(
-        self, x_BTD: Tensor, visible_BT: Tensor | None, before_BC: Tensor | None, scene: Scene, keep: bool
+        self, x_BTD: Tensor, visible_BT: Tensor | None, before_BC: Tensor | None, context: Context, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
         """h of every position, and where `keep` says so the states of them."""
         state_BC = begin(x_BTD, before_BC, self.cell.size)
@@ -86,7 +86,7 @@ class PonderCell(nn.Module):
         limit = self.begins if isinstance(x_BTD, FakeTensor) else self.value.steps
         states, ponders, halts = [], [], []
         for time, inputs in enumerate(zip(first_BTF.unbind(1), later_BTF.unbind(1), strict=True)):
-            account, weights = Account("graves", self.value.rest, runs_BT[:, time, None]), []
+            account, weights = ActState("graves", self.value.epsilon, runs_BT[:, time, None]), []
             now_BC, seen_B1 = state_BC, account.runs_BT
             for step in range(limit):
                 if step and none(account.runs_BT):
@@ -102,8 +102,8 @@ class PonderCell(nn.Module):
             ponders.append(ponder_B1)
             halts.append(weights)
         if self.value.cost:
-            scene.costs.append(("ponder", self.value.cost * mean(torch.cat(ponders, dim=1), visible_BT)))
-        if scene.probe is not None:
-            scene.probe.halts.append(torch.cat([shares(one, self.value.steps) for one in halts], dim=1))
+            context.costs.append(("ponder", self.value.cost * mean(torch.cat(ponders, dim=1), visible_BT)))
+        if context.probe is not None:
+            context.probe.halts.append(torch.cat([shares(one, self.value.steps) for one in halts], dim=1))
         state_BTC = torch.stack(states, dim=1)
         return state_BTC[..., :own].to(x_BTD.dtype), state_BTC if keep else None

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.attention.pattern import cell
-from everyformer.attention.rule import waves
+from everyformer.attention.score_mod import sin_cos
 from everyformer.value import Positive, Size, Value
 
 
@@ -246,7 +246,7 @@ class Waves(nn.Module):
         self.width, self.layout, self.base = width, layout, base
 
     def forward(self, position_BT: Tensor) -> Tensor:
-        pairs = torch.stack(waves(position_BT, self.width, self.base, torch.float64), dim=-1)[:, 0]
+        pairs = torch.stack(sin_cos(position_BT, self.width, self.base, torch.float64), dim=-1)[:, 0]
         return (pairs if self.layout == "interleaved" else pairs.transpose(-1, -2)).flatten(-2)
 
 

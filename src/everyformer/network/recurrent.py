@@ -26,15 +26,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from everyformer.attention.attend import CannotServe
-from everyformer.attention.scene import Scene
+from everyformer.attention.attend import UnsupportedKernel
+from everyformer.attention.context import Context
+from everyformer.network.cache import Entry, RecurrentState
 from everyformer.network.depth import Depth, DepthLayer, Layer, Source, StackLayers
-from everyformer.network.initial import begun
-from everyformer.network.past import Entry, State
-from everyformer.network.wiring import Chain, Wiring
+from everyformer.network.initial import initialized
+from everyformer.network.residual import NoResidual, Residual
 from everyformer.value import Size, Value
 
-Squash = Literal["tanh", "sigmoid"]
+Activation = Literal["tanh", "sigmoid"]
 SHUT = 100.0  # sigma of it is 1 in every precision
 
 
@@ -42,22 +42,22 @@ class Recurrent(Value, frozen=True):
     """What the recurrent depths have in common. It is not one of them itself: a class is abstract or final."""
 
     layers: Size
-    wiring: Wiring = Chain()
-    squash: Squash = "tanh"
+    residual: Residual = NoResidual()
+    activation: Activation = "tanh"
     bias: bool = True
-    both_ways: bool = False
+    bidirectional: bool = False
     each: ClassVar[tuple[Layer, ...]] = ()
 
-    def looks_back_only(self) -> bool:
-        return not self.both_ways
+    def is_causal(self) -> bool:
+        return not self.bidirectional
 
     def stack(self, width: int, gates: str, recurrent: bool) -> nn.Module:
-        ways = 2 if self.both_ways else 1
+        ways = 2 if self.bidirectional else 1
         layers = []
         for _ in range(self.layers):
-            cells = [Cell(width, width // ways, gates, self.squash, self.bias, recurrent) for _ in range(ways)]
-            layers.append(RecurrentLayer(cells, self.wiring.step(width)))
-        return StackLayers(layers, self.wiring.ends(width))
+            cells = [Cell(width, width // ways, gates, self.activation, self.bias, recurrent) for _ in range(ways)]
+            layers.append(RecurrentLayer(cells, self.residual.step(width)))
+        return StackLayers(layers, self.residual.ends(width))
 
 
 class Lstm(Recurrent, Depth, frozen=True):
@@ -128,24 +128,24 @@ def begin(x_BTD: Tensor, before_BC: Tensor | None, size: int) -> Tensor:
 class Cell(nn.Module):
     """One direction of one layer. `gates` are its maps in their order: i, f, c (the candidate), o; an absent one is 1."""
 
-    def __init__(self, width: int, own: int, gates: str, squash: str, bias: bool, recurrent: bool):
+    def __init__(self, width: int, own: int, gates: str, activation: str, bias: bool, recurrent: bool):
         super().__init__()
-        self.gates, self.own, self.squash = gates, own, torch.tanh if squash == "tanh" else torch.sigmoid
+        self.gates, self.own, self.activation = gates, own, torch.tanh if activation == "tanh" else torch.sigmoid
         self.size = own * (2 if recurrent else 1)  # of the state
-        self.fuses = recurrent and squash == "tanh"
+        self.fuses = recurrent and activation == "tanh"
         self.of_x = nn.Linear(width, len(gates) * own, bias=bias)
         self.of_h = nn.Linear(own, len(gates) * own, bias=False) if recurrent else None
         if bias and "f" in gates:
             with torch.no_grad():
                 self.of_x.bias.view(len(gates), own)[gates.index("f")] = 1.0
-            begun(self.of_x.bias)
+            initialized(self.of_x.bias)
 
     def forward(
-        self, x_BTD: Tensor, visible_BT: Tensor | None, before_BC: Tensor | None, scene: Scene, keep: bool
+        self, x_BTD: Tensor, visible_BT: Tensor | None, before_BC: Tensor | None, context: Context, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
         """h of every position, and where `keep` says so the states [h; c] (of the ablated c) of them, or of the last ones."""
         h_BD, c_BD = self._split(begin(x_BTD, before_BC, self.size))
-        plain = scene.kernel == "reference" or x_BTD.shape[1] == 1
+        plain = context.kernel == "reference" or x_BTD.shape[1] == 1
         if plain or (self.of_h is not None and not self.fuses):
             h_BTD, c_BTD = self._steps(x_BTD, visible_BT, h_BD, c_BD)
         elif self.of_h is None:
@@ -157,9 +157,9 @@ class Cell(nn.Module):
             else:
                 c_BTD = self._scanned(x_BTD, visible_BT, torch.cat((h_BD[:, None], h_BTD[:, :-1]), dim=1), c_BD)
         if h_BTD is None:
-            h_BTD = self.squash(c_BTD).to(x_BTD.dtype)
-        if scene.probe is not None:
-            scene.probe.weights.append(self._weights(x_BTD, visible_BT, h_BD, h_BTD))
+            h_BTD = self.activation(c_BTD).to(x_BTD.dtype)
+        if context.probe is not None:
+            context.probe.weights.append(self._weights(x_BTD, visible_BT, h_BD, h_BTD))
         if not keep:
             return h_BTD, None
         return h_BTD, c_BTD if self.of_h is None else torch.cat((h_BTD[:, -c_BTD.shape[1] :], c_BTD), dim=-1)
@@ -178,7 +178,7 @@ class Cell(nn.Module):
         one = torch.ones_like(found["c"])
         i, f, o = (torch.sigmoid(found[name]) if name in found else one for name in "ifo")
         exact = torch.promote_types(total.dtype, torch.float32)
-        return i.to(exact), f.to(exact), self.squash(found["c"]).to(exact), o
+        return i.to(exact), f.to(exact), self.activation(found["c"]).to(exact), o
 
     def _steps(self, x_BTD: Tensor, visible_BT: Tensor | None, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, Tensor]:
         """The equations, one position after the other."""
@@ -199,7 +199,7 @@ class Cell(nn.Module):
         recurrent = sum_BF if self.of_h is None else sum_BF + self.of_h(h_BD.to(sum_BF.dtype))
         i_BD, f_BD, new_BD, o_BD = self._parts(recurrent)
         next_BD = i_BD * new_BD + f_BD * c_BD
-        return (o_BD * self.squash(next_BD)).to(sum_BF.dtype), next_BD
+        return (o_BD * self.activation(next_BD)).to(sum_BF.dtype), next_BD
 
     def _fused(self, x_BTD: Tensor, visible_BT: Tensor | None, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, Tensor]:
         """h of every position, and c after the last. Padding is put behind what is real, and h taken from there."""
@@ -270,48 +270,48 @@ class RecurrentLayer(DepthLayer):
         super().__init__()
         self.cells, self.step = nn.ModuleList(cells), step
 
-    def far(self) -> tuple[int | None, ...]:
+    def max_distance(self) -> tuple[int | None, ...]:
         return (1,)  # the last state holds all that came before
 
     def forward(
-        self, state: Any, scene: Scene, past: list[Any] | None, source: Source | None
+        self, state: Any, context: Context, cache: list[Any] | None, source: Source | None
     ) -> tuple[Any, list[Entry]]:
-        before = past[0] if past else None
-        if before is not None and not isinstance(before, State):
+        before = cache[0] if cache else None
+        if before is not None and not isinstance(before, RecurrentState):
             raise ValueError("the past is not of a recurrent layer: it is of another model; begin with Past()")
-        if past is not None and len(self.cells) > 1:
+        if cache is not None and len(self.cells) > 1:
             raise ValueError(
                 "a layer that reads both ways needs its sequence at once, and its past has answered already; call it without past"
             )
-        if before is not None and scene.probe is not None and before.x_BMD.shape[1]:
+        if before is not None and context.probe is not None and before.x_BMD.shape[1]:
             raise ValueError("what a past holds cannot be told apart by position; probe a call without past")
-        if scene.kernel not in ("auto", "reference"):
-            raise CannotServe(
-                f"kernel={scene.kernel} computes attention, and a recurrent layer has none; use auto or reference"
+        if context.kernel not in ("auto", "reference"):
+            raise UnsupportedKernel(
+                f"kernel={context.kernel} computes attention, and a recurrent layer has none; use auto or reference"
             )
-        visible_BT = scene.visible_BQ()
+        visible_BT = context.visible_BQ()
         state, found = self.step(
-            state, lambda x: self._read(x, visible_BT, scene, before, past is not None), visible_BT
+            state, lambda x: self._read(x, visible_BT, context, before, cache is not None), visible_BT
         )
         return state, [] if found is None else [found]
 
     def _read(
-        self, x_BTD: Tensor, visible_BT: Tensor | None, scene: Scene, before: State | None, keep: bool
-    ) -> tuple[Tensor, State | None]:
+        self, x_BTD: Tensor, visible_BT: Tensor | None, context: Context, before: RecurrentState | None, keep: bool
+    ) -> tuple[Tensor, RecurrentState | None]:
         if visible_BT is not None:
             visible_BT = visible_BT.expand(x_BTD.shape[:2])
         last_BC = before.x_BMD[:, -1] if before is not None and before.x_BMD.shape[1] else None
-        h_BTD, state = self.cells[0](x_BTD, visible_BT, last_BC, scene, keep)
+        h_BTD, state = self.cells[0](x_BTD, visible_BT, last_BC, context, keep)
         if len(self.cells) > 1:
             back = None if visible_BT is None else visible_BT.flip(1)
-            other_BTD, _ = self.cells[1](x_BTD.flip(1), back, None, scene, False)
+            other_BTD, _ = self.cells[1](x_BTD.flip(1), back, None, context, False)
             h_BTD = torch.cat((h_BTD, other_BTD.flip(1)), dim=-1)
-            if scene.probe is not None:
-                there, back_BDQK = scene.probe.weights[-2:]
-                scene.probe.weights[-2:] = [torch.cat((there, back_BDQK.flip(2, 3)), dim=1)]
+            if context.probe is not None:
+                there, back_BDQK = context.probe.weights[-2:]
+                context.probe.weights[-2:] = [torch.cat((there, back_BDQK.flip(2, 3)), dim=1)]
         if state is None:
             return h_BTD, None
-        found = state.detach() if scene.hidden else state
+        found = state.detach() if context.hidden else state
         if before is not None and last_BC is not None and found.shape[1] == x_BTD.shape[1]:
             found = torch.cat((before.x_BMD.to(found.dtype), found), dim=1)
-        return h_BTD, State(found)
+        return h_BTD, RecurrentState(found)

@@ -21,18 +21,18 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.attend import attend
+from everyformer.attention.context import Context
+from everyformer.attention.four_term import FourTerm
 from everyformer.attention.hashing import Hash, hashing, with_places
 from everyformer.attention.pattern import Causal, Hashed, Local, Pattern, Window, fixed, strided
-from everyformer.attention.relative import FourTerm
-from everyformer.attention.rule import Rule
-from everyformer.attention.scene import Scene
+from everyformer.attention.score_mod import ScoreMod
 from everyformer.attention.span import Span
 from everyformer.study.tally import Tally
 from everyformer.value import nearest
 
 TOKENS = 65_536  # in a pass on a GPU: as many sequences as make so many
 CLEARED, TIMES = 2**28, 24  # bytes, and how often: milliseconds on any GPU
-Kind = Callable[[int], tuple[Pattern, tuple[Rule, ...]]]
+Kind = Callable[[int], tuple[Pattern, tuple[ScoreMod, ...]]]
 
 KINDS: dict[str, Kind] = {
     "dense": lambda length: (Causal(), ()),
@@ -122,19 +122,19 @@ def _either(patterns: tuple[Pattern, Pattern]) -> Pattern:
     return patterns[0] | patterns[1]
 
 
-def _pass(kind: tuple[Pattern, tuple[Rule, ...]], qkv: list[Tensor]) -> Callable[[], None]:
-    pattern, rules = kind
+def _pass(kind: tuple[Pattern, tuple[ScoreMod, ...]], qkv: list[Tensor]) -> Callable[[], None]:
+    pattern, score_mods = kind
     heads, width, q = qkv[0].shape[1], qkv[0].shape[3], qkv[0]
-    modules = [rule.build(heads, width, width).to(q.device, q.dtype) for rule in rules]
+    modules = [score_mod.build(heads, width, width).to(q.device, q.dtype) for score_mod in score_mods]
     hashes = [Hash(part, heads, width).to(q.device) for part in hashing(pattern)]
     weights = [*qkv, *(weight for module in modules for weight in module.parameters())]
     slope = torch.randn_like(q)
 
     def once() -> None:
-        scene = Scene(q.shape[2], q.shape[2], q.device)
+        context = Context(q.shape[2], q.shape[2], q.device)
         for hash_ in hashes:  # which is a part of the work
-            scene = with_places(scene, hash_(hash_.buckets(qkv[1]), scene))
-        torch.autograd.grad(attend(qkv[0], qkv[1], qkv[2], pattern, modules, scene=scene), weights, slope)
+            context = with_places(context, hash_(hash_.buckets(qkv[1]), context))
+        torch.autograd.grad(attend(qkv[0], qkv[1], qkv[2], pattern, modules, context=context), weights, slope)
 
     return once
 

@@ -32,13 +32,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from everyformer.attention.attend import KERNELS, CannotServe
-from everyformer.attention.scene import Probe
+from everyformer.attention.attend import KERNELS, UnsupportedKernel
+from everyformer.attention.context import Probe
 from everyformer.family.table import find
-from everyformer.network.feedforward import FeedForwardLayer
+from everyformer.network.cache import Cache
+from everyformer.network.feedforward import FeedForwardModule
 from everyformer.network.halting import Halt
 from everyformer.network.model import EncoderDecoder, Model, Network, Output, PairNetwork
-from everyformer.network.past import Past
 from everyformer.network.ponder import Ponder
 from everyformer.network.store import load, save
 from everyformer.study.example import Example, example, parts
@@ -142,16 +142,16 @@ def _describe(value: Model) -> str:
     attention = value.body.each[0].attention
     if attention is None:
         return f"a model of width {value.width}"
-    rules = ", ".join(type(rule).__name__ for rule in attention.rules) or "no rule"
+    score_mods = ", ".join(type(score_mod).__name__ for score_mod in attention.score_mods) or "no rule"
     place = type(value.position).__name__ if value.position else "no position"
     return (
-        f"{attention.pattern} / {rules} / {type(value.body.wiring).__name__}({type(value.body.wiring.norm).__name__})"
+        f"{attention.pattern} / {score_mods} / {type(value.body.residual).__name__}({type(value.body.residual.norm).__name__})"
         f" / {type(attention.heads).__name__} / {place}"
     )
 
 
 def _future(network: Network, given: Example) -> float | None:
-    if not (network.value.body.looks_back_only() and given.is_sequence):
+    if not (network.value.body.is_causal() and given.is_sequence):
         return None
     before = given.run(network).hidden
     worst = 0.0
@@ -162,14 +162,14 @@ def _future(network: Network, given: Example) -> float | None:
 
 
 def _cache(network: Network, given: Example) -> float | None:
-    return _in_pieces(network, given, Past())
+    return _in_pieces(network, given, Cache())
 
 
 def _segments(network: Network, given: Example) -> float | None:
-    return _in_pieces(network, given, Past(hidden=True))
+    return _in_pieces(network, given, Cache(hidden=True))
 
 
-def _in_pieces(network: Network, given: Example, begin: Past) -> float | None:
+def _in_pieces(network: Network, given: Example, begin: Cache) -> float | None:
     """Token by token after some padding; and a long piece, a single token, a long piece without any.
 
     Memories hold all of the past, because a shorter one is another function.
@@ -180,10 +180,10 @@ def _in_pieces(network: Network, given: Example, begin: Past) -> float | None:
     worst = 0.0
     for start, cuts in ((2, range(1, given.length)), (0, (half, half + 1))):
         data = given.pad(start, 0) if start else given
-        past, hidden = begin, []
+        cache, hidden = begin, []
         for left, right in pairwise((0, *(cut + start for cut in cuts), data.length)):
-            output = data.cut(left, right).run(network, past=past, memory=0)
-            past = output.past or past
+            output = data.cut(left, right).run(network, cache=cache, memory=0)
+            cache = output.cache or cache
             hidden.append(output.hidden)
         worst = max(worst, _distance(torch.cat(hidden, dim=1)[:, start:], whole.hidden))
     return worst
@@ -196,13 +196,13 @@ def _rewind(network: Network, given: Example) -> float | None:
     other = given.change_after(half)
     straight, worst = given.run(network).hidden[:, half:], 0.0
     order = torch.arange(len(given.inputs), device=given.inputs.device).flip(0)
-    for begin in (Past(), Past(hidden=True)):
-        begun = given.cut(0, half).run(network, past=begin, memory=0).past
+    for begin in (Cache(), Cache(hidden=True)):
+        begun = given.cut(0, half).run(network, cache=begin, memory=0).cache
         assert begun is not None
-        astray = other.cut(half).run(network, past=begun, memory=0).past
+        astray = other.cut(half).run(network, cache=begun, memory=0).cache
         assert astray is not None
-        again = given.cut(half).run(network, past=astray.roll_back(given.length - half)).hidden
-        turned = given.cut(half).rows(order).run(network, past=begun.reorder(order)).hidden
+        again = given.cut(half).run(network, cache=astray.roll_back(given.length - half)).hidden
+        turned = given.cut(half).rows(order).run(network, cache=begun.reorder(order)).hidden
         worst = max(worst, _distance(again, straight), _distance(turned, straight[order]))
     return worst
 
@@ -241,7 +241,7 @@ def _kernels(network: Network, given: Example) -> float | None:
             continue
         try:
             found = given.run(network, kernel=kernel)
-        except CannotServe:
+        except UnsupportedKernel:
             continue
         worst = max(worst, _distance(found.hidden, wanted.hidden))
         for one, two in zip(_gradients(network, found, direction), gradients, strict=True):
@@ -253,7 +253,7 @@ def _flex(network: Network, given: Example) -> float | None:
     with torch.no_grad():  # it has no gradient on a CPU
         try:
             found = given.run(network, kernel="flex").hidden
-        except CannotServe:
+        except UnsupportedKernel:
             return None
         return _distance(found, given.run(network, kernel="reference").hidden)
 
@@ -300,7 +300,7 @@ def _gradient(network: Network, given: Example) -> float | None:
 
 
 def _chunks(network: Network, given: Example) -> float | None:
-    layers = [module for module in network.modules() if isinstance(module, FeedForwardLayer)]
+    layers = [module for module in network.modules() if isinstance(module, FeedForwardModule)]
     if not layers:
         return None
     whole = given.run(network)
@@ -405,7 +405,7 @@ CONTRACTS: dict[str, Check] = {
 
 def _goes_on(network: Network, given: Example) -> bool:
     """May the model read its sequence piece by piece?"""
-    return network.value.body.looks_back_only() and given.is_sequence and network.class_token is None
+    return network.value.body.is_causal() and given.is_sequence and network.class_token is None
 
 
 def _distance(one: Tensor, two: Tensor) -> float:

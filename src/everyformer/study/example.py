@@ -10,7 +10,7 @@ from torch import Tensor
 
 from everyformer.attention.pattern import Graph, SameDocument
 from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
-from everyformer.network.model import EncoderDecoder, Memory, Model, Network, Output, PairNetwork
+from everyformer.network.model import EncoderDecoder, EncoderOutput, Model, Network, Output, PairNetwork
 from everyformer.network.position import Position
 
 
@@ -36,8 +36,8 @@ class Example:
 
     def rows(self, index: Tensor) -> Example:
         whole = {
-            name: Memory(x.x_BSD[index], None if x.visible_BS is None else x.visible_BS[index])
-            if isinstance(x, Memory)
+            name: EncoderOutput(x.x_BSD[index], None if x.visible_BS is None else x.visible_BS[index])
+            if isinstance(x, EncoderOutput)
             else x
             for name, x in self.whole.items()
         }
@@ -66,8 +66,8 @@ class Example:
         def move(x: Any) -> Any:
             if isinstance(x, tuple):
                 return tuple(move(part) for part in x)
-            if isinstance(x, Memory):
-                return Memory(move(x.x_BSD), move(x.visible_BS))
+            if isinstance(x, EncoderOutput):
+                return EncoderOutput(move(x.x_BSD), move(x.visible_BS))
             if isinstance(x, Tensor):
                 return x.to(device, dtype if x.is_floating_point() else None)
             return x
@@ -103,7 +103,9 @@ def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source
     if source_width is not None:
         visible = torch.ones(batch, 5, dtype=torch.bool)
         visible[0, 3:] = False
-        whole["source"] = Memory(torch.randn(batch, 5, source_width, generator=random, dtype=torch.float64), visible)
+        whole["source"] = EncoderOutput(
+            torch.randn(batch, 5, source_width, generator=random, dtype=torch.float64), visible
+        )
     return Example(inputs, per_token, whole)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everyformer.attention.scene import Probe
+from everyformer.attention.context import Probe
 from everyformer.data.tokenizer import Tokenizer
 from everyformer.infer.spans import Spans, spans
 from everyformer.network.halting import Halt, Repeat

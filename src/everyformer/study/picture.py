@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention.context import Context
 from everyformer.attention.hashing import Hash, hashing, with_places
 from everyformer.attention.pattern import Graph, Pattern, SameDocument, Visible, for_head
-from everyformer.attention.scene import Scene
 from everyformer.value import nearest, snake
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check_size(length: int, heads: int) -> None:
         raise ValueError(f"length is {length}: a picture of {heads} heads has room for 1 to {longest} positions")
 
 
-def example_scene(pattern: Pattern, length: int) -> tuple[Scene, list[str]]:
+def example_context(pattern: Pattern, length: int) -> tuple[Context, list[str]]:
     """A scene with made-up data for the parts of a pattern that read data, and what was made up."""
     said: list[str] = []
     at_P = torch.arange(length)
@@ -51,15 +51,15 @@ def example_scene(pattern: Pattern, length: int) -> tuple[Scene, list[str]]:
     if any(isinstance(part, Visible) for part in parts):
         key_BK = torch.where(at_P < length - length // 4, at_P, -1)[None]
         said.append("visible is shown with the last quarter as padding")
-    scene = Scene(length, length, at_P.device, key_BK=key_BK, document_BP=document_BP, edges_BNN=edges_BNN)
+    context = Context(length, length, at_P.device, key_BK=key_BK, document_BP=document_BP, edges_BNN=edges_BNN)
     for part in hashing(pattern):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             hashes = Hash(part, 1, 8)
             bucket_BHKR = hashes.buckets(torch.randn(1, 1, length, 8))
-        scene = with_places(scene, hashes(bucket_BHKR, scene))
+        context = with_places(context, hashes(bucket_BHKR, context))
         said.append(f"{snake(type(part).__name__)} is shown with random keys")
-    return scene, said
+    return context, said
 
 
 def _tree(at_P: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> 
     if limit is not None and limit < 1:
         raise ValueError(f"a limit of {limit} bytes: give 1 or more, or None for what the device has")
     device = find_device(recipe.run.device)
-    begun = None if recipe.start is None else Path(recipe.start)
+    begun = None if recipe.init_from is None else Path(recipe.init_from)
     work = recipe.task.open(recipe.data, recipe.model.get("context"), begun)
     work.examples()  # reads the data, if nothing has: the process holds them
     found = _imagine(recipe, work, device, _held(device), limit or int(SAFE * there_is(device)))
@@ -167,15 +167,15 @@ def _taken(tally: Tally) -> int:
 def _learner(recipe: Recipe, work: Work, device: torch.device) -> Learner:
     """What its weights begin with does not matter."""
     value = work.adapt(recipe.value(work.changes()))
-    return Learner(replace(recipe, start=None), work, value, World(device=device))
+    return Learner(replace(recipe, init_from=None), work, value, World(device=device))
 
 
 def _step(learner: Learner, batch: Batch, count: int) -> Tensor:
     """At a rate of 0: a net that learned to ponder longer would not be the planned one."""
     loss, norm = learner.gradients(batch, count)
-    learner.change(0.0, norm if learner.recipe.optim.clip else None)
+    learner.step(0.0, norm if learner.recipe.optim.clip else None)
     learner.scaler.update()
-    learner.forget()
+    learner.zero_grad()
     return loss
 
 
@@ -188,13 +188,13 @@ def _filling(learner: Learner) -> Iterator[None]:
 
 def _carried(learner: Learner) -> int:
     """How many numbers the last step left for the next."""
-    return sum(x.numel() for past in learner.carried if past is not None for x in past.tensors().values())
+    return sum(x.numel() for cache in learner.carried if cache is not None for x in cache.tensors().values())
 
 
 def _largest(recipe: Recipe, work: Work) -> Batch:
     """Of the first batches of the largest size the one with the most numbers: texts differ in length."""
     run = recipe.run
-    size = max(batch_size(run, start) for start in (0, *(start for start, _ in run.grow)))
+    size = max(batch_size(run, start) for start in (0, *(start for start, _ in run.batch_schedule)))
     batches = [work.batch(step, size, run.seed) for step in range(min(LOOKED, run.steps))]
     return max(batches, key=lambda batch: sum(x.numel() for x in batch.tensors.values()))
 
@@ -266,7 +266,7 @@ def _stages(recipe: Recipe, work: Work) -> Iterator[tuple[str, ...]]:
     side = value.decoder if isinstance(value, EncoderDecoder) else value
     layers, width = getattr(side.body, "layers", 1), side.width
     yield ()
-    run = [] if recipe.run.sections >= layers else [f"run.sections={layers}"]
+    run = [] if recipe.run.checkpoint_segments >= layers else [f"run.checkpoint_segments={layers}"]
     yield tuple(run)
     if recipe.run.precision == "fp32":
         run = [*run, "run.precision=bf16"]
@@ -277,7 +277,9 @@ def _stages(recipe: Recipe, work: Work) -> Iterator[tuple[str, ...]]:
         if "layers" in known:
             layers = max(1, layers // 2)
             smaller += [f"model.layers={layers}"]
-        run = [f"run.sections={layers}" if one.startswith("run.sections=") else one for one in run]
+        run = [
+            f"run.checkpoint_segments={layers}" if one.startswith("run.checkpoint_segments=") else one for one in run
+        ]
         yield (*run, *smaller, *([f"model.width={width}"] if width != side.width else []))
         if "width" in known:
             width = max(NARROW, width // 2)

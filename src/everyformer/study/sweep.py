@@ -7,17 +7,20 @@ combinations are legal is not decided here: they are offered to `objections`, an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from itertools import chain, combinations, islice, product
 from random import Random
 from typing import Any
 
-from everyformer.attention.heads import (
+from everyformer.attention.four_term import FourTerm
+from everyformer.attention.parse import parse
+from everyformer.attention.pattern import Pattern
+from everyformer.attention.projection import (
     Asymmetric,
-    Heads,
     Narrow,
     ParameterFree,
+    Projection,
     Shared,
     Sliced,
     Standard,
@@ -25,19 +28,16 @@ from everyformer.attention.heads import (
     Symmetric,
     Wide,
 )
-from everyformer.attention.parse import parse
-from everyformer.attention.pattern import Pattern
-from everyformer.attention.relative import FourTerm
-from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, Shaw, T5Bias
+from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, Shaw, T5Bias
 from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network.depth import Attention, Depth, Layer, Stack
 from everyformer.network.embed import Embed, Features, Tokens
 from everyformer.network.feedforward import Convolution, FeedForward
 from everyformer.network.halting import Halt, Repeat
-from everyformer.network.head import Classify, Head, Language, Logistics, PerToken
-from everyformer.network.legal import objections
+from everyformer.network.legal import illegal_reasons
 from everyformer.network.model import Model
 from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, RMSNorm, SequenceNorm
+from everyformer.network.output_head import Classify, Language, Logistics, OutputHead, PerToken
 from everyformer.network.ponder import Ponder
 from everyformer.network.position import (
     Axial,
@@ -52,7 +52,7 @@ from everyformer.network.position import (
     TimePosition,
 )
 from everyformer.network.recurrent import AblatedLstm, Lstm
-from everyformer.network.wiring import Gated, PostNorm, PreNorm, Reversible, Wiring
+from everyformer.network.residual import Gated, PostNorm, PreNorm, Residual, Reversible
 from everyformer.study.contracts import CONTRACTS, Report, contracts
 
 WIDTH, VOCABULARY = 24, 17
@@ -84,20 +84,20 @@ PATTERNS: tuple[Pattern, ...] = tuple(
         "by_head(full, ~window(2))",
     )
 )
-RULES: tuple[tuple[Rule, ...], ...] = (
+SCORE_MODS: tuple[tuple[ScoreMod, ...], ...] = (
     (),
     (Rotary(),),
     (Alibi(),),
     (Shaw(3),),
     (Shaw(2, values=True),),
     (T5Bias(8, 16),),
-    (T5Bias(8, 16, both_sides=True),),
+    (T5Bias(8, 16, bidirectional=True),),
     (ImageBias(4, 4),),
     (Rotary(), Span(5, ramp=3, start=0.35)),
     (FourTerm(8),),
     (FourTerm(6, reach=3), DynamicSpan(WIDTH, 5, ramp=3)),
 )
-WIRINGS: tuple[Wiring, ...] = (
+RESIDUALS: tuple[Residual, ...] = (
     PostNorm(),
     PreNorm(),
     PreNorm(RMSNorm()),
@@ -108,7 +108,7 @@ WIRINGS: tuple[Wiring, ...] = (
     Reversible(),
 )
 GATES = tuple(Gated(gate, RMSNorm()) for gate in ("input", "output", "highway", "sigmoid_tanh", "gru"))
-HEADS: tuple[Heads, ...] = (
+HEADS: tuple[Projection, ...] = (
     Standard(2),
     Standard(2, key_width=6, value_width=4, bias=True),
     Wide(2),
@@ -146,7 +146,7 @@ NETS: tuple[FeedForward | Convolution, ...] = (
     Convolution(16, kernels=(2, 3)),
     Convolution(16, "gelu", (3, 1), causal=False),
 )
-OUTPUTS: tuple[tuple[Embed, tuple[Head, ...]], ...] = (
+OUTPUTS: tuple[tuple[Embed, tuple[OutputHead, ...]], ...] = (
     (Tokens(VOCABULARY), (Language(),)),
     (Tokens(VOCABULARY, scaled=True), (Language(tied=False, bias=True),)),
     (Tokens(VOCABULARY), (PerToken(3),)),
@@ -155,32 +155,32 @@ OUTPUTS: tuple[tuple[Embed, tuple[Head, ...]], ...] = (
     (Features(5), (PerToken(2),)),
     (Features(2), (Logistics(2, levels=4, components=2),)),
 )
-DEPTHS: tuple[Callable[[Layer, Wiring], Depth], ...] = (
-    lambda layer, wiring: Stack(2, (layer,), wiring),
-    lambda layer, wiring: Repeat(2, (layer,), wiring, TimePosition()),
-    lambda layer, wiring: Halt(2, (layer,), wiring, TimePosition(), "graves", rest=0.3),
-    lambda layer, wiring: Halt(2, (layer,), wiring, None, "freeze", rest=0.3),
-    lambda layer, wiring: Halt(2, (layer,), wiring, TimePosition(), "t2t", rest=0.3),
+DEPTHS: tuple[Callable[[Layer, Residual], Depth], ...] = (
+    lambda layer, residual: Stack(2, (layer,), residual),
+    lambda layer, residual: Repeat(2, (layer,), residual, TimePosition()),
+    lambda layer, residual: Halt(2, (layer,), residual, TimePosition(), "graves", epsilon=0.3),
+    lambda layer, residual: Halt(2, (layer,), residual, None, "freeze", epsilon=0.3),
+    lambda layer, residual: Halt(2, (layer,), residual, TimePosition(), "t2t", epsilon=0.3),
 )
 BODIES: tuple[Depth, ...] = (  # those without attention
     Lstm(2),
-    Lstm(2, squash="sigmoid", bias=False),
+    Lstm(2, activation="sigmoid", bias=False),
     Lstm(2, PreNorm(), forget=False),
-    Lstm(1, PostNorm(), both_ways=True),
+    Lstm(1, PostNorm(), bidirectional=True),
     AblatedLstm(2),
-    AblatedLstm(2, Reversible(), squash="sigmoid", bias=False),
-    AblatedLstm(2, both_ways=True),
-    Ponder(1, 3, rest=0.3, bias=-0.5),
-    Ponder(2, 2, PreNorm(), "rnn", rest=0.3, bias=-0.5),
+    AblatedLstm(2, Reversible(), activation="sigmoid", bias=False),
+    AblatedLstm(2, bidirectional=True),
+    Ponder(1, 3, epsilon=0.3, bias=-0.5),
+    Ponder(2, 2, PreNorm(), "rnn", epsilon=0.3, bias=-0.5),
 )
 
 
 Part = tuple[int, int]  # which of PARTS, and its number there
-PARTS: tuple[Sequence[Any], ...] = (PATTERNS, RULES, (*WIRINGS, *GATES), HEADS, POSITIONS, NETS, OUTPUTS, DEPTHS)
+PARTS: tuple[Sequence[Any], ...] = (PATTERNS, SCORE_MODS, (*RESIDUALS, *GATES), HEADS, POSITIONS, NETS, OUTPUTS, DEPTHS)
 SWEPT = tuple(name for name in CONTRACTS if name not in ("flex", "compile", "overfit"))  # these take longer
 
 
-@cache
+@functools.cache
 def cells(triples: bool = False) -> tuple[Model | None, ...]:
     """The models of the sweep in a fixed order, None for what was refused."""
     return (*(_triples() if triples else _pairs()), *_bodies())
@@ -194,7 +194,7 @@ def _pairs() -> Iterator[Model | None]:
     random = Random(0)
     every = [[(slot, number) for number in range(len(parts))] for slot, parts in enumerate(PARTS)]
     wanted = [pair for ones, others in combinations(every, 2) for pair in product(ones, others)]
-    ahead = {(slot, number) for slot, number in chain(*every) if _looks_ahead(PARTS[slot][number])}
+    ahead = {(slot, number) for slot, number in chain(*every) if _attends_to_future(PARTS[slot][number])}
     back = [[part for part in parts if part not in ahead] for parts in every]
     left = set(wanted)
 
@@ -224,22 +224,22 @@ def _pairs() -> Iterator[Model | None]:
             yield None  # a pair that no hand makes a legal model of
 
 
-def _looks_ahead(part: Any) -> bool:
+def _attends_to_future(part: Any) -> bool:
     """Does it keep a model from looking back only?"""
     if isinstance(part, Pattern):
-        return part.looks_ahead(heads=2)
-    if isinstance(part, Wiring):
+        return part.attends_to_future(heads=2)
+    if isinstance(part, Residual):
         return part.norm is not None and part.norm.mixes_positions
     return isinstance(part, Convolution) and not part.causal
 
 
 def _triples() -> Iterator[Model | None]:
     others: tuple[Sequence[Any], ...] = (POSITIONS, NETS, OUTPUTS, (DEPTHS[0],) * 5 + DEPTHS)  # most depths are plain
-    for pattern, rules in product(PATTERNS, RULES):
-        random = Random(f"{pattern} {rules}")
+    for pattern, score_mods in product(PATTERNS, SCORE_MODS):
+        random = Random(f"{pattern} {score_mods}")
         heads = random.choice(HEADS)
-        for wiring in (*WIRINGS, random.choice(GATES)):
-            yield _model(pattern, rules, wiring, heads, *map(random.choice, others))
+        for residual in (*RESIDUALS, random.choice(GATES)):
+            yield _model(pattern, score_mods, residual, heads, *map(random.choice, others))
 
 
 def _bodies() -> Iterator[Model]:
@@ -248,7 +248,7 @@ def _bodies() -> Iterator[Model]:
         hands = list(product(POSITIONS, OUTPUTS))
         Random(str(body)).shuffle(hands)
         models = (
-            _legal(Model(width=WIDTH, embed=embed, position=position, body=body, heads=outputs))
+            _legal(Model(width=WIDTH, embed=embed, position=position, body=body, outputs=outputs))
             for position, (embed, outputs) in hands
         )
         yield from islice(filter(None, models), 2)
@@ -256,20 +256,20 @@ def _bodies() -> Iterator[Model]:
 
 def _model(
     pattern: Pattern,
-    rules: tuple[Rule, ...],
-    wiring: Wiring,
-    heads: Heads,
+    score_mods: tuple[ScoreMod, ...],
+    residual: Residual,
+    heads: Projection,
     position: Position | None,
     net: FeedForward | Convolution,
-    output: tuple[Embed, tuple[Head, ...]],
-    depth: Callable[[Layer, Wiring], Depth],
+    output: tuple[Embed, tuple[OutputHead, ...]],
+    depth: Callable[[Layer, Residual], Depth],
 ) -> Model | None:
-    body = depth(Layer(Attention(heads, pattern, rules), net), wiring)
-    return _legal(Model(width=WIDTH, embed=output[0], position=position, body=body, heads=output[1]))
+    body = depth(Layer(Attention(heads, pattern, score_mods), net), residual)
+    return _legal(Model(width=WIDTH, embed=output[0], position=position, body=body, outputs=output[1]))
 
 
 def _legal(model: Model) -> Model | None:
-    return None if any(True for _ in objections(model)) else model
+    return None if any(True for _ in illegal_reasons(model)) else model
 
 
 def sweep(
@@ -284,7 +284,7 @@ def sweep(
         if model is not None:
             # What a kernel computes depends on pattern and rules alone: each of their pairs is checked once.
             attention = model.body.each[0].attention if model.body.each else None
-            kind = (attention.pattern, attention.rules) if attention else model.body
+            kind = (attention.pattern, attention.score_mods) if attention else model.body
             known = ("kernels", "flex") if kind in seen else ()
             seen.add(kind)
             report.findings += contracts(model, [name for name in only or SWEPT if name not in known]).findings

@@ -27,9 +27,9 @@ from everyformer.data.records import is_records, records
 from everyformer.data.stream import groups
 from everyformer.data.tokenizer import Ids, Kind
 from everyformer.network.embed import Features, Nodes, Patches
-from everyformer.network.head import Classify as ClassifyHead
-from everyformer.network.head import Head, PerToken
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.output_head import Classify as ClassifyHead
+from everyformer.network.output_head import OutputHead, PerToken
 from everyformer.task.work import (
     Batch,
     Task,
@@ -129,12 +129,12 @@ class ClassWork(Work):
     def shared(self) -> dict[str, Tensor] | None:
         return None
 
-    def wanted(self, value: Model) -> Head:
+    def wanted(self, value: Model) -> OutputHead:
         """The head that tells the class: the model's own, made for these classes, or a new one."""
-        own = next((head for head in value.heads if isinstance(head, ClassifyHead)), None)
+        own = next((head for head in value.outputs if isinstance(head, ClassifyHead)), None)
         if own is not None:
             return replace(own, classes=len(self.classes))
-        return ClassifyHead(len(self.classes), "last" if value.body.looks_back_only() else "mean")
+        return ClassifyHead(len(self.classes), "last" if value.body.is_causal() else "mean")
 
     def asks(self) -> dict[str, Any]:
         """What this kind asks of the member, besides its classes."""
@@ -149,12 +149,12 @@ class ClassWork(Work):
 
     def adapt(self, value: Model | EncoderDecoder) -> Model | EncoderDecoder:
         one = sequence(value, "classify")
-        return replace(one, heads=(self.wanted(one),))
+        return replace(one, outputs=(self.wanted(one),))
 
     def fit(self, value: Model | EncoderDecoder) -> None:
         one = sequence(value, "classify")
         self.head = which(one, type(self.wanted(one)), "classify")
-        head: Any = one.heads[self.head]
+        head: Any = one.outputs[self.head]
         told = head.outputs if isinstance(head, PerToken) else head.classes
         if told < len(self.classes):
             raise ValueError(
@@ -395,7 +395,7 @@ class GraphWork(ClassWork):
     def shared(self) -> dict[str, Tensor] | None:
         return self.whole
 
-    def wanted(self, value: Model) -> Head:
+    def wanted(self, value: Model) -> OutputHead:
         return PerToken(len(self.classes))
 
     def asks(self) -> dict[str, Any]:

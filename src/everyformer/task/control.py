@@ -35,10 +35,10 @@ from torch import Tensor
 from everyformer.data.environments import Environment, Vector, fingerprint
 from everyformer.data.images import pillow
 from everyformer.infer.act import Agent, play
+from everyformer.network.cache import Cache
 from everyformer.network.embed import Features
-from everyformer.network.head import Head, PerToken
 from everyformer.network.model import EncoderDecoder, Model, Network, Output, PairNetwork
-from everyformer.network.past import Past
+from everyformer.network.output_head import OutputHead, PerToken
 from everyformer.task.work import Batch, Task, Work, check_split, draw, epoch_rows
 from everyformer.value import NotNegative, Part, Positive, Size, Value
 
@@ -125,21 +125,21 @@ class ControlWork(Work):
     def changes(self) -> dict[str, Any]:
         return {"dropout": 0.0}  # with it the learner would be another agent than the one that acted
 
-    def heads(self) -> tuple[Head, ...]:
+    def heads(self) -> tuple[OutputHead, ...]:
         """The actor and the critic."""
         return PerToken(sum(self.one.choices)), PerToken(1)
 
     def adapt(self, value: Model | EncoderDecoder) -> Model | EncoderDecoder:
         one = _reader(value)
         memory = (self.task.memory or one.memory or MEMORY) if self.task.remembers else 0
-        return replace(one, embed=Features(self.one.inputs), heads=self.heads(), memory=memory)
+        return replace(one, embed=Features(self.one.inputs), outputs=self.heads(), memory=memory)
 
     def fit(self, value: Model | EncoderDecoder) -> None:
         self.value = one = _reader(value)
-        if (one.embed, one.heads) != (Features(self.one.inputs), self.heads()):
+        if (one.embed, one.outputs) != (Features(self.one.inputs), self.heads()):
             raise ValueError(
                 f"{self.task.environment} shows {self.one.inputs} numbers and has actions of {self.one.choices} choices, but the "
-                f"model is made for {one.embed} and {one.heads}; begin a new run"
+                f"model is made for {one.embed} and {one.outputs}; begin a new run"
             )
         needs = {part.needs for part in one.body.parts()}
         if needs & {"document_BP", "edges_BNN"}:
@@ -172,13 +172,13 @@ class ControlWork(Work):
             name: [] for name in ("input", "first", "action", "told", "value", "reward", "end", "after")
         }
         kept = {name: x.to(weight.device) for name, x in self.kept.items()}
-        past = Past.from_tensors(kept) if kept else Past(hidden=True)
+        cache = Cache.from_tensors(kept) if kept else Cache(hidden=True)
         for time in range(task.segment):
             seen = [copy.seen for copy in self.copies]
             rows["input"].append(torch.from_numpy(np.stack(seen)))
             rows["first"].append(torch.tensor([not copy.taken for copy in self.copies]))
-            output = agent.look(network, seen, past, longer=time + 1)
-            past, (logits_BV, value_B) = output.past or past, _told(output)
+            output = agent.look(network, seen, cache, longer=time + 1)
+            cache, (logits_BV, value_B) = output.cache or cache, _told(output)
             action_BP = agent.draw(logits_BV, random)
             rows["action"].append(action_BP)
             rows["told"].append(agent.log_share(logits_BV, action_BP))
@@ -188,9 +188,9 @@ class ControlWork(Work):
             cut_B &= ~ended_B
             rows["reward"].append(reward_B)
             rows["end"].append(ended_B | cut_B)
-            rows["after"].append(self._cut_off(agent, network, past, cut_B))
-            past = self._begin_anew(past, ended_B | cut_B)
-        last = self._values(agent, network, past)
+            rows["after"].append(self._cut_off(agent, network, cache, cut_B))
+            cache = self._begin_anew(cache, ended_B | cut_B)
+        last = self._values(agent, network, cache)
         x = {name: torch.stack(some, dim=1) for name, some in rows.items()}
         after_BT = torch.where(x["end"], x["after"], torch.cat((x["value"][:, 1:], last[:, None]), dim=1))
         gain_BT = advantages(x["reward"], x["value"], after_BT, x["end"], task.discount, task.trace)
@@ -203,28 +203,28 @@ class ControlWork(Work):
             "worth_BT": gain_BT + x["value"],
         } | {f"past.{name}": x for name, x in self.kept.items()}
         self.kept = {}
-        if past.layers:
+        if cache.layers:
             assert agent.memory is not None
-            self.kept = {name: x.cpu() for name, x in past.trim(agent.memory).tensors().items()}
+            self.kept = {name: x.cpu() for name, x in cache.trim(agent.memory).tensors().items()}
         self.used, self.rollouts, self.steps = 0, self.rollouts + 1, self.steps + task.copies * task.segment
 
     def _another(self, pictures: bool = False) -> Environment:
         return Environment(self.task.environment, self.task.remembers, pictures)
 
-    def _values(self, agent: Agent, network: Network, past: Past) -> Tensor:
+    def _values(self, agent: Agent, network: Network, cache: Cache) -> Tensor:
         """What each copy is still worth as it stands."""
-        return _told(agent.look(network, [copy.seen for copy in self.copies], past))[1]
+        return _told(agent.look(network, [copy.seen for copy in self.copies], cache))[1]
 
-    def _cut_off(self, agent: Agent, network: Network, past: Past, cut_B: Tensor) -> Tensor:
+    def _cut_off(self, agent: Agent, network: Network, cache: Cache, cut_B: Tensor) -> Tensor:
         """What was still to come where a time limit ended an episode; 0 elsewhere."""
         nothing_B = torch.zeros(len(cut_B))
-        return torch.where(cut_B, self._values(agent, network, past), nothing_B) if bool(cut_B.any()) else nothing_B
+        return torch.where(cut_B, self._values(agent, network, cache), nothing_B) if bool(cut_B.any()) else nothing_B
 
-    def _begin_anew(self, past: Past, end_B: Tensor) -> Past:
+    def _begin_anew(self, cache: Cache, end_B: Tensor) -> Cache:
         for row in end_B.nonzero()[:, 0].tolist():
             self.returns = [*self.returns, self.copies[row].total][-RECENT:]
             self.copies[row].begin()
-        return past.reset(end_B.to(past.layers[0].tensors[0].device)) if past.layers else past
+        return cache.reset(end_B.to(cache.layers[0].tensors[0].device)) if cache.layers else cache
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         if not self.rollout:  # asked by a plan. Two segments, because the first has nothing to remember.
@@ -272,14 +272,14 @@ class ControlWork(Work):
             here_P, size_P = place_P[chosen_P], length_P[chosen_P]
             if not len(here_P):
                 continue
-            past = Past.from_tensors(kept).reorder(here_P // length) if kept and chosen_P is going_P else None
+            cache = Cache.from_tensors(kept).reorder(here_P // length) if kept and chosen_P is going_P else None
             time_T = torch.arange(int(size_P.max()), device=here_P.device)
             visible_PT = time_T < size_P[:, None]
             place_PT = (here_P[:, None] + time_T).clamp(max=first_BT.numel() - 1)
             output = network(
                 input_BTF.flatten(0, 1)[place_PT],
                 visible=None if bool(visible_PT.all()) else visible_PT,
-                past=past,
+                cache=cache,
                 kernel=kernel,
             )
             logits_PTV, value_PT1 = output.logits
@@ -397,7 +397,7 @@ def seeded(*numbers: int) -> int:
 
 def _reader(value: Model | EncoderDecoder) -> Model:
     """The model, if it can act on what it has seen so far."""
-    if not isinstance(value, Model) or value.class_token or not value.body.looks_back_only():
+    if not isinstance(value, Model) or value.class_token or not value.body.is_causal():
         raise ValueError(
             "an agent acts before it sees what comes, but this member reads whole sequences; choose gtrxl, transformer-xl or lstm"
         )

@@ -24,8 +24,8 @@ from everyformer.data.files import written
 from everyformer.data.images import Pictures, open_pictures, pillow, save_sheet, shrunk
 from everyformer.infer.paint import Scan, paint
 from everyformer.network.embed import Features, Tokens
-from everyformer.network.head import Language, Logistics
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.output_head import Language, Logistics
 from everyformer.network.position import Grid
 from everyformer.task.work import Batch, Task, Work, check_split, epoch_rows, which
 from everyformer.value import Share, Size, Value
@@ -105,7 +105,7 @@ class PictureWork(Work):
                 "reads the picture made smaller by 2 or more; choose image-transformer and set task.shrink alone"
             )
         decoder = value.decoder if isinstance(value, EncoderDecoder) else value
-        self.mixture = next((head for head in decoder.heads if isinstance(head, Logistics)), None)
+        self.mixture = next((head for head in decoder.outputs if isinstance(head, Logistics)), None)
         joint = self.mixture is not None
         self.head = which(decoder, Logistics if joint else Language, "image")
         across = self.columns if joint else self.columns * self.channels
@@ -120,7 +120,7 @@ class PictureWork(Work):
             )
         for side, scan in self._sides(value):
             self._check(side, scan)
-        head: Any = decoder.heads[self.head]
+        head: Any = decoder.outputs[self.head]
         if joint and (head.channels, head.levels) != (self.channels, self.task.levels):
             raise ValueError(
                 f"the model tells {head.channels} channels of {head.levels} levels, the pictures have {self.channels} of "

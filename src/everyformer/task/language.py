@@ -28,14 +28,14 @@ from everyformer.data.stream import tokens
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import Ids
 from everyformer.infer.beam import beam_search
-from everyformer.infer.evaluate import bits_per_byte, nats, nats_reading_on, perplexity, side_by_side
+from everyformer.infer.evaluate import bits_per_byte, nats, perplexity, side_by_side, streaming_nll
 from everyformer.infer.generate import generate, stream
 from everyformer.infer.halting import ponder
 from everyformer.infer.spans import spans
+from everyformer.network.cache import Cache
 from everyformer.network.depth import Stack
-from everyformer.network.head import Language as LanguageHead
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
-from everyformer.network.past import Past
+from everyformer.network.output_head import Language as LanguageHead
 from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, sequence, which
 from everyformer.value import Count, Share, Size, Value
 
@@ -127,13 +127,13 @@ class LanguageWork(Work):
         more = {name: given for name, given in asked.items() if given is not None}
         if not more or not isinstance(value, Model):
             return value
-        heads = (replace(head, **more) if isinstance(head, LanguageHead) else head for head in value.heads)
-        return replace(value, heads=tuple(heads))
+        heads = (replace(head, **more) if isinstance(head, LanguageHead) else head for head in value.outputs)
+        return replace(value, outputs=tuple(heads))
 
     def fit(self, value: Model | EncoderDecoder) -> None:
         value = sequence(value, "language")
         self.head = which(value, LanguageHead, "language")
-        head = value.heads[self.head]
+        head = value.outputs[self.head]
         assert isinstance(head, LanguageHead)
         if head.ahead or head.every_layer:
             self.layers = value.body.layers if head.every_layer and isinstance(value.body, Stack) else 1
@@ -166,17 +166,17 @@ class LanguageWork(Work):
         return self.read(network, batch, kernel, None)[0]
 
     def read(
-        self, network: Network | PairNetwork, batch: Batch, kernel: str, past: Past | None
-    ) -> tuple[Tensor, Past | None]:
+        self, network: Network | PairNetwork, batch: Batch, kernel: str, cache: Cache | None
+    ) -> tuple[Tensor, Cache | None]:
         token_BT = batch["token_BT"]
-        past = past or (Past(hidden=True) if self.carries else None)
+        cache = cache or (Cache(hidden=True) if self.carries else None)
         more = {"further": self.lowest()} if self.layers else {}
-        output = network(token_BT[:, :-1], past=past, kernel=kernel, **more)
+        output = network(token_BT[:, :-1], cache=cache, kernel=kernel, **more)
         loss = _loss(output.head(self.head), token_BT[:, 1:])
         for layer, after, token_BTV in output.further:
             weight = (self.task.further if after else 1.0) * self.counts(layer)
             loss = loss + weight * _loss(token_BTV[:, : token_BT.shape[1] - 1 - after], token_BT[:, 1 + after :])
-        return loss + sum(output.aux.values()) * self.count(batch), output.past
+        return loss + sum(output.aux.values()) * self.count(batch), output.cache
 
     def counts(self, layer: int) -> bool:
         """Is a layer's loss part of the loss, at this point of the training?"""
@@ -195,7 +195,7 @@ class LanguageWork(Work):
         if self.carries:
             segment, memory = self.task.stride or self.context, self.task.memory or network.value.memory
             rows, lead = side_by_side(len(token_N) - 1, segment, memory)
-            total, count = nats_reading_on(network, token_N, segment, memory, rows=rows, lead=lead, kernel=kernel)
+            total, count = streaming_nll(network, token_N, segment, memory, rows=rows, lead=lead, kernel=kernel)
             how = {"segment": segment, "memory": memory} | ({"rows": rows, "lead": lead} if rows > 1 else {})
         else:
             stride = self.task.stride or max(1, self.context // 2)
@@ -207,7 +207,7 @@ class LanguageWork(Work):
             "split": split,
             **how,
             "targets": count,
-            **({} if network.value.body.looks_back_only() else {"leaks": "the future"}),  # as who asks for it shall see
+            **({} if network.value.body.is_causal() else {"leaks": "the future"}),  # as who asks for it shall see
             **({"span": far.mean, "spans": far.each} if (far := spans(network, token_N)) else {}),
             **({"steps_a_token": steps} if (steps := ponder(network, token_N)) else {}),
         }

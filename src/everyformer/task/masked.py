@@ -25,9 +25,9 @@ from everyformer.data.stream import Sentences, sentences
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.evaluate import perplexity
-from everyformer.network.head import Classify
-from everyformer.network.head import Masked as MaskedHead
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.output_head import Classify
+from everyformer.network.output_head import Masked as MaskedHead
 from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, pad, sequence, which
 from everyformer.value import Share, Size, Value
 
@@ -92,9 +92,9 @@ class MaskedWork(Work):
 
     def adapt(self, value: Model | EncoderDecoder) -> Model | EncoderDecoder:
         one = sequence(value, "masked")
-        own = [head for head in one.heads if isinstance(head, MaskedHead)][:1] or [MaskedHead()]
-        pair = [head for head in one.heads if isinstance(head, Classify)][:1] or [Classify(2, "first", pooler=True)]
-        return replace(one, heads=(*own, *(pair if self.task.next_sentence else [])))
+        own = [head for head in one.outputs if isinstance(head, MaskedHead)][:1] or [MaskedHead()]
+        pair = [head for head in one.outputs if isinstance(head, Classify)][:1] or [Classify(2, "first", pooler=True)]
+        return replace(one, outputs=(*own, *(pair if self.task.next_sentence else [])))
 
     def fit(self, value: Model | EncoderDecoder) -> None:
         value = sequence(value, "masked")

@@ -7,11 +7,11 @@ from typing import Literal
 from everyformer.attention.pattern import Graph
 from everyformer.family.table import find
 from everyformer.network.embed import Features, Nodes, Patches
-from everyformer.network.head import Classify as ClassifyHead
-from everyformer.network.head import Language as LanguageHead
-from everyformer.network.head import Logistics, PerToken
-from everyformer.network.head import Masked as MaskedHead
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.output_head import Classify as ClassifyHead
+from everyformer.network.output_head import Language as LanguageHead
+from everyformer.network.output_head import Logistics, PerToken
+from everyformer.network.output_head import Masked as MaskedHead
 from everyformer.network.position import Grid
 from everyformer.task.classify import Classify
 from everyformer.task.control import Control
@@ -57,7 +57,7 @@ def task_for(member: str | Model | EncoderDecoder, size: str | None = None, name
 def _purpose(value: Model | EncoderDecoder) -> str:
     """The task that the first head is for; what counts rows and columns paints."""
     one = value.decoder if isinstance(value, EncoderDecoder) else value
-    name = "image" if isinstance(one.position, Grid) else BY_HEAD[type(one.heads[0])]
+    name = "image" if isinstance(one.position, Grid) else BY_HEAD[type(one.outputs[0])]
     return "translate" if isinstance(value, EncoderDecoder) and name == "language" else name
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer.attention.scene import Probe
+from everyformer.attention.context import Probe
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.made import ALGORITHMS
 from everyformer.data.pairs import Pairs, open_pairs
@@ -30,8 +30,8 @@ from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
 from everyformer.infer.evaluate import perplexity
 from everyformer.network.halting import Halt
-from everyformer.network.head import Language
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.output_head import Language
 from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, pad, shuffled, which
 from everyformer.value import Count, Share, Size, Value
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from everyformer.attention.pattern import SameDocument
 from everyformer.data.tokenizer import Ids
+from everyformer.network.cache import Cache
 from everyformer.network.embed import Tokens
-from everyformer.network.head import Head
 from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
-from everyformer.network.past import Past
+from everyformer.network.output_head import OutputHead
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class Work:
         raise NotImplementedError
 
     def read(
-        self, network: Network | PairNetwork, batch: Batch, kernel: str, past: Past | None
-    ) -> tuple[Tensor, Past | None]:
+        self, network: Network | PairNetwork, batch: Batch, kernel: str, cache: Cache | None
+    ) -> tuple[Tensor, Cache | None]:
         """The loss with what the step before left (None at the start), and what this one leaves for the next.
 
         Only work whose batches go on row by row where those before ended has anything to carry over.
@@ -192,12 +192,12 @@ def sequence(value: Model | EncoderDecoder, task: str) -> Model:
     return value
 
 
-def which(value: Model, kind: type[Head], task: str) -> int:
+def which(value: Model, kind: type[OutputHead], task: str) -> int:
     """The number of the head of a kind."""
-    for number, head in enumerate(value.heads):
+    for number, head in enumerate(value.outputs):
         if isinstance(head, kind):
             return number
-    have = ", ".join(type(head).__name__ for head in value.heads) or "none"
+    have = ", ".join(type(head).__name__ for head in value.outputs) or "none"
     raise ValueError(
         f"{task} needs a head {kind.__name__}, the model has {have}; choose another member, or give it that head"
     )

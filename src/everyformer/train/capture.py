@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from everyformer.network.head import Language
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.output_head import Language
 from everyformer.task.work import Batch
 from everyformer.train.recipe import Run
 
@@ -26,13 +26,13 @@ Descend = Callable[[Batch, Tensor | int], tuple[Tensor, Tensor]]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def objection(run: Run, value: Model | EncoderDecoder, processes: int) -> str | None:
+def unsupported_reason(run: Run, value: Model | EncoderDecoder, processes: int) -> str | None:
     """Why the work of a step is not the same each time."""
     if run.precision == "fp16":
         return "of run.precision=fp16, whose scale is looked at in each"
     if isinstance(value, Model) and value.memory:
         return "that goes on from the memory of the last"
-    if isinstance(value, Model) and any(isinstance(head, Language) and head.every_layer for head in value.heads):
+    if isinstance(value, Model) and any(isinstance(head, Language) and head.every_layer for head in value.outputs):
         return "whose lower layers stop to count one after the other"
     return f"of {processes} processes, which wait for each other in it" if processes > 1 else None
 
@@ -52,7 +52,7 @@ class Captured:
     """A function that leaves gradients on weights, recorded for each shape of its batch."""
 
     def __init__(self, descend: Descend, weights: Sequence[nn.Parameter], device: torch.device):
-        self.descend, self.weights, self.device = descend, weights, device
+        self.backward, self.weights, self.device = descend, weights, device
         self.graphs: dict[Shapes, Recorded] = {}
         self.seen: dict[Shapes, int] = {}
 
@@ -83,7 +83,7 @@ class Captured:
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            found = self.descend(batch, count)
+            found = self.backward(batch, count)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         return found
 
@@ -93,7 +93,7 @@ class Captured:
         counted = torch.tensor(count, device=self.device)
         try:
             with torch.cuda.graph(graph):
-                found = self.descend(still, counted)
+                found = self.backward(still, counted)
         except RuntimeError as error:  # it looked at what the GPU had computed
             reason = str(error).splitlines()[0]
             raise ValueError(

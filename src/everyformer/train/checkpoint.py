@@ -112,9 +112,9 @@ def write(
         part.rename(target)
         _flush(target.parent)
         best = state["best"]["step"] if state["best"] else None
-        past = [one for one in steps(folder) if one <= state["step"]]
+        cache = [one for one in steps(folder) if one <= state["step"]]
         for old in steps(folder):  # later ones are there when a run went on from an earlier one: it takes their place
-            if old not in past[-keep:] and old != best:
+            if old not in cache[-keep:] and old != best:
                 _drop(place(folder, old))
     here.wait()
 

@@ -47,11 +47,11 @@ def read_recipe(folder: Path) -> Recipe:
 def placed(recipe: Recipe) -> Recipe:
     """The recipe with whole paths, so that its run can be used from anywhere, and with the tokenizer that it takes over."""
     task: Any = recipe.task
-    taken = load(Path(recipe.start).expanduser()) if recipe.start and hasattr(task, "tokenizer") else None
+    taken = load(Path(recipe.init_from).expanduser()) if recipe.init_from and hasattr(task, "tokenizer") else None
     if taken is not None and (task.tokenizer, taken.kind) != ("gpt2", "bpe"):  # whose pairs are GPT-2's
         with suppress(ValueError):  # no kind of this task: it will say so of the folder
             recipe = replace(recipe, task=replace(task, tokenizer=taken.kind))
-    found = {"data": recipe.data, "start": recipe.start}
+    found = {"data": recipe.data, "init_from": recipe.init_from}
     whole = {name: str(Path(path).expanduser().absolute()) for name, path in found.items() if path and _there(path)}
     return replace(recipe, **whole)
 

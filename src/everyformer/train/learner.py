@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.attend import check_kernel
-from everyformer.attention.rule import RuleModule
+from everyformer.attention.score_mod import ScoreModModule
+from everyformer.network.cache import Cache
 from everyformer.network.halting import GATHERING
 from everyformer.network.model import EncoderDecoder, Model
-from everyformer.network.past import Past
 from everyformer.task.work import Batch, Work
-from everyformer.train.capture import Captured, objection
+from everyformer.train.capture import Captured, unsupported_reason
 from everyformer.train.distributed import World, spread, syncing
+from everyformer.train.init_from import load_weights
 from everyformer.train.optimizer import optimizers, set_rate
 from everyformer.train.recipe import Recipe
 from everyformer.train.schedule import batch_size
-from everyformer.train.start import adopt
 
 
 class Learner:
@@ -34,9 +34,9 @@ class Learner:
         check_kernel(run.kernel)
         if run.precision == "fp16" and here.device.type == "cpu":
             raise ValueError("run.precision=fp16 on a CPU is some 80 times slower than fp32; use bf16 or fp32")
-        if run.compile == "graphs" and (reason := objection(run, value, here.size)):
+        if run.compile == "graphs" and (reason := unsupported_reason(run, value, here.size)):
             raise ValueError(f"run.compile=graphs cannot record a step {reason}; use run.compile=yes")
-        sizes = [batch_size(run, step) for step in (0, *(start for start, _ in run.grow))]
+        sizes = [batch_size(run, step) for step in (0, *(start for start, _ in run.batch_schedule))]
         largest, smallest = max(sizes), min(sizes)
         if largest > work.examples():
             raise ValueError(f"a batch of {largest} is larger than the set of {work.examples()}; lower run.batch")
@@ -49,10 +49,10 @@ class Learner:
         network = value.build()
         there = next(network.parameters()).device.type == here.device.type  # moving imagined weights is not possible
         self.network = network if there else network.to(here.device)
-        if recipe.start is not None:
-            adopt(self.network, recipe.start)
-        if run.sections:
-            set_sections(self.network, run.sections)
+        if recipe.init_from is not None:
+            load_weights(self.network, recipe.init_from)
+        if run.checkpoint_segments:
+            set_checkpoint_segments(self.network, run.checkpoint_segments)
         if run.gather:
             set_gather(self.network, True)
             if run.compile != "no" or run.kernel not in GATHERING:
@@ -64,14 +64,14 @@ class Learner:
         if run.compile != "no":
             self.called = torch.compile(self.called)  # type: ignore[assignment]
         self.optimizers = optimizers(self.network, recipe.optim)
-        decay = recipe.optim.average
+        decay = recipe.optim.ema
         self.average = {n: p.detach().clone() for n, p in self.network.named_parameters()} if decay else None
         self.scaler = torch.amp.GradScaler(here.device.type, enabled=run.precision == "fp16")
-        self.carried: list[Past | None] = []
+        self.carried: list[Cache | None] = []
         self.begin_anew()
         self.captured: Captured | None = None
         if run.compile == "graphs" and here.device.type == "cuda":
-            self.captured = Captured(self.descend, list(self.network.parameters()), here.device)
+            self.captured = Captured(self.backward, list(self.network.parameters()), here.device)
 
     def begin_anew(self) -> None:
         """Nothing of the last step goes on into the next; else what it left does, by piece of the batch."""
@@ -81,10 +81,10 @@ class Learner:
         """Leave the gradients of a batch on the weights; the loss of this process's part and their norm come back."""
         mine = self.here.share(batch)
         if self.captured is None:
-            return self.descend(mine, count)
+            return self.backward(mine, count)
         return self.captured(mine, count)
 
-    def descend(self, mine: Batch, count: Tensor | int) -> tuple[Tensor, Tensor]:
+    def backward(self, mine: Batch, count: Tensor | int) -> tuple[Tensor, Tensor]:
         """The same of this process's part, by as many launches as it takes."""
         run, bounds = self.recipe.run, self._pieces(mine)
         self.called.train()
@@ -112,7 +112,7 @@ class Learner:
         pieces = self.recipe.run.accumulate
         return [len(mine) * piece // pieces for piece in range(pieces + 1)]
 
-    def change(self, share: float, norm: Tensor | None) -> None:
+    def step(self, share: float, norm: Tensor | None) -> None:
         """Move the weights by their gradients at a share of the rate; with a norm, the gradients are clipped first."""
         if norm is not None:
             nn.utils.clip_grads_with_norm_(self._moved(), self.recipe.optim.clip, norm)
@@ -120,11 +120,11 @@ class Learner:
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
         for module in self.network.modules():
-            if isinstance(module, RuleModule):
-                module.settle()
+            if isinstance(module, ScoreModModule):
+                module.clamp_()
         self._follow()
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Drop the gradients. A CUDA graph keeps its own: it writes them anew in each step."""
         if self.captured is not None:
             return
@@ -137,14 +137,14 @@ class Learner:
     def _follow(self) -> None:
         """Move the average of the weights a little towards them."""
         if self.average is not None:
-            decay = self.recipe.optim.average
+            decay = self.recipe.optim.ema
             with torch.no_grad():
                 for name, weight in self.network.named_parameters():
                     self.average[name].lerp_(weight.detach(), 1 - decay)
 
     def left(self) -> dict[str, Tensor]:
         """What the last step left for the next, of all rows of the batch in their order; empty where it leaves nothing."""
-        mine = [past.tensors() for past in self.carried if past is not None]
+        mine = [cache.tensors() for cache in self.carried if cache is not None]
         parts = [part for parts in self.here.gather([_on_cpu(one) for one in mine]) for part in parts]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
@@ -152,7 +152,7 @@ class Learner:
         """Begin with what `left` told, of as many processes as there were then."""
         mine = self.here.share(Batch(left))
         parts = [mine.rows(*bounds).to(self.here.device) for bounds in pairwise(self._pieces(mine))]
-        self.carried = [Past.from_tensors(part.tensors) for part in parts]
+        self.carried = [Cache.from_tensors(part.tensors) for part in parts]
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -179,11 +179,11 @@ class Learner:
         return precise(self.recipe.run.precision, self.here.device)
 
 
-def set_sections(network: nn.Module, sections: int) -> None:
+def set_checkpoint_segments(network: nn.Module, checkpoint_segments: int) -> None:
     """Recompute the activations of the stacks in so many sections in the backward pass, to save their memory."""
     for module in network.modules():
-        if hasattr(module, "sections"):
-            module.sections = sections  # type: ignore[assignment]
+        if hasattr(module, "checkpoint_segments"):
+            module.checkpoint_segments = checkpoint_segments  # type: ignore[assignment]
 
 
 def set_gather(network: nn.Module, gather: bool) -> None:

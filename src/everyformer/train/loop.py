@@ -27,7 +27,7 @@ from everyformer.train import checkpoint
 from everyformer.train.distributed import World, restarted, world
 from everyformer.train.folder import changed, check_data, placed, read_model, read_recipe, write_recipe
 from everyformer.train.learner import Learner
-from everyformer.train.listen import check, listen
+from everyformer.train.loggers import check, listen
 from everyformer.train.memory import peak
 from everyformer.train.recipe import Recipe
 from everyformer.train.record import Listener, Records, writing
@@ -59,7 +59,7 @@ def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{recipe!r} is not a recipe; write train(Recipe.of({recipe!r}), folder)")
     target, recipe = None if folder is None else Path(folder), placed(recipe)
-    check(recipe.run.listen, target)
+    check(recipe.run.loggers, target)
     if target is not None and restarted() and (target / "recipe.json").is_file() and read_recipe(target) == recipe:
         return resume(target, listeners=listeners)
     with world(recipe.run.device) as here:
@@ -71,7 +71,7 @@ def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[
                             f"{target} already exists and is not empty; give another --out, or go on with resume {target}"
                         )
                     target.mkdir(parents=True, exist_ok=True)
-                work = _open(recipe, None if recipe.start is None else Path(recipe.start), here)
+                work = _open(recipe, None if recipe.init_from is None else Path(recipe.init_from), here)
             value = work.adapt(recipe.value(work.changes()))
             loop = Loop(recipe, work, value, target, here, listeners)
         if here.first and target is not None:
@@ -111,7 +111,7 @@ def resume(
     settings = [*settings, *([] if steps is None else [f"run.steps={steps}"])]
     recipe = changed(read_recipe(target), settings)
     check_data(recipe, target)
-    check(recipe.run.listen, target)
+    check(recipe.run.loggers, target)
     with world(recipe.run.device) as here:
         start = checkpoint.find(target, step) if step is not None or checkpoint.steps(target) else None
         if recipe.run.steps < (start or 0):
@@ -149,7 +149,7 @@ class Loop:
         self.recipe, self.work, self.value, self.folder, self.here = recipe, work, value, folder, here
         self.listeners = listeners if here.first else ()
         begun = folder is not None and bool(checkpoint.steps(folder))  # then it does not begin from another's weights
-        self.learner = Learner(replace(recipe, start=None) if begun else recipe, work, value, here)
+        self.learner = Learner(replace(recipe, init_from=None) if begun else recipe, work, value, here)
         self.watch = Watch(recipe.optim.patience)
         self.best: dict[str, Any] | None = None
         self.interrupted: str | None = None
@@ -220,12 +220,12 @@ class Loop:
         reason = self.watch.look(loss_now, norm_now)
         share = rate(optim, step, run.steps)
         if reason is None:
-            learner.change(share, norm if optim.clip and norm_now > optim.clip else None)
+            learner.step(share, norm if optim.clip and norm_now > optim.clip else None)
         else:
             records.write("skip", step + 1, reason=reason)
             learner.begin_anew()  # what it left may be no numbers
         learner.scaler.update()
-        learner.forget()
+        learner.zero_grad()
         seconds = time.perf_counter() - began
         records.write(
             "step", step + 1, loss=loss_now, norm=norm_now, lr=optim.lr * share, batch=size,

@@ -24,7 +24,7 @@ class Run(Value, frozen=True):
 
     steps: Size = 1000
     batch: Size = 32  # sequences in a step, over all processes
-    grow: tuple[tuple[Count, Size], ...] = ()  # (from this step on, this batch)
+    batch_schedule: tuple[tuple[Count, Size], ...] = ()  # (from this step on, this batch)
     accumulate: Size = 1  # pieces in which a process computes its part of a batch
     seed: Count = 0
     evaluate: Count = 250  # steps between evaluations; 0: only at the end
@@ -35,10 +35,10 @@ class Run(Value, frozen=True):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: Literal["no", "yes", "graphs"] = "no"  # graphs: and on CUDA the step recorded, for small models
     kernel: str = "auto"
-    sections: Count = 0  # activation checkpointing: the stack in so many sections; 0: off
+    checkpoint_segments: Count = 0  # activation checkpointing: the stack in so many sections; 0: off
     gather: bool = False  # compute of halted positions (halting=freeze) no more than their keys: equal to rounding
     shard: bool = False  # FSDP2 instead of DDP when there are several processes
-    listen: tuple[Literal["tensorboard", "wandb"], ...] = ()  # who is told of the run besides its records
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # who is told of the run besides its records
 
 
 class Optim(Value, frozen=True):
@@ -52,10 +52,10 @@ class Optim(Value, frozen=True):
     beta2: Share = 0.99
     schedule: Literal["constant", "cosine", "inverse_sqrt", "linear", "wsd"] = "cosine"
     warmup: Count = 100
-    floor: Part = 0.1  # the end of cosine, linear and wsd, as a share of lr
+    min_lr: Part = 0.1  # the end of cosine, linear and wsd, as a share of lr
     decay: PositivePart = 0.2  # wsd: the share of the steps after warm-up in which the rate falls
     clip: NotNegative = 1.0  # of the gradient's norm; 0: never
-    average: Share = 0.0  # decay of the running average of the weights; 0: none
+    ema: Share = 0.0  # decay of the running average of the weights; 0: none
     patience: Size = 20  # bad steps (not finite, or a spike) in a row before the run stops
 
 
@@ -67,7 +67,7 @@ class Recipe(Value, frozen=True, kw_only=True):
     size: str | None = None
     model: dict[str, Any] = msgspec.field(default_factory=dict)  # changes of the member: width, layers, ...
     data: str | None = None
-    start: str | None = None  # a run or saved model whose body the new one begins with
+    init_from: str | None = None  # a run or saved model whose body the new one begins with
     run: Run = Run()
     optim: Optim = Optim()
 
@@ -79,7 +79,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         size: str | None = None,
         data: str | Path | None = None,
         task: str | None = None,
-        start: str | Path | None = None,
+        init_from: str | Path | None = None,
     ) -> Recipe:
         """What the words of the command line say: `Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")`.
 
@@ -91,7 +91,7 @@ class Recipe(Value, frozen=True, kw_only=True):
             size=size,
             task=task_for(member, size, task),
             data=None if data is None else str(data),
-            start=None if start is None else str(start),
+            init_from=None if init_from is None else str(init_from),
         )
         return override(recipe, settings)
 

@@ -21,21 +21,21 @@ def rate(optim: Optim, step: int, steps: int) -> float:
         return (step + 1) / optim.warmup
     left = (step - optim.warmup) / max(1, steps - 1 - optim.warmup)
     if optim.schedule == "cosine":
-        return optim.floor + (1 - optim.floor) * 0.5 * (1 + math.cos(math.pi * left))
+        return optim.min_lr + (1 - optim.min_lr) * 0.5 * (1 + math.cos(math.pi * left))
     if optim.schedule == "linear":
-        return optim.floor + (1 - optim.floor) * (1 - left)
+        return optim.min_lr + (1 - optim.min_lr) * (1 - left)
     if optim.schedule == "inverse_sqrt":
         return math.sqrt(max(1, optim.warmup) / (step + 1))
     if optim.schedule == "wsd":
         falling = max(0.0, left - (1 - optim.decay)) / optim.decay
-        return optim.floor + (1 - optim.floor) * (1 - falling)
+        return optim.min_lr + (1 - optim.min_lr) * (1 - falling)
     return 1.0
 
 
 def batch_size(run: Run, step: int) -> int:
     """How many sequences a step takes: the last of the sizes whose step has come."""
     size = run.batch
-    for start, larger in sorted(run.grow):
+    for start, larger in sorted(run.batch_schedule):
         if step >= start:
             size = larger
     return size
@@ -43,6 +43,6 @@ def batch_size(run: Run, step: int) -> int:
 
 def sequences_before(run: Run, step: int) -> int:
     """How many sequences the steps before this one took."""
-    marks = [0, *(min(start, step) for start, _ in sorted(run.grow)), step]
-    sizes = [run.batch, *(size for _, size in sorted(run.grow))]
+    marks = [0, *(min(start, step) for start, _ in sorted(run.batch_schedule)), step]
+    sizes = [run.batch, *(size for _, size in sorted(run.batch_schedule))]
     return sum(size * (end - start) for size, start, end in zip(sizes, marks, marks[1:], strict=False))

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention.context import Context
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.kernels.sdpa import dense, shown
 from everyformer.attention.pattern import Pattern, Stride, alternatives, for_head
-from everyformer.attention.scene import Scene
 
 FINEST = 16  # queries in the smallest block; larger blocks are multiples of it
 SIZES = (16, 32, 64, 128, 256)
@@ -40,26 +40,26 @@ class Part:
         return self.i_NQ.numel() * self.j_NK.shape[1]
 
 
-def objection(request: Request) -> str | None:
-    if reason := request.weights_are_wanted():
+def unsupported_reason(request: Request) -> str | None:
+    if reason := request.needs_weights_reason():
         return reason
-    if not _same_order(request.scene):
+    if not _same_order(request.context):
         return "the keys do not stand at their numbers (left padding, a trimmed past, or another sequence); use sdpa"
     return None
 
 
 def run(request: Request) -> Tensor:
-    scene = request.scene
+    context = request.context
     answer_BHQE = request.q_BHQE.new_zeros(*request.q_BHQE.shape[:3], request.v_BHKE.shape[-1])
     for heads, pattern in _groups(request.pattern, request.heads):
-        parts = plan(pattern, scene.queries, scene.keys, request.heads, scene.device)
-        head_H = torch.tensor(heads, device=scene.device)
+        parts = plan(pattern, context.queries, context.keys, request.heads, context.device)
+        head_H = torch.tensor(heads, device=context.device)
         pieces = [_attend(request, part, head_H, alone=len(parts) == 1) for part in parts]
         answer_BHQE = answer_BHQE.index_copy(1, head_H, _merge(pieces))
     return answer_BHQE
 
 
-def live_share(pattern: Pattern, queries: int, keys: int, heads: int) -> float:
+def computed_fraction(pattern: Pattern, queries: int, keys: int, heads: int) -> float:
     """The share of the Q x K scores that this kernel computes: 1 is what a dense kernel does."""
     cost = 0
     for members, one in _groups(pattern, heads):
@@ -75,30 +75,30 @@ def _groups(pattern: Pattern, heads: int) -> list[tuple[list[int], Pattern]]:
     return [(members, one) for one, members in groups.items()]
 
 
-def _same_order(scene: Scene) -> bool:
+def _same_order(context: Context) -> bool:
     """Does every visible key stand at the position of its number, in all sequences alike?"""
-    if scene.in_place:
+    if context.in_place:
         return True
-    if scene.query_BQ is not None or scene.key_BK is None:
+    if context.query_BQ is not None or context.key_BK is None:
         return False
-    key_BK = scene.key_BK
-    return bool(((key_BK == torch.arange(scene.keys, device=scene.device)) | (key_BK < 0)).all())
+    key_BK = context.key_BK
+    return bool(((key_BK == torch.arange(context.keys, device=context.device)) | (key_BK < 0)).all())
 
 
 def _attend(request: Request, part: Part, head_H: Tensor, alone: bool) -> tuple[Tensor, Tensor | None]:
     """The part's answer B, H, Q, E and its log-sum-exp B, H, Q, 1 (not needed where the part is alone)."""
-    scene, queries = request.scene, request.scene.queries
-    i_NQ, j_NK = part.i_NQ.clamp(max=queries - 1), part.j_NK.clamp(max=scene.keys - 1)
+    context, queries = request.context, request.context.queries
+    i_NQ, j_NK = part.i_NQ.clamp(max=queries - 1), part.j_NK.clamp(max=context.keys - 1)
     q = request.q_BHQE[:, head_H][:, :, i_NQ]  # a rule may have made them wider than the values
     k = request.k_BHKE[:, head_H][:, :, j_NK]
     v_BHNKE = request.v_BHKE[:, head_H][:, :, j_NK]
 
-    b = torch.arange(request.batch, device=scene.device).view(-1, 1, 1, 1, 1)
+    b = torch.arange(request.batch, device=context.device).view(-1, 1, 1, 1, 1)
     h, i, j = head_H.view(-1, 1, 1, 1), i_NQ[:, :, None], j_NK[:, None, :]
-    k_at = scene.key_at(b, j)
-    seen = part.pattern.sees(b, h, scene.query_at(b, i), k_at, scene)
-    seen = seen & (part.i_NQ < queries)[:, :, None] & (part.j_NK < scene.keys)[:, None, :]
-    seen = seen if scene.key_BK is None else seen & (k_at >= 0)
+    k_at = context.key_at(b, j)
+    seen = part.pattern.allows(b, h, context.query_at(b, i), k_at, context)
+    seen = seen & (part.i_NQ < queries)[:, :, None] & (part.j_NK < context.keys)[:, None, :]
+    seen = seen if context.key_BK is None else seen & (k_at >= 0)
     bias = q.new_zeros(())
     for term in request.terms:
         bias = bias + term(b, h, i, j)
@@ -186,7 +186,7 @@ def _live(pattern: Pattern, at_Q: Tensor, keys: int, heads: int) -> Tensor:
     for start in range(0, len(at_Q), step):
         q_Q1 = at_Q[start : start + step, None]
         zero, h = torch.zeros((), dtype=torch.long), torch.arange(heads).view(-1, 1, 1)
-        seen = pattern.sees(zero, h, q_Q1, k_K, Scene(len(at_Q), keys, k_K.device))
+        seen = pattern.allows(zero, h, q_Q1, k_K, Context(len(at_Q), keys, k_K.device))
         # Most patterns read no head and come back without that axis.
         seen_QK = (seen.any(0) if seen.dim() == 3 else seen).expand(len(q_Q1), keys)
         rows.append(_pad_rows(seen_QK, FINEST).unflatten(0, (-1, FINEST)).any(1))

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from everyformer.attention.context import Context
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Pattern
-from everyformer.attention.scene import Scene
 
 
-def objection(request: Request) -> str | None:
-    if reason := request.weights_are_wanted():
+def unsupported_reason(request: Request) -> str | None:
+    if reason := request.needs_weights_reason():
         return reason
     if request.dropout:
         return "FlexAttention has no dropout on the weights; set the attention's dropout to 0"
@@ -35,7 +35,7 @@ def objection(request: Request) -> str | None:
 
 
 def run(request: Request) -> Tensor:
-    scene = request.scene
+    context = request.context
     score = None
     if request.terms:
 
@@ -44,8 +44,8 @@ def run(request: Request) -> Tensor:
                 s = s + term(b, h, i, j)
             return s
 
-    block_mask = _block_mask(request.pattern, scene, request.batch, request.heads)
-    answer = _kernel(scene.device.type)(
+    block_mask = _block_mask(request.pattern, context, request.batch, request.heads)
+    answer = _kernel(context.device.type)(
         request.q_BHQE,
         request.k_BHKE,
         request.v_BHKE,
@@ -57,25 +57,25 @@ def run(request: Request) -> Tensor:
     return answer
 
 
-def _block_mask(pattern: Pattern, scene: Scene, batch: int, heads: int) -> BlockMask:
-    if scene.in_place and pattern.bound() == pattern:
-        return _static_block_mask(pattern, scene.queries, scene.keys, heads, scene.device)
-    return _make(pattern, scene, batch, heads)
+def _block_mask(pattern: Pattern, context: Context, batch: int, heads: int) -> BlockMask:
+    if context.in_place and pattern.bound() == pattern:
+        return _static_block_mask(pattern, context.queries, context.keys, heads, context.device)
+    return _make(pattern, context, batch, heads)
 
 
 @lru_cache(maxsize=64)
 def _static_block_mask(pattern: Pattern, queries: int, keys: int, heads: int, device: torch.device) -> BlockMask:
     with torch.inference_mode(False):  # what is kept must serve training too
-        return _make(pattern, Scene(queries, keys, device), 1, heads)
+        return _make(pattern, Context(queries, keys, device), 1, heads)
 
 
-def _make(pattern: Pattern, scene: Scene, batch: int, heads: int) -> BlockMask:
-    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        k = scene.key_at(b, j)
-        seen = pattern.sees(b, h, scene.query_at(b, i), k, scene)
-        return seen if scene.key_BK is None else seen & (k >= 0)
+def _make(pattern: Pattern, context: Context, batch: int, heads: int) -> BlockMask:
+    def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        k = context.key_at(b, j)
+        seen = pattern.allows(b, h, context.query_at(b, i), k, context)
+        return seen if context.key_BK is None else seen & (k >= 0)
 
-    return create_block_mask(sees, batch, heads, scene.queries, scene.keys, device=scene.device)
+    return create_block_mask(allows, batch, heads, context.queries, context.keys, device=context.device)
 
 
 @lru_cache(maxsize=2)

@@ -19,44 +19,44 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention.context import Context
 from everyformer.attention.hashing import BUCKET
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Hashed
-from everyformer.attention.scene import Scene
 
 NEVER = -1e30  # a score that no weight is left of, with gradients of 0 where -inf has none
 NOWHERE = -2 * BUCKET  # a place that nobody sees
 SIZES = (32, 64, 128, 256)
 
 
-def objection(request: Request) -> str | None:
-    if reason := request.weights_are_wanted():
+def unsupported_reason(request: Request) -> str | None:
+    if reason := request.needs_weights_reason():
         return reason
     if not isinstance(request.pattern, Hashed):
         return f"the pattern {request.pattern} is not hashed(...) alone; use sdpa"
-    if request.scene.place_BHRP is None:
+    if request.context.place_BHRP is None:
         return "the keys decide who sees whom in hashed: attend within a model, which hashes them"
-    if request.scene.query_BQ is not None:
+    if request.context.query_BQ is not None:
         return "the queries are not among the keys; use sdpa"
     return None
 
 
 def run(request: Request) -> Tensor:
-    pattern, scene = request.pattern, request.scene
+    pattern, context = request.pattern, request.context
     assert isinstance(pattern, Hashed)
-    grid, before = Grid.of(pattern, scene.keys), scene.keys - scene.queries
-    place_BHRK = _by_number(scene)
+    grid, before = Grid.of(pattern, context.keys), context.keys - context.queries
+    place_BHRK = _by_number(context)
     q = F.pad(request.q_BHQE, (0, 0, before, 0)) if before else request.q_BHQE
     rows = [x.flatten(0, 2) for x in (q, request.k_BHKE, request.v_BHKE)]
     rounds = [_round(request, grid, place_BHRK, number, rows) for number in range(pattern.rounds)]
     top = torch.stack([one for one, _ in rounds]).amax(0)
     total = torch.stack([sums * (one - top).exp() for one, sums in rounds]).sum(0)
-    answer = (total[:, :-1] / total[:, -1:]).unflatten(0, (request.batch, request.heads, scene.keys))[:, :, before:]
+    answer = (total[:, :-1] / total[:, -1:]).unflatten(0, (request.batch, request.heads, context.keys))[:, :, before:]
     real_BHQ1 = place_BHRK[:, :, 0, before:, None] >= 0
     return answer.masked_fill(~real_BHQ1, 0).to(request.v_BHKE.dtype)
 
 
-def live_share(pattern: Hashed, queries: int, keys: int) -> float:
+def computed_fraction(pattern: Hashed, queries: int, keys: int) -> float:
     """The share of the Q x K scores that this kernel computes: 1 is what a dense kernel does."""
     return pattern.rounds * Grid.of(pattern, keys).scores / (queries * keys)
 
@@ -84,13 +84,13 @@ class Grid:
         return [x[start : len(x) - self.back + start] for start in range(self.back + 1)]
 
 
-def _by_number(scene: Scene) -> Tensor:
+def _by_number(context: Context) -> Tensor:
     """The scene's table of places by the number of the key instead of its position."""
-    table_BHRP = scene.place_BHRP
+    table_BHRP = context.place_BHRP
     assert table_BHRP is not None
-    if scene.key_BK is None:
+    if context.key_BK is None:
         return table_BHRP[..., :-1]
-    at_BK = scene.key_BK % table_BHRP.shape[-1]
+    at_BK = context.key_BK % table_BHRP.shape[-1]
     return table_BHRP.gather(-1, at_BK[:, None, None].expand(*table_BHRP.shape[:3], -1))
 
 
@@ -156,7 +156,7 @@ def _seen(pattern: Any, grid: Grid, place_RWQ: Tensor, number: int) -> Tensor:
 
 def _indices(request: Request, grid: Grid, key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """b, h, i, j of the scores, for the terms of rules."""
-    keys, queries = request.scene.keys, request.scene.queries
+    keys, queries = request.context.keys, request.context.queries
     key_WQ = key.unflatten(0, (-1, grid.size))
     own_NQ1, near_N1S = key_WQ[grid.back :, :, None], torch.cat(grid.near(key_WQ), dim=1)[:, None]
     b, h = own_NQ1 // (keys * request.heads), own_NQ1 // keys % request.heads

@@ -9,28 +9,28 @@ from torch.nn import functional as F
 from everyformer.attention.kernels.request import Request
 
 
-def objection(request: Request) -> str | None:
+def unsupported_reason(request: Request) -> str | None:
     return None
 
 
 def run(request: Request) -> Tensor:
-    scene = request.scene
-    b, h, i, j = scene.indices(request.batch, request.heads)
+    context = request.context
+    b, h, i, j = context.indices(request.batch, request.heads)
     score_BHQK = request.q_BHQE @ request.k_BHKE.transpose(-1, -2) * request.scale
     for term in request.terms:
         score_BHQK = score_BHQK + term(b, h, i, j)
-    seen_BHQK = scene.mask(request.pattern, request.batch, request.heads)
+    seen_BHQK = context.mask(request.pattern, request.batch, request.heads)
     score_BHQK = score_BHQK.masked_fill(~seen_BHQK, -torch.inf)
     # A query that sees nothing answers zero: its weights are 0 / 0, taken as 0.
     top_BHQ1 = score_BHQK.amax(-1, keepdim=True).detach()
     empty_BHQ1 = top_BHQ1 == -torch.inf
     share_BHQK = (score_BHQK - top_BHQ1.masked_fill(empty_BHQ1, 0)).exp()
     weights_BHQK = share_BHQK / share_BHQK.sum(-1, keepdim=True).masked_fill(empty_BHQ1, 1)
-    if scene.probe is not None:
-        scene.probe.weights.append(weights_BHQK.detach())
+    if context.probe is not None:
+        context.probe.weights.append(weights_BHQK.detach())
     weights_BHQK = F.dropout(weights_BHQK, request.dropout, training=request.dropout > 0)
     answer_BHQE = weights_BHQK @ request.v_BHKE
-    for rule in request.answers:
-        extra = rule.answer(weights_BHQK, scene)
+    for score_mod in request.answers:
+        extra = score_mod.output(weights_BHQK, context)
         answer_BHQE = answer_BHQE if extra is None else answer_BHQE + extra
     return answer_BHQE

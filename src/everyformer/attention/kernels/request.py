@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention.context import Context
 from everyformer.attention.pattern import Pattern
-from everyformer.attention.rule import RuleModule, Term
-from everyformer.attention.scene import Scene
+from everyformer.attention.score_mod import ScoreModModule, Term
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -24,8 +24,8 @@ class Request:
     v_BHKE: Tensor
     pattern: Pattern
     terms: tuple[Term, ...]
-    answers: tuple[RuleModule, ...]  # the rules that need the weights
-    scene: Scene
+    answers: tuple[ScoreModModule, ...]  # the rules that need the weights
+    context: Context
     scale: float
     dropout: float
 
@@ -41,9 +41,9 @@ class Request:
     def wants_gradient(self) -> bool:
         return any(x.requires_grad for x in (self.q_BHQE, self.k_BHKE, self.v_BHKE))
 
-    def is_in_part(self) -> str | None:
+    def partial_pass_reason(self) -> str | None:
         """Why a kernel that takes positions for numbers cannot serve, or None."""
-        if self.scene.in_place and self.scene.queries == self.scene.keys:
+        if self.context.in_place and self.context.queries == self.context.keys:
             return None
         return "the queries are not all the positions, each at its number (a past, padding, another sequence); use sdpa"
 
@@ -53,10 +53,10 @@ class Request:
         wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in given)  # a pad of 0 copies
         return [x.transpose(1, 2).contiguous() for x in wide]
 
-    def weights_are_wanted(self) -> str | None:
+    def needs_weights_reason(self) -> str | None:
         """Why a kernel that never holds the weights cannot serve, or None."""
         if self.answers:
             return "a rule adds to the answer by the weights (Shaw's value terms), which this kernel never holds"
-        if self.scene.probe is not None:
+        if self.context.probe is not None:
             return "a probe wants the weights, which this kernel never holds"
         return None

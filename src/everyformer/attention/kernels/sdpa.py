@@ -19,25 +19,25 @@ FLASH = 256  # the widest head of the flash kernels
 BIASED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def objection(request: Request) -> str | None:
-    return request.weights_are_wanted()
+def unsupported_reason(request: Request) -> str | None:
+    return request.needs_weights_reason()
 
 
 def run(request: Request) -> Tensor:
-    scene, pattern = request.scene, request.pattern
+    context, pattern = request.context, request.pattern
     bare = len(request.terms) == 0  # not `not terms`: torch.compile cannot ask a tuple of functions that
-    plain = bare and scene.in_place and type(pattern) is Causal
-    if plain and scene.queries == scene.keys:
+    plain = bare and context.in_place and type(pattern) is Causal
+    if plain and context.queries == context.keys:
         return _run(request, None, causal=True)
-    if plain and scene.queries == 1:
+    if plain and context.queries == 1:
         return _run(request, None)
-    everything = type(pattern) is Full and scene.key_BK is None
+    everything = type(pattern) is Full and context.key_BK is None
     if everything and bare:
         return _run(request, None)
     if everything:
         return _run(request, _bias(request))
-    mask = scene.mask(pattern, request.batch, request.heads)
-    seen, alive = scene.once(("shown", id(pattern), request.batch, request.heads), lambda: shown(mask))
+    mask = context.mask(pattern, request.batch, request.heads)
+    seen, alive = context.once(("shown", id(pattern), request.batch, request.heads), lambda: shown(mask))
     bias = _bias(request).masked_fill(~seen, -torch.inf) if not bare else seen
     return _run(request, bias).masked_fill(~alive, 0)
 
@@ -83,7 +83,7 @@ def _cudnn_serves(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool)
 
 def _bias(request: Request) -> Tensor:
     """The terms of all rules, dense."""
-    index = request.scene.indices(request.batch, request.heads)
+    index = request.context.indices(request.batch, request.heads)
     bias = request.terms[0](*index)
     for term in request.terms[1:]:
         bias = bias + term(*index)

@@ -40,7 +40,7 @@ BLOCKS = {"post": PostNorm(LayerNorm(EPS)), "pre": PreNorm(LayerNorm(EPS)), "ope
 GATES = ("none", "input", "output", "highway", "sigmoid_tanh", "gru")
 
 
-def heads_of(module: nn.Module) -> list[spec.Head]:
+def heads_of(module: nn.Module) -> list[spec.OutputHead]:
     """The matrices W_q, W_k, W_v, W_c of each head, as T writes them."""
     heads = module.heads
     sizes = (heads.heads * heads.key_width, heads.heads * heads.key_width, heads.heads * heads.value_width)
@@ -71,18 +71,18 @@ def gates_of(layer: nn.Module, kind: str) -> list[Any]:
 
 
 def literal(
-    network: nn.Module, x_BTD: Tensor, wiring: str, sees: spec.Sees, memory_BSD: Tensor | None = None
+    network: nn.Module, x_BTD: Tensor, residual: str, sees: spec.Sees, memory_BSD: Tensor | None = None
 ) -> Tensor:
     found = []
     for b, x_TD in enumerate(x_BTD):
         x, memory = list(x_TD), [] if memory_BSD is None else list(memory_BSD[b])
         for layer in network.body.layers:
-            if wiring in GATES:
-                x = spec.gated(x, sublayers(layer, sees, memory), gates_of(layer, wiring), EPS)
+            if residual in GATES:
+                x = spec.gated(x, sublayers(layer, sees, memory), gates_of(layer, residual), EPS)
                 continue
-            block = spec.post_norm if wiring == "post" else spec.pre_norm
+            block = spec.post_norm if residual == "post" else spec.pre_norm
             x = block(x, sublayers(layer, sees, memory), EPS)
-        if wiring == "pre":
+        if residual == "pre":
             norm = network.body.ends.norm
             x = [spec.layer_norm(x_i, norm.weight, norm.bias, EPS) for x_i in x]
         found.append(torch.stack(x))
@@ -91,24 +91,24 @@ def literal(
 
 @pytest.mark.spec(5, 6, 8, 20, 21)
 @pytest.mark.parametrize("pattern", ["full", "causal"])
-@pytest.mark.parametrize("wiring", BLOCKS)
-def test_the_stack_is_its_equations(wiring, pattern):
+@pytest.mark.parametrize("residual", BLOCKS)
+def test_the_stack_is_its_equations(residual, pattern):
     """T eq. 1-8 (post-norm), K (pre-norm) with the norm after the stack that K leaves out."""
-    network, x = ready(model(pattern, form=HEADS, net=NET, wiring=BLOCKS[wiring], width=8)), tokens(length=5)
+    network, x = ready(model(pattern, form=HEADS, net=NET, residual=BLOCKS[residual], width=8)), tokens(length=5)
     sees = (lambda i, j: True) if pattern == "full" else (lambda i, j: j <= i)
-    close(network(x).hidden, literal(network, network.embed.table.weight[x], wiring, sees))
+    close(network(x).hidden, literal(network, network.embed.table.weight[x], residual, sees))
 
 
 @pytest.mark.spec(15, 20, 62)
-@pytest.mark.parametrize("wiring", BLOCKS)
-def test_the_decoder_block_attends_to_itself_then_to_the_memory(wiring):
-    side = {"form": HEADS, "net": NET, "wiring": BLOCKS[wiring]}
-    decoder = model("causal", cross=Attention(HEADS), heads=(Language(),), **side)
+@pytest.mark.parametrize("residual", BLOCKS)
+def test_the_decoder_block_attends_to_itself_then_to_the_memory(residual):
+    side = {"form": HEADS, "net": NET, "residual": BLOCKS[residual]}
+    decoder = model("causal", cross=Attention(HEADS), outputs=(Language(),), **side)
     pair = ready(EncoderDecoder(encoder=model("full", **side), decoder=decoder))
     source, target = tokens(length=4), tokens(length=6, seed=1)
-    memory = literal(pair.encoder, pair.encoder.embed.table.weight[source], wiring, lambda i, j: True)
+    memory = literal(pair.encoder, pair.encoder.embed.table.weight[source], residual, lambda i, j: True)
     close(pair.encode(source).x_BSD, memory)
-    wanted = literal(pair.decoder, pair.decoder.embed.table.weight[target], wiring, lambda i, j: j <= i, memory)
+    wanted = literal(pair.decoder, pair.decoder.embed.table.weight[target], residual, lambda i, j: j <= i, memory)
     close(pair(source, target).hidden, wanted)
 
 
@@ -116,7 +116,7 @@ def test_the_decoder_block_attends_to_itself_then_to_the_memory(wiring):
 @pytest.mark.parametrize("gate", GATES)
 def test_the_gated_stack_is_its_equations(gate):
     """Parisotto et al. 2019: the norm on what enters a sublayer, ReLU on its answer, then the gate."""
-    network = ready(model("causal", form=HEADS, net=NET, wiring=Gated(gate, LayerNorm(EPS)), width=8))
+    network = ready(model("causal", form=HEADS, net=NET, residual=Gated(gate, LayerNorm(EPS)), width=8))
     x = tokens(length=5)
     close(network(x).hidden, literal(network, network.embed.table.weight[x], gate, lambda i, j: j <= i))
 
@@ -159,11 +159,11 @@ PLACES = [None, Sinusoidal(), Learned(9), JointMlp(9, 4), SeparateMlp(9, 4), Con
 
 @pytest.mark.spec(22, 69)
 @pytest.mark.parametrize("position", PLACES)
-@pytest.mark.parametrize("wiring", [PostNorm(), PreNorm(), PreNorm(RMSNorm()), PostNorm(RMSNorm()), Gated()])
-def test_only_attention_lets_tokens_meet(wiring, position):
+@pytest.mark.parametrize("residual", [PostNorm(), PreNorm(), PreNorm(RMSNorm()), PostNorm(RMSNorm()), Gated()])
+def test_only_attention_lets_tokens_meet(residual, position):
     """Without attention a changed token moves itself and nobody else, by exactly 0; with it, everybody."""
     for pattern in (None, "full"):
-        network = ready(model(pattern, wiring=wiring, position=position, net=FeedForward(12, "gelu", gated=True)))
+        network = ready(model(pattern, residual=residual, position=position, net=FeedForward(12, "gelu", gated=True)))
         x, j = tokens(length=4), 2
         other = x.clone()
         other[:, j] = (x[:, j] + 1) % 17
@@ -182,7 +182,7 @@ def silence(network: nn.Module, scale: float) -> None:
 @pytest.mark.spec(27)
 def test_a_pre_norm_block_is_the_identity_and_a_correction():
     """With its corrections at 0 the stack is the identity, to the bit; small ones add in proportion."""
-    network, x = ready(model("full", wiring=PreNorm(last=False))), tokens()
+    network, x = ready(model("full", residual=PreNorm(last=False))), tokens()
     start = network.embed.table.weight[x]
     silence(network, 1e-4)
     one = network(x).hidden - start
@@ -196,7 +196,7 @@ def test_a_pre_norm_block_is_the_identity_and_a_correction():
 
 @pytest.mark.spec(27)
 def test_a_silent_post_norm_block_only_norms():
-    network, x = ready(model("full", wiring=PostNorm(), layers=1)), tokens()
+    network, x = ready(model("full", residual=PostNorm(), layers=1)), tokens()
     silence(network, 0)
     first, second = (step.norm for step in network.body.layers[0].steps.values())
     close(network(x).hidden, second(first(network.embed.table.weight[x])))
@@ -209,10 +209,10 @@ class Plain(nn.Module):
 
 @pytest.mark.spec(30)
 @pytest.mark.parametrize("left", ["nothing", "softmax", "relu", "norm"])
-@pytest.mark.parametrize("wiring", [PostNorm(), PreNorm()])
-def test_softmax_relu_and_norm_are_all_that_is_not_linear(wiring, left, monkeypatch):
+@pytest.mark.parametrize("residual", [PostNorm(), PreNorm()])
+def test_softmax_relu_and_norm_are_all_that_is_not_linear(residual, left, monkeypatch):
     """With the weights uniform, ReLU the identity and no norm the network is affine; with any one of them it is not."""
-    network = ready(model("causal", wiring=wiring, embed=Features(5)))
+    network = ready(model("causal", residual=residual, embed=Features(5)))
     if left != "relu":
         monkeypatch.setattr(feedforward, "activate", lambda x, name: x)
     for layer in network.body.layers:
@@ -220,7 +220,7 @@ def test_softmax_relu_and_norm_are_all_that_is_not_linear(wiring, left, monkeypa
             layer.attention.heads.qkv.weight.data[:8] = 0  # no queries: every key is as good as another
         if left != "norm":
             layer.steps["attention"].norm = layer.steps["feedforward"].norm = Plain()
-    if left != "norm" and isinstance(wiring, PreNorm):
+    if left != "norm" and isinstance(residual, PreNorm):
         network.body.ends.norm = Plain()
     x, y = randn(2, 6, 5), randn(2, 6, 5, seed=1)
     bend = (network(0.3 * x + 0.7 * y).hidden - 0.3 * network(x).hidden - 0.7 * network(y).hidden).abs().max()
@@ -229,7 +229,7 @@ def test_softmax_relu_and_norm_are_all_that_is_not_linear(wiring, left, monkeypa
 
 @pytest.mark.spec(21)
 def test_dropout_is_on_each_branch_and_only_in_training():
-    network = ready(model("full", wiring=PreNorm(dropout=0.5, last=False), dropout=0.0)).train()
+    network = ready(model("full", residual=PreNorm(dropout=0.5, last=False), dropout=0.0)).train()
     x = tokens()
     torch.manual_seed(0)
     one, two = network(x).hidden, network(x).hidden

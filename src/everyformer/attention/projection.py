@@ -29,17 +29,17 @@ from torch.nn import functional as F
 from everyformer.value import Size, Value
 
 
-class Heads:
+class Projection:
     """A form of multi-head attention: a value that builds the module that projects and merges."""
 
     __slots__ = ()
     heads: int
 
-    def build(self, width: int) -> HeadsModule:
+    def build(self, width: int) -> ProjectionModule:
         raise NotImplementedError
 
 
-class HeadsModule(nn.Module):
+class ProjectionModule(nn.Module):
     """Projects x_BTD to q, k (B, H, T, E) and v (B, H, T, E'), and merges answers B, H, T, E' to B, T, D."""
 
     heads: int
@@ -50,12 +50,12 @@ class HeadsModule(nn.Module):
 
     def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of one sequence."""
-        return (self.query(x_BTD), *self.memory(x_BTD))
+        return (self.query(x_BTD), *self.keys_values(x_BTD))
 
     def query(self, x_BTD: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def memory(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, of the same sequence or of another one (cross-attention)."""
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class HeadsModule(nn.Module):
         return x_BTF.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-class Standard(Heads, Value, frozen=True):
+class Standard(Projection, Value, frozen=True):
     """Each head projects the full vector; head widths are D / H unless given."""
 
     heads: Size
@@ -76,9 +76,9 @@ class Standard(Heads, Value, frozen=True):
     bias: bool = False
     merge_bias: bool = True
 
-    def build(self, width: int) -> HeadsModule:
+    def build(self, width: int) -> ProjectionModule:
         share = None if self.key_width and self.value_width else head_width(width, self.heads)
-        return ProjectedHeads(
+        return LinearProjectionModule(
             width,
             self.heads,
             self.key_width or share,
@@ -88,7 +88,7 @@ class Standard(Heads, Value, frozen=True):
         )
 
 
-class Shared(Heads, Value, frozen=True):
+class Shared(Projection, Value, frozen=True):
     """Reformer's: query and key are one projection of the full vector, keys of length 1, and no other scale."""
 
     heads: Size
@@ -97,45 +97,45 @@ class Shared(Heads, Value, frozen=True):
     bias: bool = False
     merge_bias: bool = False
 
-    def build(self, width: int) -> HeadsModule:
+    def build(self, width: int) -> ProjectionModule:
         share = None if self.key_width and self.value_width else head_width(width, self.heads)
         sizes = (self.key_width or share, self.value_width or share)
-        return ProjectedHeads(
+        return LinearProjectionModule(
             width, self.heads, *sizes, bias=self.bias, merge_bias=self.merge_bias, share_keys=True, unit_keys=True
         )
 
 
-class Wide(Heads, Value, frozen=True):
+class Wide(Projection, Value, frozen=True):
     """Every head is as wide as the model (B's code)."""
 
     heads: Size
 
-    def build(self, width: int) -> HeadsModule:
-        return ProjectedHeads(width, self.heads, width, width)
+    def build(self, width: int) -> ProjectionModule:
+        return LinearProjectionModule(width, self.heads, width, width)
 
 
-class Sum(Heads, Value, frozen=True):
+class Sum(Projection, Value, frozen=True):
     """K's sum form: Y = sum_h V_h X A_h. `rank` None gives full D x D matrices V_h."""
 
     heads: Size
     rank: Size | None = None
 
-    def build(self, width: int) -> HeadsModule:
-        return ProjectedHeads(width, self.heads, head_width(width, self.heads), self.rank, merge_bias=False)
+    def build(self, width: int) -> ProjectionModule:
+        return LinearProjectionModule(width, self.heads, head_width(width, self.heads), self.rank, merge_bias=False)
 
 
-class ParameterFree(Heads, Value, frozen=True):
+class ParameterFree(Projection, Value, frozen=True):
     """Basic self-attention: queries, keys and values are the tokens themselves."""
 
     @property
     def heads(self) -> int:  # type: ignore[override]
         return 1
 
-    def build(self, width: int) -> HeadsModule:
-        return ProjectedHeads(width, 1, None, None, merge=False)
+    def build(self, width: int) -> ProjectionModule:
+        return LinearProjectionModule(width, 1, None, None, merge=False)
 
 
-class Symmetric(Heads, Value, frozen=True):
+class Symmetric(Projection, Value, frozen=True):
     """Query and key are the same projection U x of `rank` numbers; the values are the tokens."""
 
     rank: Size
@@ -144,11 +144,11 @@ class Symmetric(Heads, Value, frozen=True):
     def heads(self) -> int:  # type: ignore[override]
         return 1
 
-    def build(self, width: int) -> HeadsModule:
-        return ProjectedHeads(width, 1, self.rank, None, share_keys=True, merge=False)
+    def build(self, width: int) -> ProjectionModule:
+        return LinearProjectionModule(width, 1, self.rank, None, share_keys=True, merge=False)
 
 
-class Asymmetric(Heads, Value, frozen=True):
+class Asymmetric(Projection, Value, frozen=True):
     """U_q x and U_k x of `rank` numbers are the only parameters; the values are the tokens."""
 
     rank: Size
@@ -157,26 +157,26 @@ class Asymmetric(Heads, Value, frozen=True):
     def heads(self) -> int:  # type: ignore[override]
         return 1
 
-    def build(self, width: int) -> HeadsModule:
-        return ProjectedHeads(width, 1, self.rank, None, merge=False)
+    def build(self, width: int) -> ProjectionModule:
+        return LinearProjectionModule(width, 1, self.rank, None, merge=False)
 
 
-class Sliced(Heads, Value, frozen=True):
+class Sliced(Projection, Value, frozen=True):
     """B's efficient form: slice h of the input feeds head h, through E x E matrices of its own."""
 
     heads: Size
 
-    def build(self, width: int) -> HeadsModule:
-        return SlicedHeads(width, self.heads, share=False, merge=True)
+    def build(self, width: int) -> ProjectionModule:
+        return SlicedModule(width, self.heads, share=False, merge=True)
 
 
-class Narrow(Heads, Value, frozen=True):
+class Narrow(Projection, Value, frozen=True):
     """former's narrow form: the same E x E matrices for every slice, and no output projection."""
 
     heads: Size
 
-    def build(self, width: int) -> HeadsModule:
-        return SlicedHeads(width, self.heads, share=True, merge=False)
+    def build(self, width: int) -> ProjectionModule:
+        return SlicedModule(width, self.heads, share=True, merge=False)
 
 
 def head_width(width: int, heads: int) -> int:
@@ -186,7 +186,7 @@ def head_width(width: int, heads: int) -> int:
     return width // heads
 
 
-class ProjectedHeads(HeadsModule):
+class LinearProjectionModule(ProjectionModule):
     """One fused linear map to queries, keys and values; a width of None means the tokens as they are."""
 
     def __init__(
@@ -227,7 +227,7 @@ class ProjectedHeads(HeadsModule):
     def query(self, x_BTD: Tensor) -> Tensor:
         return self._heads(self._map(x_BTD, 0, self.queries) if self.queries else x_BTD)
 
-    def memory(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
         start = self.queries + self.keys
         if self.keys and self.values:
             k, v = self._map(x_BSD, self.queries, start + self.values).split((self.keys, self.values), dim=-1)
@@ -248,7 +248,7 @@ class ProjectedHeads(HeadsModule):
         return F.linear(x_BTD, self.qkv.weight[start:end], bias)
 
 
-class SlicedHeads(HeadsModule):
+class SlicedModule(ProjectionModule):
     """Each head has its own slice of the input; the matrices are per head or shared by all."""
 
     def __init__(self, width: int, heads: int, *, share: bool, merge: bool):
@@ -263,6 +263,6 @@ class SlicedHeads(HeadsModule):
     def query(self, x_BTD: Tensor) -> Tensor:
         return self._heads(x_BTD) @ self.qkv_3HEE[0]
 
-    def memory(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
         slice_BHSE = self._heads(x_BSD)
         return slice_BHSE @ self.qkv_3HEE[1], slice_BHSE @ self.qkv_3HEE[2]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.attend import attend
+from everyformer.attention.context import Context
 from everyformer.attention.pattern import Causal, Full, Pattern
-from everyformer.attention.rule import Alibi, ImageBias, Rotary, Rule, Shaw, T5Bias, alibi_slopes
-from everyformer.attention.scene import Scene
+from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, Shaw, T5Bias, alibi_slopes
 from everyformer.value import from_json, to_json
 from tests.spec import attention
-from tests.spec import rules as spec
+from tests.spec import score_mods as spec
 
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
 CPU = torch.device("cpu")
@@ -30,31 +30,31 @@ def draw(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def build(rule: Rule) -> Any:
+def build(score_mod: ScoreMod) -> Any:
     """The rule's module, its tables large enough to tell their rows apart."""
-    module = rule.build(HEADS, WIDTH, VALUES)
+    module = score_mod.build(HEADS, WIDTH, VALUES)
     for table in module.parameters():
         torch.nn.init.normal_(table)
     return module
 
 
-def bias(rule: Any, positions: int, queries: int | None = None) -> Tensor:
+def bias(score_mod: Any, positions: int, queries: int | None = None) -> Tensor:
     """What the rule adds to every score, H, Q, K, where q and k are zero."""
     queries = queries or positions
-    scene = Scene(queries, positions, CPU)
-    term = rule.score(torch.zeros(1, HEADS, queries, WIDTH), torch.zeros(1, HEADS, positions, WIDTH), 1.0, scene)
-    return term(*scene.indices(1, HEADS)).expand(1, HEADS, queries, positions)[0]
+    context = Context(queries, positions, CPU)
+    term = score_mod.bias(torch.zeros(1, HEADS, queries, WIDTH), torch.zeros(1, HEADS, positions, WIDTH), 1.0, context)
+    return term(*context.indices(1, HEADS)).expand(1, HEADS, queries, positions)[0]
 
 
 @pytest.mark.spec(37)
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(7, 7), (3, 7), (1, 7)])
 def test_shaw_is_its_equations(values: bool, queries: int, keys: int) -> None:
-    rule = build(Shaw(reach=2, values=values))
+    score_mod = build(Shaw(reach=2, values=values))
     q, k, v = draw(queries, keys)
-    y = attend(q, k, v, rules=[rule])
+    y = attend(q, k, v, score_mods=[score_mod])
     for b, h in product(range(BATCH), range(HEADS)):
-        wanted = spec.shaw(q[b, h], k[b, h], v[b, h], rule.key_RE, rule.value_RE, 2, first=keys - queries)
+        wanted = spec.shaw(q[b, h], k[b, h], v[b, h], score_mod.key_RE, score_mod.value_RE, 2, first=keys - queries)
         torch.testing.assert_close(y[b, h], wanted, **CLOSE)
 
 
@@ -77,22 +77,22 @@ def test_alibi_is_its_equation() -> None:
 
 
 @pytest.mark.spec(37)
-@pytest.mark.parametrize("both_sides", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 16), (6, 20)])
-def test_t5_buckets_are_the_published_ones(both_sides: bool, buckets: int, reach: int) -> None:
-    rule = build(T5Bias(buckets, reach, both_sides))
+def test_t5_buckets_are_the_published_ones(bidirectional: bool, buckets: int, reach: int) -> None:
+    score_mod = build(T5Bias(buckets, reach, bidirectional))
     back = torch.arange(-300, 301)
-    wanted = spec.t5_bucket(-back, both_sides, buckets, reach)
-    assert torch.equal(rule.bucket(back), wanted)
-    bias_HQK = bias(rule, 40)
+    wanted = spec.t5_bucket(-back, bidirectional, buckets, reach)
+    assert torch.equal(score_mod.bucket(back), wanted)
+    bias_HQK = bias(score_mod, 40)
     for i, j in product(range(40), range(40)):
-        assert torch.equal(bias_HQK[:, i, j], rule.bias_RH[wanted[300 + i - j]])
+        assert torch.equal(bias_HQK[:, i, j], score_mod.bias_RH[wanted[300 + i - j]])
 
 
 @pytest.mark.spec(37)
 def test_rotary_is_a_complex_rotation() -> None:
     q, k, _ = draw(5, 5)
-    turned = build(Rotary(base=50.0)).turn(q, k, Scene(5, 5, CPU))
+    turned = build(Rotary(base=50.0)).transform(q, k, Context(5, 5, CPU))
     for x, y in zip((q, k), turned, strict=True):
         for b, h, i in product(range(BATCH), range(HEADS), range(5)):
             torch.testing.assert_close(y[b, h, i], spec.rotate(x[b, h, i], i, 50.0), **CLOSE)
@@ -102,7 +102,7 @@ def test_rotary_is_a_complex_rotation() -> None:
 def test_rotary_products_depend_on_the_distance_alone() -> None:
     x, y = torch.randn(WIDTH), torch.randn(WIDTH)
     q, k = (one.expand(1, 1, 9, WIDTH) for one in (x, y))
-    turned_q, turned_k = build(Rotary()).turn(q, k, Scene(9, 9, CPU))
+    turned_q, turned_k = build(Rotary()).transform(q, k, Context(9, 9, CPU))
     score_QK = (turned_q @ turned_k.transpose(-1, -2))[0, 0]
     for offset in range(-8, 9):
         diagonal = score_QK.diagonal(offset)
@@ -127,9 +127,9 @@ def test_image_bias_is_one_number_for_each_offset(before: int) -> None:
 
 @pytest.mark.spec(37)
 @pytest.mark.parametrize("pattern", [Full(), Causal()], ids=str)
-@pytest.mark.parametrize("rule", [T5Bias(8, 16), T5Bias(8, 16, both_sides=True), ImageBias(2, 3)], ids=repr)
-def test_a_learned_bias_is_added_to_the_scaled_score(rule: Rule, pattern: Pattern) -> None:
-    module = build(rule)
+@pytest.mark.parametrize("score_mod", [T5Bias(8, 16), T5Bias(8, 16, bidirectional=True), ImageBias(2, 3)], ids=repr)
+def test_a_learned_bias_is_added_to_the_scaled_score(score_mod: ScoreMod, pattern: Pattern) -> None:
+    module = build(score_mod)
     q, k, v = draw(2, 6)
     y, bias_HQK = attend(q, k, v, pattern, [module]), bias(module, 6, queries=2)
     for b, h, i in product(range(BATCH), range(HEADS), range(2)):
@@ -139,25 +139,25 @@ def test_a_learned_bias_is_added_to_the_scaled_score(rule: Rule, pattern: Patter
 
 
 @pytest.mark.spec(37)
-@pytest.mark.parametrize("rule", [Rotary(), Alibi(), Shaw(2), T5Bias(8, 16), ImageBias(2, 4)], ids=repr)
-def test_rules_speak_of_positions_not_of_places(rule: Rule) -> None:
+@pytest.mark.parametrize("score_mod", [Rotary(), Alibi(), Shaw(2), T5Bias(8, 16), ImageBias(2, 4)], ids=repr)
+def test_rules_speak_of_positions_not_of_places(score_mod: ScoreMod) -> None:
     """Holes in the keys (padding at -1) move nothing: the others keep the positions they have."""
-    module = build(rule)
+    module = build(score_mod)
     q, k, v = draw(8, 8)
     straight = attend(q[:, :, :6], k[:, :, :6], v[:, :, :6], Causal(), [module])
     place = torch.tensor([-1, 0, 1, -1, 2, 3, 4, 5])
     real = (place >= 0).nonzero()[:, 0]
     scattered = [torch.randn_like(x).index_copy(2, real, x[:, :, :6]) for x in (q, k, v)]
-    scene = Scene(8, 8, CPU, key_BK=place[None])
-    torch.testing.assert_close(attend(*scattered, Causal(), [module], scene=scene)[:, :, real], straight, **CLOSE)
+    context = Context(8, 8, CPU, key_BK=place[None])
+    torch.testing.assert_close(attend(*scattered, Causal(), [module], context=context)[:, :, real], straight, **CLOSE)
 
 
 @pytest.mark.spec(37)
 @pytest.mark.parametrize(
-    "rule", [Rotary(500.0), Alibi(), Shaw(3, values=True), T5Bias(8, 16, True), ImageBias(2, 3, 1)], ids=repr
+    "score_mod", [Rotary(500.0), Alibi(), Shaw(3, values=True), T5Bias(8, 16, True), ImageBias(2, 3, 1)], ids=repr
 )
-def test_rules_round_trip_through_json(rule: Rule) -> None:
-    assert from_json(to_json(rule), Rule) == rule
+def test_rules_round_trip_through_json(score_mod: ScoreMod) -> None:
+    assert from_json(to_json(score_mod), ScoreMod) == score_mod
 
 
 @pytest.mark.spec(37)
@@ -168,7 +168,7 @@ def test_rules_round_trip_through_json(rule: Rule) -> None:
         (lambda: Rotary().build(2, 3, 3), "a head is 3 wide; make it even"),
         (lambda: Shaw(reach=0), "shaw.reach is 0: expected int >= 1"),
         (lambda: T5Bias(buckets=1), "t5_bias has 1 buckets .* must be at least 1"),
-        (lambda: T5Bias(buckets=3, both_sides=True), "t5_bias has 3 buckets .* must be at least 1"),
+        (lambda: T5Bias(buckets=3, bidirectional=True), "t5_bias has 3 buckets .* must be at least 1"),
         (
             lambda: T5Bias(buckets=32, reach=16),
             "reach of 16: 16 distances have a bucket of their own, .* less than the reach",
@@ -186,4 +186,4 @@ def test_a_wrong_number_is_named(make: Any, reason: str) -> None:
 @pytest.mark.parametrize("key_BK", [None, torch.arange(7)[None]])
 def test_positions_past_the_grid_are_refused(key_BK: Tensor | None) -> None:
     with pytest.raises(ValueError, match=r"image_bias knows 0 \+ 2 x 3 positions, but 7 are given"):
-        attend(*draw(7, 7), rules=[build(ImageBias(2, 3))], scene=Scene(7, 7, CPU, key_BK=key_BK))
+        attend(*draw(7, 7), score_mods=[build(ImageBias(2, 3))], context=Context(7, 7, CPU, key_BK=key_BK))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from everyformer import Classify, Features, Language, LayerNorm, Logistics, Masked, PerToken, Tokens
-from everyformer.network.head import read
+from everyformer.network.output_head import read
 from tests.network import close, model, randn, ready, tokens
 from tests.spec import image
 from tests.spec import network as spec
@@ -22,10 +22,10 @@ VISIBLE = [[True] * 6, [False, False, True, True, True, True], [True, True, True
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_next_words_distribution_is_equation_9(tied, bias):
     """softmax(W_z^T z), W_z the embedding itself or a map of its own; it sums to one over the vocabulary."""
-    network, x = ready(model(heads=(Language(tied=tied, bias=bias),))), tokens()
+    network, x = ready(model(outputs=(Language(tied=tied, bias=bias),))), tokens()
     output = network(x)
-    W_z = (network.embed.table.weight if tied else network.heads[0].map.weight).T
-    b = network.heads[0].bias if bias else torch.zeros(17)
+    W_z = (network.embed.table.weight if tied else network.outputs[0].map.weight).T
+    b = network.outputs[0].bias if bias else torch.zeros(17)
     literal = torch.stack([torch.stack([spec.softmax(W_z.T @ z + b) for z in row]) for row in output.hidden])
     found = output.logits.softmax(-1)
     close(found, literal)
@@ -34,8 +34,8 @@ def test_the_next_words_distribution_is_equation_9(tied, bias):
 
 @pytest.mark.spec(54)
 def test_tied_weights_are_one_tensor_that_learns_from_both_ends():
-    tied, untied = ready(model(heads=(Language(),))), ready(model(heads=(Language(tied=False),)))
-    assert len(list(tied.heads.parameters())) == 0
+    tied, untied = ready(model(outputs=(Language(),))), ready(model(outputs=(Language(tied=False),)))
+    assert len(list(tied.outputs.parameters())) == 0
     assert sum(p.numel() for p in untied.parameters()) == sum(p.numel() for p in tied.parameters()) + 17 * 8
     tied(tokens() * 0).logits.square().sum().backward()  # only token 0 goes in
     assert (tied.embed.table.weight.grad.abs().amax(1) > 0).all()  # all come out
@@ -43,7 +43,7 @@ def test_tied_weights_are_one_tensor_that_learns_from_both_ends():
 
 @pytest.mark.spec(53)
 def test_a_tied_head_of_a_scaled_embedding_uses_the_plain_weights():
-    network = ready(model(embed=Tokens(17, scaled=True), heads=(Language(),)))
+    network = ready(model(embed=Tokens(17, scaled=True), outputs=(Language(),)))
     output = network(tokens())
     close(output.logits, output.hidden @ network.embed.table.weight.T)
 
@@ -64,9 +64,9 @@ def test_readings_are_of_the_visible_part(reading, padded):
 @pytest.mark.parametrize("reading", ["mean", "max", "last", "first"])
 @pytest.mark.parametrize("pooler", [False, True])
 def test_a_class_is_read_then_mapped_and_padding_moves_nothing(reading, pooler):
-    network, x = ready(model("full", heads=(Classify(3, reading, pooler=pooler),))), tokens(3)
+    network, x = ready(model("full", outputs=(Classify(3, reading, pooler=pooler),))), tokens(3)
     output = network(x, visible=torch.tensor(VISIBLE))
-    head = network.heads[0]
+    head = network.outputs[0]
     for row, z_TD in enumerate(output.hidden):
         z = spec.read(list(z_TD), VISIBLE[row], reading)
         z = torch.tanh(head.pooler.weight @ z + head.pooler.bias) if pooler else z
@@ -78,10 +78,10 @@ def test_a_class_is_read_then_mapped_and_padding_moves_nothing(reading, pooler):
 
 @pytest.mark.spec(52)
 def test_the_class_token_stands_first_and_is_what_is_read():
-    network, x = ready(model("full", heads=(Classify(3, "first"),), class_token=True)), tokens(3)
+    network, x = ready(model("full", outputs=(Classify(3, "first"),), class_token=True)), tokens(3)
     output = network(x, visible=torch.tensor(VISIBLE))
     assert output.hidden.shape[1] == 7
-    close(output.logits, output.hidden[:, 0] @ network.heads[0].map.weight.T + network.heads[0].map.bias)
+    close(output.logits, output.hidden[:, 0] @ network.outputs[0].map.weight.T + network.outputs[0].map.bias)
     before = network(x).logits
     with torch.no_grad():
         network.class_token.add_(torch.randn_like(network.class_token))
@@ -92,8 +92,8 @@ def test_the_class_token_stands_first_and_is_what_is_read():
 
 def test_the_masked_head_is_berts():
     """W_e LN(gelu(W z + b)) + b'."""
-    network, x = ready(model("full", heads=(Masked(eps=1e-3),))), tokens()
-    output, head = network(x), network.heads[0]
+    network, x = ready(model("full", outputs=(Masked(eps=1e-3),))), tokens()
+    output, head = network(x), network.outputs[0]
     for z_TD, logits_TV in zip(output.hidden, output.logits, strict=True):
         for z, logits in zip(z_TD, logits_TV, strict=True):
             hidden = spec.gelu(head.map.weight @ z + head.map.bias)
@@ -105,9 +105,9 @@ def test_the_masked_head_is_berts():
 def test_one_representation_serves_the_next_token_a_pooled_class_and_every_token():
     """Several heads give a tuple, each what it gives alone."""
     heads = (Language(tied=False), Classify(3, "mean"), PerToken(2))
-    network, x = ready(model(heads=heads)), tokens()
+    network, x = ready(model(outputs=heads)), tokens()
     output = network(x)
-    z, (language, classify, each) = output.hidden, network.heads
+    z, (language, classify, each) = output.hidden, network.outputs
     wanted = (
         z @ language.map.weight.T,
         z.mean(1) @ classify.map.weight.T + classify.map.bias,
@@ -115,13 +115,13 @@ def test_one_representation_serves_the_next_token_a_pooled_class_and_every_token
     )
     for found, literal in zip(output.logits, wanted, strict=True):
         close(found, literal)
-    assert network.value.heads == heads
+    assert network.value.outputs == heads
     assert ready(model()).forward(x).logits is None
 
 
 @pytest.mark.spec(65)
 def test_a_head_may_have_a_vocabulary_of_its_own():
-    network = ready(model(heads=(Language(tied=False, vocabulary=5),), norm=LayerNorm()))
+    network = ready(model(outputs=(Language(tied=False, vocabulary=5),), norm=LayerNorm()))
     assert network(tokens()).logits.shape == (2, 6, 5)
 
 
@@ -148,7 +148,7 @@ def components(head: Logistics, numbers: list[float]) -> list[dict]:
 @pytest.mark.parametrize("channels, levels, kinds", [(1, 7, 3), (2, 4, 2), (3, 3, 2)])
 def test_a_mixture_of_logistics_is_its_equation_and_sums_to_one(channels, levels, kinds):
     head = Logistics(channels, levels, kinds)
-    network = ready(model(embed=Features(channels), heads=(head,)))
+    network = ready(model(embed=Features(channels), outputs=(head,)))
     mixture = network(randn(2, 3, channels)).logits
     assert mixture.shape == (2, 3, kinds * (1 + 2 * channels + channels * (channels - 1) // 2))
     pixels = torch.tensor(list(product(range(levels), repeat=channels)))

@@ -11,10 +11,10 @@ from torch import Tensor
 from everyformer.network.model import Network, PairNetwork
 from everyformer.train import checkpoint
 
-HEADS = tuple(f"{side}{part}." for side in ("", "encoder.", "decoder.") for part in ("heads", "further"))
+HEADS = tuple(f"{side}{part}." for side in ("", "encoder.", "decoder.") for part in ("outputs", "further"))
 
 
-def adopt(network: Network | PairNetwork, folder: str | Path) -> list[str]:
+def load_weights(network: Network | PairNetwork, folder: str | Path) -> list[str]:
     """Copy the weights of a saved model into a network, all but those of its heads, which stay as they are.
 
     `folder` is a run's (its last checkpoint, averaged if it keeps an average) or one that everyformer.save wrote. The names

@@ -13,11 +13,11 @@ from torch import Tensor
 from everyformer import (
     Alibi,
     Attention,
+    Cache,
     EncoderDecoder,
     Features,
     Language,
     Learned,
-    Past,
     PostNorm,
     PreNorm,
     Rotary,
@@ -25,16 +25,16 @@ from everyformer import (
     Sinusoidal,
     Standard,
 )
-from everyformer.network.past import Hidden
+from everyformer.network.cache import LayerInputs
 from tests.network import close, model, randn, ready, tokens
 
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},
-    "rotary": {"rules": (Rotary(),)},
+    "rotary": {"score_mods": (Rotary(),)},
     "learned": {"position": Learned(12)},
     "sinusoidal": {"position": Sinusoidal()},
-    "alibi": {"rules": (Alibi(),), "wiring": PostNorm()},
-    "shaw": {"rules": (Shaw(2, values=True),)},
+    "alibi": {"score_mods": (Alibi(),), "residual": PostNorm()},
+    "shaw": {"score_mods": (Shaw(2, values=True),)},
 }
 PATTERNS = ["causal", "causal & window(3)", "by_head(causal, causal & stride(2))"]
 ROWS = tokens(3, 10).tolist()
@@ -52,10 +52,12 @@ def pad(rows: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
     return torch.tensor(batch), torch.tensor(visible)
 
 
-def feed(network: Any, side: str, past: Past, before: tuple[int, ...], lengths: tuple[int, ...], **options: Any) -> Any:
+def feed(
+    network: Any, side: str, cache: Cache, before: tuple[int, ...], lengths: tuple[int, ...], **options: Any
+) -> Any:
     """The next so many tokens of each sequence; the output, and the hidden vectors of each without its padding."""
     x, visible = pad([row[a : a + n] for row, a, n in zip(ROWS, before, lengths, strict=True)], side)
-    output = network(x, visible=None if visible.all() else visible, past=past, **options)
+    output = network(x, visible=None if visible.all() else visible, cache=cache, **options)
     return output, [hidden[seen] for hidden, seen in zip(output.hidden, visible, strict=True)]
 
 
@@ -66,11 +68,11 @@ def feed(network: Any, side: str, past: Past, before: tuple[int, ...], lengths: 
 def test_prompts_of_different_lengths_go_on_as_each_would_alone(way, pattern, side):
     """Padded left or right, in the first call and in later ones: the holes stay where they are and are seen by nobody."""
     network = ready(model(pattern, **WAYS[way]))
-    past, before = Past(), (0, 0, 0)
+    cache, before = Cache(), (0, 0, 0)
     found: list[list[Tensor]] = [[] for _ in ROWS]
     for lengths in PIECES:
-        output, parts = feed(network, side, past, before, lengths)
-        past, before = output.past, tuple(a + n for a, n in zip(before, lengths, strict=True))
+        output, parts = feed(network, side, cache, before, lengths)
+        cache, before = output.cache, tuple(a + n for a, n in zip(before, lengths, strict=True))
         for row, part in zip(found, parts, strict=True):
             row.append(part)
     for row, text, length in zip(found, ROWS, before, strict=True):
@@ -81,34 +83,34 @@ def test_prompts_of_different_lengths_go_on_as_each_would_alone(way, pattern, si
 @pytest.mark.parametrize("cuts", [[0, *range(1, 11)], [0, 4, 10], [0, 1, 9, 10]])
 @pytest.mark.parametrize("way", WAYS)
 def test_pieces_equal_the_whole(way, cuts):
-    network, x, past, found = ready(model(**WAYS[way])), torch.tensor(ROWS), Past(), []
+    network, x, cache, found = ready(model(**WAYS[way])), torch.tensor(ROWS), Cache(), []
     for start, end in pairwise(cuts):
-        output = network(x[:, start:end], past=past)
-        past = output.past
+        output = network(x[:, start:end], cache=cache)
+        cache = output.cache
         found.append(output.hidden)
     close(torch.cat(found, dim=1), network(x).hidden)
-    assert past.length == 10 and network(x).past is None
+    assert cache.length == 10 and network(x).cache is None
 
 
 @pytest.mark.spec(60)
 def test_a_pattern_may_look_ahead_within_one_call_only():
     """Blocks read one at a time equal the whole; a block cut in two is refused, for its first half has answered."""
     network, x = ready(model("block(5)")), torch.tensor(ROWS)
-    first = network(x[:, :5], past=Past())
-    second = network(x[:, 5:], past=first.past)
+    first = network(x[:, :5], cache=Cache())
+    second = network(x[:, 5:], cache=first.cache)
     close(torch.cat((first.hidden, second.hidden), dim=1), network(x).hidden)
-    half = network(x[:, :3], past=Past()).past
+    half = network(x[:, :3], cache=Cache()).cache
     with pytest.raises(ValueError, match=r"block\(5\) lets the past see what comes now"):
-        network(x[:, 3:], past=half)
+        network(x[:, 3:], cache=half)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("order", [[2, 0, 1], [1, 1, 0, 2], [2]])
 def test_reordered_sequences_go_on_as_if_they_had_begun_so(order, side):
     network, index = ready(model(position=Sinusoidal())), torch.tensor(order)
-    past = feed(network, side, Past(), (0, 0, 0), (4, 2, 3))[0].past
+    cache = feed(network, side, Cache(), (0, 0, 0), (4, 2, 3))[0].cache
     again = tokens(3, 2, seed=5)
-    close(network(again[index], past=past.reorder(index)).hidden, network(again, past=past).hidden[index])
+    close(network(again[index], cache=cache.reorder(index)).hidden, network(again, cache=cache).hidden[index])
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -118,28 +120,28 @@ def test_one_sequence_may_become_several(documents):
     x, more = torch.tensor(ROWS[:1]), tokens(3, 2, seed=5)
     first = {"documents": torch.zeros(1, 10, dtype=torch.long)} if documents else {}
     then = {"documents": torch.zeros(3, 2, dtype=torch.long)} if documents else {}
-    past = network(x, past=Past(), **first).past.reorder(torch.tensor([0, 0, 0]))
+    cache = network(x, cache=Cache(), **first).cache.reorder(torch.tensor([0, 0, 0]))
     whole = torch.cat((x.expand(3, -1), more), dim=1)
     options = {"documents": torch.zeros(3, 12, dtype=torch.long)} if documents else {}
-    close(network(more, past=past, **then).hidden, network(whole, **options).hidden[:, 10:])
+    close(network(more, cache=cache, **then).hidden, network(whole, **options).hidden[:, 10:])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_rolled_back_it_never_went_on(count, side):
     network = ready(model(position=Learned(12)))
-    begun = feed(network, side, Past(), (0, 0, 0), (4, 2, 3))[0].past
-    astray = network(tokens(3, count, seed=5), past=begun).past if count else begun
+    begun = feed(network, side, Cache(), (0, 0, 0), (4, 2, 3))[0].cache
+    astray = network(tokens(3, count, seed=5), cache=begun).cache if count else begun
     wanted = feed(network, side, begun, (4, 2, 3), (2, 2, 2))[0]
     found = feed(network, side, astray.roll_back(count), (4, 2, 3), (2, 2, 2))[0]
     close(found.hidden, wanted.hidden, 1e-300)
-    assert found.past.length == wanted.past.length
+    assert found.cache.length == wanted.cache.length
 
 
 def test_rolled_back_to_nothing_it_begins_anew():
     network, x = ready(model(position=Learned(12))), torch.tensor(ROWS)
-    past = network(x, past=Past()).past.roll_back(10)
-    close(network(x, past=past).hidden, network(x).hidden)
+    cache = network(x, cache=Cache()).cache.roll_back(10)
+    close(network(x, cache=cache).hidden, network(x).hidden)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +156,11 @@ def test_rolled_back_to_nothing_it_begins_anew():
     ],
 )
 def test_only_what_begins_at_the_beginning_is_rolled_back_to_nothing(positions, begins):
-    past = Past(3, (Hidden(torch.zeros(len(positions), 3, 2)),), torch.tensor(positions), hidden=True, holes=True)
+    cache = Cache(
+        3, (LayerInputs(torch.zeros(len(positions), 3, 2)),), torch.tensor(positions), hidden=True, holes=True
+    )
     with nullcontext() if begins else pytest.raises(ValueError, match=r"does not begin at position 0.*keep at least 1"):
-        assert past.roll_back(3).length == 0
+        assert cache.roll_back(3).length == 0
 
 
 @pytest.mark.spec(57, 60)
@@ -165,63 +169,66 @@ def test_only_what_begins_at_the_beginning_is_rolled_back_to_nothing(positions, 
 def test_a_trimmed_past_is_exact_under_a_window(way, side):
     """causal & window(w) needs the last w - 1 keys: with no more than those of each sequence the answers stay the same."""
     network, window, long = ready(model("causal & window(3)", **WAYS[way])), 3, tokens(3, 9, seed=5)
-    output, _ = feed(network, side, Past(), (0, 0, 0), (4, 2, 3))
-    past, found = output.past, []
+    output, _ = feed(network, side, Cache(), (0, 0, 0), (4, 2, 3))
+    cache, found = output.cache, []
     for step in range(9):
-        past = past.trim(window - 1)
-        output = network(long[:, step : step + 1], past=past)
-        past = output.past
+        cache = cache.trim(window - 1)
+        output = network(long[:, step : step + 1], cache=cache)
+        cache = output.cache
         found.append(output.hidden)
-        assert past.length <= window + 2  # the right-padded rows have up to two holes
-    assert past.trim(window - 1).length == window - 1  # and those have gone by
+        assert cache.length <= window + 2  # the right-padded rows have up to two holes
+    assert cache.trim(window - 1).length == window - 1  # and those have gone by
     for row, n in enumerate((4, 2, 3)):
         whole = torch.cat((torch.tensor(ROWS[row][:n]), long[row]))[None]
         close(torch.cat(found, dim=1)[row], network(whole).hidden[0, n:])
 
 
 def test_one_key_less_than_the_window_needs_is_not_exact():
-    network, x = ready(model("causal & window(3)", rules=(Rotary(),))), torch.tensor(ROWS)
-    past = network(x[:, :9], past=Past()).past
+    network, x = ready(model("causal & window(3)", score_mods=(Rotary(),))), torch.tensor(ROWS)
+    cache = network(x[:, :9], cache=Cache()).cache
     whole = network(x).hidden[:, 9:]
-    close(network(x[:, 9:], past=past.trim(2)).hidden, whole)
-    assert (network(x[:, 9:], past=past.trim(1)).hidden - whole).abs().max() > 1e-3
+    close(network(x[:, 9:], cache=cache.trim(2)).hidden, whole)
+    assert (network(x[:, 9:], cache=cache.trim(1)).hidden - whole).abs().max() > 1e-3
 
 
 def test_a_past_is_never_changed():
     network, x = ready(model(position=Sinusoidal())), torch.tensor(ROWS)
-    past = feed(network, "right", Past(), (0, 0, 0), (4, 2, 3))[0].past
-    held = [past.position_BK, *(part for keys in past.layers for part in (keys.k_BHKE, keys.v_BHKE))]
+    cache = feed(network, "right", Cache(), (0, 0, 0), (4, 2, 3))[0].cache
+    held = [cache.position_BK, *(part for keys in cache.layers for part in (keys.k_BHKE, keys.v_BHKE))]
     before = [part.clone() for part in held]
-    one = network(x[:, :2], past=past)
-    for other in (one.past.roll_back(2), past.reorder(torch.tensor([2, 1])), past.trim(1), past.roll_back(1)):
-        network(x[: other.batch, :1], past=other)
-    two = network(x[:, :2], past=past)
+    one = network(x[:, :2], cache=cache)
+    for other in (one.cache.roll_back(2), cache.reorder(torch.tensor([2, 1])), cache.trim(1), cache.roll_back(1)):
+        network(x[: other.batch, :1], cache=other)
+    two = network(x[:, :2], cache=cache)
     assert all(torch.equal(part, copy) for part, copy in zip(held, before, strict=True))
-    assert torch.equal(one.hidden, two.hidden) and past.length == 4
+    assert torch.equal(one.hidden, two.hidden) and cache.length == 4
     with pytest.raises(AttributeError):
-        past.length = 3
+        cache.length = 3
 
 
 @pytest.mark.spec(72)
 @pytest.mark.parametrize("trim", [None, 6])
 def test_documents_come_with_every_call(trim):
-    network, x = ready(model("causal & same_document & window(7)", rules=(Rotary(),))), torch.tensor(ROWS)
+    network, x = ready(model("causal & same_document & window(7)", score_mods=(Rotary(),))), torch.tensor(ROWS)
     documents = torch.tensor([[0] * 3 + [1] * 7, [0] * 5 + [1] * 2 + [2] * 3, [4] * 10])
-    past, found = Past(), []
+    cache, found = Cache(), []
     for start, end in pairwise([0, 2, 6, 7, 8, 9, 10]):
-        output = network(x[:, start:end], documents=documents[:, start:end], past=past)
-        past = output.past if trim is None else output.past.trim(trim)
+        output = network(x[:, start:end], documents=documents[:, start:end], cache=cache)
+        cache = output.cache if trim is None else output.cache.trim(trim)
         found.append(output.hidden)
     close(torch.cat(found, dim=1), network(x, documents=documents).hidden)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_documents_and_padding_together(side):
-    network, documents = ready(model("causal & same_document", rules=(Rotary(),))), [[0, 0, 1, 1], [3, 4], [2, 2, 2]]
+    network, documents = (
+        ready(model("causal & same_document", score_mods=(Rotary(),))),
+        [[0, 0, 1, 1], [3, 4], [2, 2, 2]],
+    )
     padded, _ = pad(documents, side)
-    output, parts = feed(network, side, Past(), (0, 0, 0), (4, 2, 3), documents=padded)
+    output, parts = feed(network, side, Cache(), (0, 0, 0), (4, 2, 3), documents=padded)
     last = torch.tensor([[1], [4], [2]])
-    _, more = feed(network, side, output.past, (4, 2, 3), (1, 1, 1), documents=last)
+    _, more = feed(network, side, output.cache, (4, 2, 3), (1, 1, 1), documents=last)
     for row in range(3):
         ids = torch.tensor([[*documents[row], last[row].item()]])
         alone = network(torch.tensor([ROWS[row][: ids.shape[1]]]), documents=ids).hidden[0]
@@ -229,14 +236,14 @@ def test_documents_and_padding_together(side):
 
 
 @pytest.mark.spec(15, 60, 62)
-@pytest.mark.parametrize("wiring", [PreNorm(), PostNorm()])
-def test_keys_of_the_source_are_computed_once(wiring, monkeypatch):
+@pytest.mark.parametrize("residual", [PreNorm(), PostNorm()])
+def test_keys_of_the_source_are_computed_once(residual, monkeypatch):
     """A decoder goes on from its past; its cross-attention reads the source in the first call and never again."""
-    decoder = model("causal", cross=Attention(Standard(2)), wiring=wiring, heads=(Language(),))
+    decoder = model("causal", cross=Attention(Standard(2)), residual=residual, outputs=(Language(),))
     network = ready(EncoderDecoder(encoder=model("full"), decoder=decoder))
     seen_BS = torch.tensor([[True] * 4, [False, True, True, True], [True, True, True, False]])
     memory = network.encode(tokens(3, 4, seed=7), visible=seen_BS)
-    x, past, found = torch.tensor(ROWS), Past(), []
+    x, cache, found = torch.tensor(ROWS), Cache(), []
     calls: list[Any] = []
     wanted = network.decode(x, memory).hidden
 
@@ -248,30 +255,30 @@ def test_keys_of_the_source_are_computed_once(wiring, monkeypatch):
         return reading
 
     for number, layer in enumerate(network.decoder.body.layers):
-        monkeypatch.setattr(layer.cross.heads, "memory", counted(number, layer.cross.heads.memory))
+        monkeypatch.setattr(layer.cross.heads, "keys_values", counted(number, layer.cross.heads.keys_values))
     for step in range(10):
-        output = network.decode(x[:, step : step + 1], memory, past=past)
-        past = output.past.reorder(torch.arange(3)).roll_back(0)  # which keep them too
+        output = network.decode(x[:, step : step + 1], memory, cache=cache)
+        cache = output.cache.reorder(torch.arange(3)).roll_back(0)  # which keep them too
         found.append(output.hidden)
     close(torch.cat(found, dim=1), wanted)
     assert calls == [0, 1]
     order = torch.tensor([2, 0])
-    turned = network.decode(x[order, :1], type(memory)(memory.x_BSD[order], seen_BS[order]), past=past.reorder(order))
-    close(turned.hidden, network.decode(x[:, :1], memory, past=past).hidden[order])
+    turned = network.decode(x[order, :1], type(memory)(memory.x_BSD[order], seen_BS[order]), cache=cache.reorder(order))
+    close(turned.hidden, network.decode(x[:, :1], memory, cache=cache).hidden[order])
 
 
 @pytest.mark.spec(60)
 def test_features_go_on_like_tokens():
     network, x = ready(model(embed=Features(5), position=Sinusoidal())), randn(2, 6, 5)
-    past = network(x[:, :4], past=Past()).past
-    close(network(x[:, 4:], past=past).hidden, network(x).hidden[:, 4:])
+    cache = network(x[:, :4], cache=Cache()).cache
+    close(network(x[:, 4:], cache=cache).hidden, network(x).hidden[:, 4:])
 
 
 def test_a_memory_with_rows_begun_anew_is_the_same_after_saving() -> None:
-    network, x_BT = ready(model(memory=4, rules=(Rotary(),))), tokens(3, 9)
-    past = network(x_BT[:, :5], past=Past(hidden=True)).past.reset(torch.tensor([False, True, False]))
-    again = Past.from_tensors(past.tensors())
-    assert (again.length, again.hidden, again.holes) == (past.length, True, True)
-    assert torch.equal(again.position_BK, past.position_BK)
-    found, wanted = (network(x_BT[:, 5:], past=one) for one in (again, past))
-    assert torch.equal(found.hidden, wanted.hidden) and found.past.length == wanted.past.length
+    network, x_BT = ready(model(memory=4, score_mods=(Rotary(),))), tokens(3, 9)
+    cache = network(x_BT[:, :5], cache=Cache(hidden=True)).cache.reset(torch.tensor([False, True, False]))
+    again = Cache.from_tensors(cache.tensors())
+    assert (again.length, again.hidden, again.holes) == (cache.length, True, True)
+    assert torch.equal(again.position_BK, cache.position_BK)
+    found, wanted = (network(x_BT[:, 5:], cache=one) for one in (again, cache))
+    assert torch.equal(found.hidden, wanted.hidden) and found.cache.length == wanted.cache.length

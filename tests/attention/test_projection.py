@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from everyformer.attention.attend import attend
-from everyformer.attention.heads import (
+from everyformer.attention.context import Context
+from everyformer.attention.projection import (
     Asymmetric,
-    Heads,
-    HeadsModule,
     Narrow,
     ParameterFree,
+    Projection,
+    ProjectionModule,
     Shared,
     Sliced,
     Standard,
@@ -23,14 +24,13 @@ from everyformer.attention.heads import (
     Symmetric,
     Wide,
 )
-from everyformer.attention.scene import Scene
 from everyformer.network.depth import Attention, Source
 from everyformer.network.feedforward import FeedForward
 from tests.spec import attention as spec
 
 WIDTH, HEADS, TIME = 12, 3, 5
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
-FORMS: list[Heads] = [
+FORMS: list[Projection] = [
     ParameterFree(),
     Symmetric(4),
     Asymmetric(4),
@@ -47,10 +47,10 @@ FORMS: list[Heads] = [
 each_form = pytest.mark.parametrize("form", FORMS, ids=repr)
 
 
-def run(heads: HeadsModule, x_BTD: Tensor, source_BSD: Tensor | None = None) -> Tensor:
+def run(heads: ProjectionModule, x_BTD: Tensor, source_BSD: Tensor | None = None) -> Tensor:
     """One attention: project, attend, merge."""
     q_BHQE = heads.query(x_BTD)
-    k_BHKE, v_BHKE = heads.memory(x_BTD if source_BSD is None else source_BSD)
+    k_BHKE, v_BHKE = heads.keys_values(x_BTD if source_BSD is None else source_BSD)
     return heads.merge(attend(q_BHQE, k_BHKE, v_BHKE, scale=heads.scale))
 
 
@@ -73,7 +73,7 @@ def test_parameter_free_attention_is_its_equation() -> None:
 
 @each_form
 @pytest.mark.spec(2)
-def test_attention_is_equivariant_and_only_its_pool_invariant(form: Heads) -> None:
+def test_attention_is_equivariant_and_only_its_pool_invariant(form: Projection) -> None:
     heads, x_BTD, order = form.build(WIDTH), torch.randn(2, TIME, WIDTH), torch.tensor([3, 0, 4, 1, 2])
     straight, permuted = run(heads, x_BTD), run(heads, x_BTD[:, order])
     torch.testing.assert_close(permuted, straight[:, order], **CLOSE)
@@ -103,7 +103,7 @@ def test_asymmetric_attention_is_its_equation() -> None:
 
 @pytest.mark.spec(5)
 @pytest.mark.parametrize("form", [Standard(1), Standard(HEADS)], ids=repr)
-def test_projections_are_equation_1(form: Heads) -> None:
+def test_projections_are_equation_1(form: Projection) -> None:
     heads, x_BTD = form.build(WIDTH), torch.randn(1, TIME, WIDTH)
     for projected_BHTE, w_HDE in zip(heads.project(x_BTD), matrices(heads), strict=True):
         for h, w_DE in enumerate(w_HDE):
@@ -113,9 +113,9 @@ def test_projections_are_equation_1(form: Heads) -> None:
 
 @each_form
 @pytest.mark.spec(5)
-def test_projecting_at_once_is_projecting_apart(form: Heads) -> None:
+def test_projecting_at_once_is_projecting_apart(form: Projection) -> None:
     heads, x_BTD = form.build(WIDTH), torch.randn(2, TIME, WIDTH)
-    apart = (heads.query(x_BTD), *heads.memory(x_BTD))
+    apart = (heads.query(x_BTD), *heads.keys_values(x_BTD))
     for one, two in zip(heads.project(x_BTD), apart, strict=True):
         torch.testing.assert_close(one, two, **CLOSE)
 
@@ -202,8 +202,8 @@ def test_cross_attention_over_a_sequence_of_another_length(source: int) -> None:
     torch.testing.assert_close(run(heads, x_BTD, source_BSD)[0], wanted, **CLOSE)
     layer = Attention(Standard(HEADS, merge_bias=False)).build(WIDTH)
     layer.heads.load_state_dict(heads.state_dict())
-    scene = Scene(TIME, source, x_BTD.device)
-    torch.testing.assert_close(layer.across(x_BTD, Source(source_BSD, scene), None)[0][0], wanted, **CLOSE)
+    context = Context(TIME, source, x_BTD.device)
+    torch.testing.assert_close(layer.across(x_BTD, Source(source_BSD, context), None)[0][0], wanted, **CLOSE)
 
 
 D, H, R = 24, 4, 5
@@ -228,7 +228,7 @@ D, H, R = 24, 4, 5
     ],
     ids=repr,
 )
-def test_parameter_counts(form: Heads, count: int) -> None:
+def test_parameter_counts(form: Projection, count: int) -> None:
     assert sum(p.numel() for p in form.build(D).parameters()) == count
 
 
@@ -237,7 +237,7 @@ def test_cost_depends_on_the_heads_only_with_full_rank_values() -> None:
     time = D  # K: where D ~ N, the feed-forward net dominates
     x_BTD = torch.randn(1, time, D)
 
-    def cost(form: Heads) -> int:
+    def cost(form: Projection) -> int:
         """Multiplications of the N x N part, counted while it runs; a multiplication and an addition are two FLOPs."""
         heads = form.build(D)
         q, k, v = heads.project(x_BTD)
@@ -256,6 +256,6 @@ def test_cost_depends_on_the_heads_only_with_full_rank_values() -> None:
 
 @pytest.mark.spec(11)
 @pytest.mark.parametrize("form", [Standard(5), Sliced(5), Narrow(5), Sum(5)], ids=repr)
-def test_a_width_that_the_heads_do_not_divide_is_refused(form: Heads) -> None:
+def test_a_width_that_the_heads_do_not_divide_is_refused(form: Projection) -> None:
     with pytest.raises(ValueError, match="width of 24 does not divide into 5 heads; take for example 4 heads"):
         form.build(D)

@@ -44,7 +44,7 @@ NAMES = ("train/loss", "train/lr", "valid/bits_per_byte")
 
 def test_tensorboard_shows_each_step_of_the_records_once(tmp_path):
     folder = tmp_path / "run"
-    train(recipe(text(tmp_path), "run.listen=tensorboard"), folder)
+    train(recipe(text(tmp_path), "run.loggers=tensorboard"), folder)
     first = {name: said(folder, name) for name in NAMES}
     assert len(first["train/loss"]) == 12 and len(first["valid/bits_per_byte"]) == 2
     for name in NAMES:
@@ -78,7 +78,7 @@ class FakeWandb:
 def test_wandb_is_told_each_step_once_and_goes_on_with_its_run(tmp_path, monkeypatch):
     fake, folder = FakeWandb(), tmp_path / "run"
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    train(recipe(text(tmp_path), "run.listen=wandb"), folder)
+    train(recipe(text(tmp_path), "run.loggers=wandb"), folder)
     resume(folder, step=6)
     resume(folder, steps=14)
     for name in NAMES:
@@ -96,20 +96,22 @@ def test_wandb_that_does_not_begin_is_named_with_the_remedy(tmp_path, monkeypatc
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     with pytest.raises(ValueError, match=r"no API key.*WANDB_MODE=offline"):
-        train(recipe(text(tmp_path), "run.listen=wandb"), tmp_path / "run")
+        train(recipe(text(tmp_path), "run.loggers=wandb"), tmp_path / "run")
 
 
 @pytest.mark.parametrize("name, module", [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
 def test_a_listener_that_is_not_installed_is_refused_before_anything_is_written(tmp_path, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=rf"run.listen={name} needs {module}.*pip install 'everyformer\[{name}\]'"):
-        train(recipe(text(tmp_path), f"run.listen={name}"), tmp_path / "run")
+    with pytest.raises(ValueError, match=rf"run.loggers={name} needs {module}.*pip install 'everyformer\[{name}\]'"):
+        train(recipe(text(tmp_path), f"run.loggers={name}"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_several_listeners_are_named_with_commas_and_wrong_ones_refused(tmp_path):
-    both = recipe("x", "run.listen=tensorboard,wandb")
-    assert both.run.listen == ("tensorboard", "wandb") == recipe("x", 'run.listen=["tensorboard", "wandb"]').run.listen
-    assert recipe("x", "run.listen=[]").run.listen == ()
-    with pytest.raises(ValueError, match=r"run\.listen=tensorbord"):
-        recipe("x", "run.listen=tensorbord")
+    both = recipe("x", "run.loggers=tensorboard,wandb")
+    assert (
+        both.run.loggers == ("tensorboard", "wandb") == recipe("x", 'run.loggers=["tensorboard", "wandb"]').run.loggers
+    )
+    assert recipe("x", "run.loggers=[]").run.loggers == ()
+    with pytest.raises(ValueError, match=r"run\.loggers=tensorbord"):
+        recipe("x", "run.loggers=tensorbord")

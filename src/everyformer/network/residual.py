@@ -44,20 +44,20 @@ Carried = TypeVar("Carried")
 Sublayer = Callable[[Tensor], tuple[Tensor, Carried]]
 
 
-class Wiring:
+class Residual:
     """A value that builds one `Step` for every sublayer and one pair of `Ends` for the stack."""
 
     __slots__ = ()
     norm: Norm | None
 
-    def step(self, width: int) -> Step:
+    def step(self, width: int) -> ResidualModule:
         raise NotImplementedError
 
-    def ends(self, width: int) -> Ends:
+    def ends(self, width: int) -> Stream:
         raise NotImplementedError
 
 
-class Step(nn.Module):
+class ResidualModule(nn.Module):
     """How one sublayer changes the state, and what of the state it sees."""
 
     def stream(self, state: Any) -> Tensor:
@@ -73,7 +73,7 @@ class Step(nn.Module):
         raise NotImplementedError
 
 
-class Ends(nn.Module):
+class Stream(nn.Module):
     """How the state begins, and how it becomes the stack's output."""
 
     recomputes: ClassVar[bool] = False  # does the wiring itself keep little for the backward pass?
@@ -87,43 +87,43 @@ class Ends(nn.Module):
         return state
 
 
-class PostNorm(Wiring, Value, frozen=True):
+class PostNorm(Residual, Value, frozen=True):
     norm: Norm = LayerNorm()
     dropout: Share = 0.0
 
-    def step(self, width: int) -> Step:
-        return PostNormStep(self.norm.build(width), self.dropout)
+    def step(self, width: int) -> ResidualModule:
+        return PostNormModule(self.norm.build(width), self.dropout)
 
-    def ends(self, width: int) -> Ends:
-        return Ends()
+    def ends(self, width: int) -> Stream:
+        return Stream()
 
 
-class PreNorm(Wiring, Value, frozen=True):
+class PreNorm(Residual, Value, frozen=True):
     norm: Norm = LayerNorm()
     dropout: Share = 0.0
     last: bool = True  # a norm after the stack
 
-    def step(self, width: int) -> Step:
-        return PreNormStep(self.norm.build(width), self.dropout)
+    def step(self, width: int) -> ResidualModule:
+        return PreNormModule(self.norm.build(width), self.dropout)
 
-    def ends(self, width: int) -> Ends:
-        return NormedEnds(self.norm.build(width)) if self.last else Ends()
+    def ends(self, width: int) -> Stream:
+        return NormedStream(self.norm.build(width)) if self.last else Stream()
 
 
-class Chain(Wiring, Value, frozen=True):
+class NoResidual(Residual, Value, frozen=True):
     """One after the other, with nothing beside. Dropout of what each answers (Zaremba et al. 2014)."""
 
     dropout: Share = 0.0
     norm: ClassVar[Norm | None] = None  # type: ignore[misc]
 
-    def step(self, width: int) -> Step:
-        return ChainStep(self.dropout)
+    def step(self, width: int) -> ResidualModule:
+        return NoResidualModule(self.dropout)
 
-    def ends(self, width: int) -> Ends:
-        return Ends()
+    def ends(self, width: int) -> Stream:
+        return Stream()
 
 
-class ChainStep(Step):
+class NoResidualModule(ResidualModule):
     def __init__(self, dropout: float):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
@@ -133,7 +133,7 @@ class ChainStep(Step):
         return self.dropout(y_BTD), carried
 
 
-class PostNormStep(Step):
+class PostNormModule(ResidualModule):
     def __init__(self, norm: nn.Module, dropout: float):
         super().__init__()
         self.norm, self.dropout = norm, nn.Dropout(dropout)
@@ -143,7 +143,7 @@ class PostNormStep(Step):
         return self.norm(state + self.dropout(y_BTD), visible_BT), carried
 
 
-class NormedStep(Step):
+class NormedResidualModule(ResidualModule):
     """A step whose sublayer reads the normed stream."""
 
     def __init__(self, norm: nn.Module, dropout: float):
@@ -155,13 +155,13 @@ class NormedStep(Step):
         return normed_BTD
 
 
-class PreNormStep(NormedStep):
+class PreNormModule(NormedResidualModule):
     def forward(self, state: Tensor, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Tensor, Carried]:
         y_BTD, carried = f(self.view(state, visible_BT))
         return state + self.dropout(y_BTD), carried
 
 
-class NormedEnds(Ends):
+class NormedStream(Stream):
     def __init__(self, norm: nn.Module):
         super().__init__()
         self.norm = norm
@@ -176,7 +176,7 @@ GateName = Literal["input", "output", "highway", "sigmoid_tanh", "gru", "none"]
 MAPS = {"none": "", "sigmoid_tanh": "w u", "gru": "w_r u_r w_z u_z w_h u_h"}  # of each gate; the others have one
 
 
-class Gated(Wiring, Value, frozen=True):
+class Gated(Residual, Value, frozen=True):
     """A gate where others add: GTrXL. `bias` is where b_g begins: the larger, the less of a sublayer comes through."""
 
     gate: GateName = "gru"
@@ -185,12 +185,12 @@ class Gated(Wiring, Value, frozen=True):
     bias: float | None = None  # None: 2 for gru, 1 for the others, as in the paper
     last: bool = False  # a norm after the stack
 
-    def step(self, width: int) -> Step:
+    def step(self, width: int) -> ResidualModule:
         bias = self.bias if self.bias is not None else 2.0 if self.gate == "gru" else 1.0
-        return GatedStep(self.norm.build(width), self.dropout, Gate(width, self.gate, bias))
+        return GatedModule(self.norm.build(width), self.dropout, Gate(width, self.gate, bias))
 
-    def ends(self, width: int) -> Ends:
-        return NormedEnds(self.norm.build(width)) if self.last else Ends()
+    def ends(self, width: int) -> Stream:
+        return NormedStream(self.norm.build(width)) if self.last else Stream()
 
 
 class Gate(nn.Module):
@@ -226,7 +226,7 @@ def _mix(x_BTD: Tensor, y_BTD: Tensor, share_BTD: Tensor) -> Tensor:
     return torch.lerp(x_BTD.to(exact), y_BTD.to(exact), share_BTD.to(exact))
 
 
-class GatedStep(NormedStep):
+class GatedModule(NormedResidualModule):
     def __init__(self, norm: nn.Module, dropout: float, gate: Gate):
         super().__init__(norm, dropout)
         self.gate = gate
@@ -236,7 +236,7 @@ class GatedStep(NormedStep):
         return self.gate(state, self.dropout(F.relu(y_BTD))), carried
 
 
-class Reversible(Wiring, Value, frozen=True):
+class Reversible(Residual, Value, frozen=True):
     """Two streams that can be computed backwards: activations of one layer are kept, whatever the depth.
 
     A stream comes back to rounding, so keep the weights in float32; low precision by autocast is fine.
@@ -246,14 +246,14 @@ class Reversible(Wiring, Value, frozen=True):
     dropout: Share = 0.0
     last: bool = True  # a norm after the stack
 
-    def step(self, width: int) -> Step:
-        return ReversibleStep(self.norm.build(width), self.dropout)
+    def step(self, width: int) -> ResidualModule:
+        return ReversibleModule(self.norm.build(width), self.dropout)
 
-    def ends(self, width: int) -> Ends:
-        return ReversibleEnds(self.norm.build(width) if self.last else None)
+    def ends(self, width: int) -> Stream:
+        return ReversibleStream(self.norm.build(width) if self.last else None)
 
 
-class Trail:
+class ReversibleTape:
     """The way back through a reversible stack: its last two streams, and in the backward pass the two at hand."""
 
     def __init__(self) -> None:
@@ -292,10 +292,10 @@ class Pair(NamedTuple):
     x1_BTD: Tensor
     x2_BTD: Tensor
     steps: int
-    trail: Trail | None
+    tape: ReversibleTape | None
 
 
-class ReversibleStep(NormedStep):
+class ReversibleModule(NormedResidualModule):
     def stream(self, state: Pair) -> Tensor:
         return state.x2_BTD
 
@@ -304,12 +304,12 @@ class ReversibleStep(NormedStep):
             y_BTD, carried = f(self.view(x_BTD, visible_BT))
             return self.dropout(y_BTD), carried
 
-        x1_BTD, x2_BTD, steps, trail = state
-        y_BTD, carried = branch(x2_BTD) if trail is None else trail.run(steps, x2_BTD, branch)
-        return Pair(x2_BTD, x1_BTD + y_BTD, steps + 1, trail), carried
+        x1_BTD, x2_BTD, steps, tape = state
+        y_BTD, carried = branch(x2_BTD) if tape is None else tape.run(steps, x2_BTD, branch)
+        return Pair(x2_BTD, x1_BTD + y_BTD, steps + 1, tape), carried
 
 
-class ReversibleEnds(Ends):
+class ReversibleStream(Stream):
     recomputes = True
 
     def __init__(self, norm: nn.Module | None):
@@ -318,11 +318,11 @@ class ReversibleEnds(Ends):
 
     def open(self, x_BTD: Tensor, again: bool = False) -> Pair:
         back = again and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        return Pair(x_BTD, x_BTD, 0, Trail() if back else None)
+        return Pair(x_BTD, x_BTD, 0, ReversibleTape() if back else None)
 
     def close(self, state: Any, visible_BT: Tensor | None) -> Tensor:
-        x1_BTD, x2_BTD, steps, trail = state
-        if trail is not None:
-            trail.end(steps, x1_BTD, x2_BTD)
+        x1_BTD, x2_BTD, steps, tape = state
+        if tape is not None:
+            tape.end(steps, x1_BTD, x2_BTD)
         x_BTD: Tensor = (x1_BTD + x2_BTD) / 2
         return x_BTD if self.norm is None else self.norm(x_BTD, visible_BT)

@@ -32,7 +32,7 @@ from everyformer.value import Count, Share, Size, Value
 Reading = Literal["mean", "max", "last", "first"]
 
 
-class Head:
+class OutputHead:
     """A value that builds a module `head(z_BTD, visible_BT, embed)`; `embed` lends its weights where they are tied."""
 
     __slots__ = ()
@@ -46,7 +46,7 @@ class Head:
         raise NotImplementedError
 
 
-class Language(Head, Value, frozen=True):
+class Language(OutputHead, Value, frozen=True):
     """The next token. Only a model that does not look ahead may have it."""
 
     tied: bool = True
@@ -70,10 +70,10 @@ class Language(Head, Value, frozen=True):
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         size = self.vocabulary or vocabulary(embed)
-        return TokenLogits(width, size, tied=self.tied, bias=self.bias)
+        return LanguageModule(width, size, tied=self.tied, bias=self.bias)
 
 
-class Masked(Head, Value, frozen=True):
+class Masked(OutputHead, Value, frozen=True):
     """The token that was masked, as in BERT: a dense layer, GELU, a norm, then the embedding's weights and a bias."""
 
     eps: float = 1e-12
@@ -83,10 +83,10 @@ class Masked(Head, Value, frozen=True):
         return True
 
     def build(self, width: int, embed: Embed) -> nn.Module:
-        return MaskedLogits(width, vocabulary(embed), self.eps)
+        return MaskedModule(width, vocabulary(embed), self.eps)
 
 
-class Classify(Head, Value, frozen=True):
+class Classify(OutputHead, Value, frozen=True):
     """`pooler` puts BERT's tanh layer between the vector that is read and the classes."""
 
     classes: Size
@@ -95,17 +95,17 @@ class Classify(Head, Value, frozen=True):
     dropout: Share = 0.0
 
     def build(self, width: int, embed: Embed) -> nn.Module:
-        return ClassLogits(width, self)
+        return ClassifyModule(width, self)
 
 
-class PerToken(Head, Value, frozen=True):
+class PerToken(OutputHead, Value, frozen=True):
     outputs: Size
 
     def build(self, width: int, embed: Embed) -> nn.Module:
-        return EachLogits(width, self.outputs)
+        return PerTokenModule(width, self.outputs)
 
 
-class Logistics(Head, Value, frozen=True):
+class Logistics(OutputHead, Value, frozen=True):
     """The next pixel: for each component its weight, its means, logarithms of scales, and how means follow earlier channels.
 
     Only a model that does not look ahead may have it.
@@ -116,7 +116,7 @@ class Logistics(Head, Value, frozen=True):
     components: Size = 10
 
     def build(self, width: int, embed: Embed) -> nn.Module:
-        return EachLogits(width, self.components * (1 + 2 * self.channels + math.comb(self.channels, 2)))
+        return PerTokenModule(width, self.components * (1 + 2 * self.channels + math.comb(self.channels, 2)))
 
     def log_share(self, mixture: Tensor, value_BTC: Tensor) -> Tensor:
         """log p(x) of whole pixels, 0 to levels - 1 in each channel: B, T. The mixture is what the module told: B, T, numbers."""
@@ -163,7 +163,7 @@ def vocabulary(embed: Embed) -> int:
     )
 
 
-class TokenLogits(nn.Module):
+class LanguageModule(nn.Module):
     def __init__(self, width: int, vocabulary: int, tied: bool, bias: bool):
         super().__init__()
         self.map = None if tied else nn.Linear(width, vocabulary, bias=False)
@@ -174,7 +174,7 @@ class TokenLogits(nn.Module):
         return F.linear(z_BTD, weight_VD, self.bias)
 
 
-class MaskedLogits(nn.Module):
+class MaskedModule(nn.Module):
     def __init__(self, width: int, vocabulary: int, eps: float):
         super().__init__()
         self.map = nn.Linear(width, width)
@@ -185,7 +185,7 @@ class MaskedLogits(nn.Module):
         return F.linear(self.norm(F.gelu(self.map(z_BTD))), _tied(embed), self.bias)
 
 
-class ClassLogits(nn.Module):
+class ClassifyModule(nn.Module):
     def __init__(self, width: int, value: Classify):
         super().__init__()
         self.reading = value.reading
@@ -200,7 +200,7 @@ class ClassLogits(nn.Module):
         return self.map(self.dropout(z_BD))
 
 
-class EachLogits(nn.Module):
+class PerTokenModule(nn.Module):
     def __init__(self, width: int, outputs: int):
         super().__init__()
         self.map = nn.Linear(width, outputs)

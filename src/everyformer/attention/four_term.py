@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from everyformer.attention.rule import Rule, RuleModule, Term, picked, waves, waves_of
-from everyformer.attention.scene import Scene
+from everyformer.attention.context import Context
+from everyformer.attention.score_mod import ScoreMod, ScoreModModule, Term, picked, sin_cos, sin_cos_of
 from everyformer.value import Size, Value
 
 BASE = 10000.0  # of the frequencies
 
 
-class FourTerm(Rule, Value, frozen=True):
+class FourTerm(ScoreMod, Value, frozen=True):
     """Transformer-XL's relative positions. Distances beyond `reach` count as `reach`; None: as they are."""
 
     width: Size
@@ -41,37 +41,37 @@ class FourTerm(Rule, Value, frozen=True):
                 f"four_term.width is {self.width}: it has a sine and a cosine of each frequency; make it even"
             )
 
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
-        return FourTermRule(self, heads, key_width)
+    def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
+        return FourTermModule(self, heads, key_width)
 
 
-class FourTermRule(RuleModule):
+class FourTermModule(ScoreModModule):
     def __init__(self, value: FourTerm, heads: int, key_width: int):
         super().__init__()
         self.width, self.reach = value.width, value.reach
         self.u_HE, self.v_HE = (nn.Parameter(torch.randn(heads, key_width) * 0.02) for _ in range(2))
         self.place = nn.Linear(value.width, heads * key_width, bias=False)  # W_R of every head
 
-    def turn(self, q_BHQE: Tensor, k_BHKE: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
+    def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         if self.reach is not None:
             return q_BHQE, k_BHKE
         dtype = q_BHQE.dtype
-        waves_i, waves_j = (waves_of(scene, of, self.width, BASE, dtype) for of in ("queries", "keys"))
+        waves_i, waves_j = (sin_cos_of(context, of, self.width, BASE, dtype) for of in ("queries", "keys"))
         weights = self.u_HE.to(dtype), self.v_HE.to(dtype), self._place(dtype)
         wide: tuple[Tensor, Tensor] = Wide.apply(q_BHQE, k_BHKE, *weights, *waves_i, *waves_j)  # type: ignore[no-untyped-call]
         return wide
 
-    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term | None:
+    def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term | None:
         reach, dtype = self.reach, q_BHQE.dtype
         if reach is None:
             return None
         distance_R = torch.arange(-reach, reach + 1, device=q_BHQE.device)
-        r_RD = torch.cat(waves(distance_R[None], self.width, BASE, dtype), dim=-1)[0, 0]
+        r_RD = torch.cat(sin_cos(distance_R[None], self.width, BASE, dtype), dim=-1)[0, 0]
         place_BHQR = scale * (q_BHQE + self.v_HE.to(dtype)[:, None]) @ (self._place(dtype) @ r_RD.T)
         content_BHK = scale * (k_BHKE @ self.u_HE.to(dtype)[:, :, None])[..., 0]
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            row = (scene.query_at(b, i) - scene.key_at(b, j)).clamp(-reach, reach) + reach
+            row = (context.query_at(b, i) - context.key_at(b, j)).clamp(-reach, reach) + reach
             return content_BHK[b, h, j] + picked(place_BHQR, b, h, i, row)
 
         return term
@@ -86,10 +86,10 @@ class Wide(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, u: Tensor, v: Tensor, place: Tensor, *waves: Tensor
+        ctx: Any, q: Tensor, k: Tensor, u: Tensor, v: Tensor, place: Tensor, *sin_cos: Tensor
     ) -> tuple[Tensor, Tensor]:
         width, half = place.shape[1], place.shape[2] // 2
-        sin_i, cos_i, sin_j, cos_j = waves
+        sin_i, cos_i, sin_j, cos_j = sin_cos
         wide_q = q.new_empty(*q.shape[:3], width + 2 * half)
         content, *turned = wide_q.split((width, half, half), dim=-1)
         _write(content, torch.add, q, v[:, None])  # lent for a moment

@@ -35,7 +35,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Context:
     """What one attention knows besides q, k and v. `None` positions mean: key j stands at j, query i at K - Q + i."""
 
     queries: int
@@ -50,7 +50,7 @@ class Scene:
     probe: Probe | None = None
     hidden: bool = False  # the past keeps what enters a layer, not its keys
     x_BQD: Tensor | None = None  # what the queries are made of, for rules that read it
-    far: int | None = None  # no query sees a key further away than this, as far as that is known
+    max_distance: int | None = None  # no query sees a key further away than this, as far as that is known
     layers: list[Tensor] | None = field(
         default=None, compare=False, repr=False
     )  # where asked for, what leaves each layer
@@ -58,7 +58,7 @@ class Scene:
         default_factory=list, compare=False, repr=False
     )  # what layers and rules add to the loss, by name
     made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # see `once`
-    shorter: dict[int, Scene] = field(
+    shorter: dict[int, Context] = field(
         default_factory=dict, compare=False, repr=False
     )  # by distance, without what is further
 
@@ -97,11 +97,11 @@ class Scene:
 
     def within(self, distance: int) -> int:
         """The distance, or less where no query sees a key so far away."""
-        if self.far is not None:
-            distance = min(distance, self.far)
+        if self.max_distance is not None:
+            distance = min(distance, self.max_distance)
         return min(distance, self.keys - 1) if self.in_place else distance
 
-    def nearer(self, distance: int) -> Scene:
+    def crop(self, distance: int) -> Context:
         """The scene without the first keys that stand further than the distance from every query; the others stay there."""
         if distance not in self.shorter:
             count = self._beyond(distance)
@@ -110,7 +110,7 @@ class Scene:
             key_BK = self.key_positions()[:, count:]
             self.shorter[distance] = replace(self, keys=self.keys - count, key_BK=key_BK, made={}, shorter={})
         # What is made once is kept from attention to attention, what only this one knows is not.
-        return replace(self.shorter[distance], x_BQD=self.x_BQD, far=self.far)
+        return replace(self.shorter[distance], x_BQD=self.x_BQD, max_distance=self.max_distance)
 
     def _beyond(self, distance: int) -> int:
         """How many of the first keys are too far away for every query; never a query itself."""
@@ -139,7 +139,7 @@ class Scene:
         def make() -> tuple[Pattern, Tensor]:
             b, h, i, j = self.indices(batch, heads)
             q, k = self.query_at(b, i), self.key_at(b, j)
-            seen = pattern.sees(b, h, q, k, self)
+            seen = pattern.allows(b, h, q, k, self)
             return pattern, seen if self.key_BK is None else seen & (k >= 0)
 
         # The pattern is kept beside its mask, so its id stays its own.

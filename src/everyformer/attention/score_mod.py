@@ -28,55 +28,55 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from everyformer.attention.context import Context
 from everyformer.attention.pattern import Pattern
-from everyformer.attention.scene import Scene
 from everyformer.value import Count, Positive, Size, Value
 
 Term = Callable[[Any, Any, Any, Any], Tensor]
 
 
-class Rule:
+class ScoreMod:
     """How strongly. A value that builds the module of one attention with so many heads, keys and values so wide."""
 
     __slots__ = ()
     shared = False
 
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+    def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
         raise NotImplementedError
 
 
-class RuleModule(nn.Module):
+class ScoreModModule(nn.Module):
     """The hooks, each doing nothing until a rule defines it."""
 
     needs_weights = False  # does `answer` do anything?
     reads_inputs = False  # does it read `scene.x_BQD`?
     soft = False  # is its term a soft mask, which a kernel on a GPU reads there?
 
-    def turn(self, q_BHQE: Tensor, k_BHKE: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
+    def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         return q_BHQE, k_BHKE
 
-    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term | None:
+    def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term | None:
         return None
 
-    def answer(self, weights_BHQK: Tensor, scene: Scene) -> Tensor | None:
+    def output(self, weights_BHQK: Tensor, context: Context) -> Tensor | None:
         return None
 
-    def penalty(self, scene: Scene) -> Tensor | None:
+    def penalty(self, context: Context) -> Tensor | None:
         return None
 
-    def sight(self, scene: Scene | None) -> Pattern | None:
+    def visible_keys(self, context: Context | None) -> Pattern | None:
         """Without a scene: in any that may come."""
         return None
 
-    def settle(self) -> None:
+    def clamp_(self) -> None:
         return None
 
 
-def narrowed(pattern: Pattern, rules: Iterable[RuleModule], scene: Scene | None = None) -> Pattern:
+def narrow_pattern(pattern: Pattern, score_mods: Iterable[ScoreModModule], context: Context | None = None) -> Pattern:
     """What is left of a pattern by the rules' sight. A compiled graph does not look at weights and has all of it."""
     if not torch.compiler.is_compiling():
-        for rule in rules:
-            seen = rule.sight(scene)
+        for score_mod in score_mods:
+            seen = score_mod.visible_keys(context)
             pattern = pattern if seen is None else _both(pattern, seen)
     return pattern
 
@@ -86,43 +86,43 @@ def _both(one: Pattern, two: Pattern) -> Pattern:
     return one & two
 
 
-class Rotary(Rule, Value, frozen=True):
+class Rotary(ScoreMod, Value, frozen=True):
     """Turns each pair (2m, 2m+1) of a query or key at position i by the angle i / base^(2m/E)."""
 
     base: Positive = 10000.0
 
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
+    def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
         if key_width % 2:
             raise ValueError(f"rotary turns pairs of numbers, but a head is {key_width} wide; make it even")
-        return RotaryRule(self.base, key_width)
+        return RotaryModule(self.base, key_width)
 
 
-class RotaryRule(RuleModule):
+class RotaryModule(ScoreModModule):
     def __init__(self, base: float, head_width: int):
         super().__init__()
         self.base, self.head_width = base, head_width
 
-    def turn(self, q_BHQE: Tensor, k_BHKE: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
-        return self._turn(q_BHQE, "queries", scene), self._turn(k_BHKE, "keys", scene)
+    def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        return self._turn(q_BHQE, "queries", context), self._turn(k_BHKE, "keys", context)
 
-    def _turn(self, x_BHTE: Tensor, of: Literal["queries", "keys"], scene: Scene) -> Tensor:
-        sin, cos = waves_of(scene, of, self.head_width, self.base, x_BHTE.dtype)
+    def _turn(self, x_BHTE: Tensor, of: Literal["queries", "keys"], context: Context) -> Tensor:
+        sin, cos = sin_cos_of(context, of, self.head_width, self.base, x_BHTE.dtype)
         even, odd = x_BHTE[..., 0::2], x_BHTE[..., 1::2]
         return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
-def waves_of(
-    scene: Scene, of: Literal["queries", "keys"], width: int, base: float, dtype: torch.dtype
+def sin_cos_of(
+    context: Context, of: Literal["queries", "keys"], width: int, base: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """`waves` of where the queries or the keys stand."""
 
     def make() -> tuple[Tensor, Tensor]:
-        return waves(scene.query_positions() if of == "queries" else scene.key_positions(), width, base, dtype)
+        return sin_cos(context.query_positions() if of == "queries" else context.key_positions(), width, base, dtype)
 
-    return scene.once(("waves", of, width, base, dtype), make)
+    return context.once(("waves", of, width, base, dtype), make)
 
 
-def waves(position_BT: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def sin_cos(position_BT: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Sines and cosines of positions by frequencies from 1 down to 1 / base: B or 1, 1, T, width / 2.
 
     Angles in float64: bfloat16 cannot tell position 256 from 257, float32 errs by 0.003 at 100,000.
@@ -143,25 +143,25 @@ def picked(x_BHQR: Tensor, b: Any, h: Any, i: Any, row: Any) -> Tensor:
     return exact.gather(-1, row.expand(*of_query.shape[:-1], -1)).to(x_BHQR.dtype)
 
 
-class Alibi(Rule, Value, frozen=True):
+class Alibi(ScoreMod, Value, frozen=True):
     """Subtracts a slope times the distance: -m_h |i - j|, m_h = 2^(-8h/H) for h = 1..H."""
 
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
-        return AlibiRule(heads)
+    def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
+        return AlibiModule(heads)
 
 
-class AlibiRule(RuleModule):
+class AlibiModule(ScoreModModule):
     slope_H: Tensor
 
     def __init__(self, heads: int):
         super().__init__()
         self.register_buffer("slope_H", torch.tensor(alibi_slopes(heads), dtype=torch.float64), persistent=False)
 
-    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
+    def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         slope_H = self.slope_H.to(q_BHQE.dtype)
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            return -slope_H[h] * (scene.query_at(b, i) - scene.key_at(b, j)).abs()
+            return -slope_H[h] * (context.query_at(b, i) - context.key_at(b, j)).abs()
 
         return term
 
@@ -173,7 +173,7 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes + [2 ** (-4 * h / power) for h in range(1, 2 * (heads - power), 2)]
 
 
-class Shaw(Rule, Value, frozen=True):
+class Shaw(ScoreMod, Value, frozen=True):
     """Relative position representations: e_ij = q_i (k_j + a^K_r) / sqrt(E), z_i = sum_j w_ij (v_j + a^V_r).
 
     r = clip(j - i, -reach, reach); the vectors a are learned and shared by the heads, as in the paper. Without `ahead` there
@@ -185,11 +185,11 @@ class Shaw(Rule, Value, frozen=True):
     ahead: bool = True
     shared: bool = False
 
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
-        return ShawRule(self, key_width, value_width if self.values else 0)
+    def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
+        return ShawModule(self, key_width, value_width if self.values else 0)
 
 
-class ShawRule(RuleModule):
+class ShawModule(ScoreModModule):
     def __init__(self, value: Shaw, key_width: int, value_width: int):
         super().__init__()
         self.back, self.ahead, self.needs_weights = value.reach, value.reach if value.ahead else 0, value_width > 0
@@ -197,28 +197,28 @@ class ShawRule(RuleModule):
         self.key_RE = nn.Parameter(torch.randn(rows, key_width) * key_width**-0.5)
         self.value_RE = nn.Parameter(torch.randn(rows, value_width) * value_width**-0.5) if value_width else None
 
-    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
-        back, ahead = scene.within(self.back), scene.within(self.ahead)  # of thousands of rows few may be in sight
+    def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
+        back, ahead = context.within(self.back), context.within(self.ahead)  # of thousands of rows few may be in sight
         used_RE = self.key_RE[self.back - back : self.back + ahead + 1]
         term_BHQR = q_BHQE @ used_RE.to(q_BHQE.dtype).T * scale
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            row = (scene.key_at(b, j) - scene.query_at(b, i)).clamp(-back, ahead) + back
+            row = (context.key_at(b, j) - context.query_at(b, i)).clamp(-back, ahead) + back
             return picked(term_BHQR, b, h, i, row)
 
         return term
 
-    def answer(self, weights_BHQK: Tensor, scene: Scene) -> Tensor | None:
+    def output(self, weights_BHQK: Tensor, context: Context) -> Tensor | None:
         if self.value_RE is None:
             return None
-        q_BQ, k_BK = scene.query_positions(), scene.key_positions()
+        q_BQ, k_BK = context.query_positions(), context.key_positions()
         row_BHQK = (k_BK[:, None, None, :] - q_BQ[:, None, :, None]).clamp(-self.back, self.ahead) + self.back
         row_BHQK = row_BHQK.expand_as(weights_BHQK)
         share_BHQR = weights_BHQK.new_zeros(*weights_BHQK.shape[:3], len(self.value_RE))
         return share_BHQR.scatter_add(-1, row_BHQK, weights_BHQK) @ self.value_RE.to(weights_BHQK.dtype)
 
 
-class T5Bias(Rule, Value, frozen=True):
+class T5Bias(ScoreMod, Value, frozen=True):
     """A learned number per head and bucket of distance; buckets widen logarithmically up to `reach`.
 
     `both_sides` halves the buckets between past and future (an encoder); otherwise the future shares bucket 0.
@@ -226,47 +226,47 @@ class T5Bias(Rule, Value, frozen=True):
 
     buckets: Size = 32
     reach: Size = 128
-    both_sides: bool = False
+    bidirectional: bool = False
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
-        exact = self.buckets // (4 if self.both_sides else 2)  # the distances that have a bucket of their own
+        exact = self.buckets // (4 if self.bidirectional else 2)  # the distances that have a bucket of their own
         if not 1 <= exact < self.reach:
             raise ValueError(
                 f"t5_bias has {self.buckets} buckets and a reach of {self.reach}: {exact} distances have a bucket of their "
                 "own, which must be at least 1 and less than the reach; change one of the two"
             )
 
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
-        return T5Rule(self, heads)
+    def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
+        return T5BiasModule(self, heads)
 
 
-class T5Rule(RuleModule):
+class T5BiasModule(ScoreModModule):
     def __init__(self, value: T5Bias, heads: int):
         super().__init__()
-        self.buckets, self.reach, self.both_sides = value.buckets, value.reach, value.both_sides
+        self.buckets, self.reach, self.bidirectional = value.buckets, value.reach, value.bidirectional
         self.bias_RH = nn.Parameter(torch.randn(value.buckets, heads) * 0.02)
 
     def bucket(self, back: Tensor) -> Tensor:
         """The bucket of a distance i - j."""
-        half = self.buckets // 2 if self.both_sides else self.buckets
-        side = (back < 0) * half if self.both_sides else torch.zeros_like(back)
-        back = back.abs() if self.both_sides else back.clamp(min=0)
+        half = self.buckets // 2 if self.bidirectional else self.buckets
+        side = (back < 0) * half if self.bidirectional else torch.zeros_like(back)
+        back = back.abs() if self.bidirectional else back.clamp(min=0)
         exact = half // 2
         ratio = (back.clamp(min=1).float() / exact).log() / math.log(self.reach / exact)
         far = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
         return side + torch.where(back < exact, back, far)
 
-    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
+    def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         bias_RH = self.bias_RH.to(q_BHQE.dtype)
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            return bias_RH[self.bucket(scene.query_at(b, i) - scene.key_at(b, j)), h]
+            return bias_RH[self.bucket(context.query_at(b, i) - context.key_at(b, j)), h]
 
         return term
 
 
-class ImageBias(Rule, Value, frozen=True):
+class ImageBias(ScoreMod, Value, frozen=True):
     """A learned number per head and 2-D offset (rows, columns) between two cells of a grid laid out in raster order.
 
     `before` positions stand before the grid (a class token); pairs with them get one learned number per head.
@@ -276,11 +276,11 @@ class ImageBias(Rule, Value, frozen=True):
     columns: Size
     before: Count = 0
 
-    def build(self, heads: int, key_width: int, value_width: int) -> RuleModule:
-        return ImageRule(self, heads)
+    def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
+        return ImageBiasModule(self, heads)
 
 
-class ImageRule(RuleModule):
+class ImageBiasModule(ScoreModModule):
     def __init__(self, value: ImageBias, heads: int):
         super().__init__()
         self.rows, self.columns, self.before = value.rows, value.columns, value.before
@@ -293,10 +293,10 @@ class ImageRule(RuleModule):
         offset = (down + self.rows - 1) * (2 * self.columns - 1) + right + self.columns - 1
         return torch.where((cell_q < 0) | (cell_k < 0), self.bias_RH.shape[0] - 1, offset)
 
-    def score(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, scene: Scene) -> Term:
-        last = scene.keys
-        if scene.key_BK is not None:  # padding stands nowhere; a compiled graph cannot look at positions
-            last = 0 if torch.compiler.is_compiling() else int(scene.key_BK.max()) + 1
+    def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
+        last = context.keys
+        if context.key_BK is not None:  # padding stands nowhere; a compiled graph cannot look at positions
+            last = 0 if torch.compiler.is_compiling() else int(context.key_BK.max()) + 1
         if last > self.before + self.rows * self.columns:
             raise ValueError(
                 f"image_bias knows {self.before} + {self.rows} x {self.columns} positions, but {last} are given; "
@@ -305,6 +305,6 @@ class ImageRule(RuleModule):
         bias_RH = self.bias_RH.to(q_BHQE.dtype)
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            return bias_RH[self._row(scene.query_at(b, i), scene.key_at(b, j)), h]
+            return bias_RH[self._row(context.query_at(b, i), context.key_at(b, j)), h]
 
         return term

@@ -25,7 +25,7 @@ FAR = 1 << 62  # no position
 
 
 @dataclass(frozen=True)
-class Keys:
+class KVCache:
     """The keys and values of one attention. `fixed` ones belong to another sequence (cross-attention) and do not grow.
 
     Where keys are hashed, the bucket of each comes with them, so that it is found only once.
@@ -41,11 +41,11 @@ class Keys:
         found = (self.k_BHKE, self.v_BHKE)
         return found if self.bucket_BHKR is None else (*found, self.bucket_BHKR)
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Keys:
+    def each(self, change: Callable[[Tensor], Tensor]) -> KVCache:
         k, v, *bucket = map(change, self.tensors)
-        return Keys(k, v, self.fixed, *bucket)
+        return KVCache(k, v, self.fixed, *bucket)
 
-    def append(self, new: Keys) -> Keys:
+    def append(self, new: KVCache) -> KVCache:
         shapes = [[(*x.shape[:2], x.shape[3]) for x in keys.tensors] for keys in (self, new)]
         if shapes[0] != shapes[1]:
             raise ValueError(
@@ -53,11 +53,11 @@ class Keys:
                 "(batch, heads, positions, head width), or hashed otherwise: it is of another model; begin with Past()"
             )
         k, v, *bucket = (torch.cat(pair, dim=2) for pair in zip(self.tensors, new.tensors, strict=True))
-        return Keys(k, v, False, *bucket)
+        return KVCache(k, v, False, *bucket)
 
 
 @dataclass(frozen=True)
-class Hidden:
+class LayerInputs:
     """What entered one sublayer, before its norm. A segment memory learns nothing through it."""
 
     x_BMD: Tensor
@@ -67,20 +67,20 @@ class Hidden:
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.x_BMD,)
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Hidden:
-        return Hidden(change(self.x_BMD))
+    def each(self, change: Callable[[Tensor], Tensor]) -> LayerInputs:
+        return LayerInputs(change(self.x_BMD))
 
-    def append(self, x_BTD: Tensor) -> Hidden:
+    def append(self, x_BTD: Tensor) -> LayerInputs:
         if self.x_BMD.shape[::2] != x_BTD.shape[::2]:
             raise ValueError(
                 f"the past has layers' inputs of the shape {tuple(self.x_BMD.shape)}, the new ones {tuple(x_BTD.shape)} (batch, "
                 "positions, width): it is of another model; begin with Past()"
             )
-        return Hidden(torch.cat((self.x_BMD, x_BTD), dim=1))
+        return LayerInputs(torch.cat((self.x_BMD, x_BTD), dim=1))
 
 
 @dataclass(frozen=True)
-class State:
+class RecurrentState:
     """What a recurrent layer knew after each of the last positions. The last of them holds all that came before."""
 
     x_BMD: Tensor
@@ -90,15 +90,15 @@ class State:
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.x_BMD,)
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> State:
-        return State(change(self.x_BMD))
+    def each(self, change: Callable[[Tensor], Tensor]) -> RecurrentState:
+        return RecurrentState(change(self.x_BMD))
 
 
-Entry = Keys | Hidden | State
+Entry = KVCache | LayerInputs | RecurrentState
 
 
 @dataclass(frozen=True)
-class Past:
+class Cache:
     """One entry for every executed sublayer that looks at others, and where their keys stand (None: key j at j)."""
 
     length: int = 0
@@ -113,7 +113,7 @@ class Past:
         """How many sequences it is of, or None while it is empty."""
         return self.layers[0].tensors[0].shape[0] if self.layers else None
 
-    def reorder(self, index_B: Tensor) -> Past:
+    def reorder(self, index_B: Tensor) -> Cache:
         """The past of other sequences of the batch: for beam search, or to drop finished ones."""
         if not isinstance(index_B, Tensor):
             raise ValueError(f"reorder takes a tensor of whole numbers, not a {type(index_B).__name__}")
@@ -127,7 +127,7 @@ class Past:
             )
         return self._each(lambda x: x.index_select(0, index_B), batch=True)
 
-    def reset(self, row_B: Tensor) -> Past:
+    def reset(self, row_B: Tensor) -> Cache:
         """The past in which the marked sequences of the batch begin anew; the others go on.
 
         What was theirs is 0 and stands at position -1, an empty slot that nobody sees. Within one call, `documents` and the
@@ -141,7 +141,7 @@ class Past:
         if any(one.fixed for one in self.layers):
             raise ValueError("this past has the keys of a source, which a reset cannot change; begin with Past()")
         if bool(row_B.all()):
-            return Past(hidden=self.hidden)
+            return Cache(hidden=self.hidden)
         if not self.layers or not bool(row_B.any()):
             return self
         position_BK = self.position_BK
@@ -153,11 +153,11 @@ class Past:
         )
         return replace(self, layers=layers, position_BK=position_BK, holes=True)
 
-    def roll_back(self, count: int) -> Past:
+    def roll_back(self, count: int) -> Cache:
         """The past without its last `count` positions."""
         if not 0 <= count <= self.length:
             raise ValueError(f"cannot roll back {count} positions: the past has {self.length}; give 0 to {self.length}")
-        keep, kept = self.length - count, [one.x_BMD.shape[1] for one in self.layers if isinstance(one, State)]
+        keep, kept = self.length - count, [one.x_BMD.shape[1] for one in self.layers if isinstance(one, RecurrentState)]
         if count and kept and min(kept) < self.length and count >= min(kept):
             raise ValueError(
                 f"cannot roll back {count} positions: what a recurrent layer knew before the last {min(kept)} is gone, because "
@@ -167,12 +167,12 @@ class Past:
             first_B = self.position_BK.masked_fill(self.position_BK < 0, FAR).min(1).values  # FAR: it has only holes
             if bool(((first_B > 0) & (first_B < FAR)).any()):
                 raise ValueError(
-                    "cannot roll back all of a past that does not begin at position 0, because it was trimmed or begun "
+                    "cannot roll back all of a past that does not begin at position 0, because it was trimmed or initialized "
                     "elsewhere: nothing would say where the next token stands; keep at least 1"
                 )
         return replace(self._each(lambda x: x.narrow(axis := _time(x), 0, x.shape[axis] - count)), length=keep)
 
-    def trim(self, length: int) -> Past:
+    def trim(self, length: int) -> Cache:
         """The past without all but its last `length` positions. Exact where the pattern sees no further back.
 
         What is kept stays at its positions: a window slides over the sequence, the sequence does not move. Where there
@@ -200,7 +200,7 @@ class Past:
     def tensors(self) -> dict[str, Tensor]:
         """A segment memory as tensors with a row for each sequence, to be saved; `from_tensors` reads them."""
         assert self.hidden and self.document_BK is None and self.batch is not None
-        kinds = ["state" if isinstance(entry, State) else "layer" for entry in self.layers]
+        kinds = ["state" if isinstance(entry, RecurrentState) else "layer" for entry in self.layers]
         found = {
             f"{kind}.{number}": entry.tensors[0]
             for number, (kind, entry) in enumerate(zip(kinds, self.layers, strict=True))
@@ -210,18 +210,18 @@ class Past:
         return found | {"holes" if self.holes else "position": self.position_BK.expand(self.batch, -1)}
 
     @staticmethod
-    def from_tensors(found: Mapping[str, Tensor]) -> Past:
+    def from_tensors(found: Mapping[str, Tensor]) -> Cache:
         layers: list[Entry] = []
         while (number := len(layers)) < sum("." in name for name in found):
             state = found.get(f"state.{number}")
-            layers.append(Hidden(found[f"layer.{number}"]) if state is None else State(state))
+            layers.append(LayerInputs(found[f"layer.{number}"]) if state is None else RecurrentState(state))
         position_BK = (
             found["position"][:1] if "position" in found else found.get("holes")
         )  # one row for all, as it was made
         length = layers[0].tensors[0].shape[1] if position_BK is None else position_BK.shape[1]
-        return Past(length, tuple(layers), position_BK, hidden=True, holes="holes" in found)
+        return Cache(length, tuple(layers), position_BK, hidden=True, holes="holes" in found)
 
-    def _each(self, change: Callable[[Tensor], Tensor], batch: bool = False) -> Past:
+    def _each(self, change: Callable[[Tensor], Tensor], batch: bool = False) -> Cache:
         """The same past with every tensor changed; keys of another sequence only when the batch changes."""
 
         def table(x: Tensor | None) -> Tensor | None:

@@ -26,20 +26,20 @@ def check(names: Sequence[str], folder: Path | None) -> None:
     """Refuse, before anything is written, what cannot be served."""
     for name in names:
         if folder is None:
-            raise ValueError(f"run.listen={name} writes into the run's folder, but there is none; give one")
+            raise ValueError(f"run.loggers={name} writes into the run's folder, but there is none; give one")
         try:
             import_module(NEEDS[name])
         except ImportError as error:
             raise ValueError(
-                f"run.listen={name} needs {NEEDS[name]}, which cannot be imported ({error}); pip install "
-                f"'everyformer[{name}]', or leave run.listen out"
+                f"run.loggers={name} needs {NEEDS[name]}, which cannot be imported ({error}); pip install "
+                f"'everyformer[{name}]', or leave run.loggers out"
             ) from None
 
 
 def listen(recipe: Recipe, folder: Path, step: int) -> tuple[Listener, ...]:
     """The listeners that a recipe names. `step` is the one that the run goes on from."""
     kinds: dict[str, Callable[[Recipe, Path, int], Listener]] = {"tensorboard": TensorBoard, "wandb": Wandb}
-    return tuple(kinds[name](recipe, folder, step) for name in recipe.run.listen)
+    return tuple(kinds[name](recipe, folder, step) for name in recipe.run.loggers)
 
 
 class TensorBoard:
@@ -92,7 +92,7 @@ class Wandb:
             )
         except Exception as error:
             raise ValueError(
-                f"run.listen=wandb: wandb does not begin ({error}); log in with `wandb login`, or set WANDB_MODE=offline"
+                f"run.loggers=wandb: wandb does not begin ({error}); log in with `wandb login`, or set WANDB_MODE=offline"
             ) from error
 
     def __call__(self, line: dict[str, Any]) -> None:

@@ -1,0 +1,18 @@
+"""The five sources that the library implements, and the letters by which docs/spec.md cites them.
+
+T  J. Thickstun, "Transformer Networks": the Transformer in equations, and its connection to the LSTM.
+M  "Transformers", a report on multi-head self-attention in the notation of Vaswani et al. 2017.
+B  P. Bloem 2019, "Transformers from scratch", with the code of pbloem/former.
+W  L. Weng 2020, "The Transformer Family": the members from Transformer-XL to GTrXL.
+K  D. Katsaros, "Neuro-Fuzzy Computing", lecture 24, after R. Turner 2023, "An Introduction to Transformers".
+
+Docstrings cite them as "Bloem 2019 (source B), section 2". Papers are cited by author and year.
+"""
+
+SOURCES = {
+    "T": "Thickstun, Transformer Networks",
+    "M": "Transformers, a report on multi-head self-attention",
+    "B": "Bloem 2019, Transformers from scratch",
+    "W": "Weng 2020, The Transformer Family",
+    "K": "Katsaros, Neuro-Fuzzy Computing, lecture 24 (after Turner 2023, An Introduction to Transformers)",
+}
