@@ -13,7 +13,7 @@ import everyformer
 from everyformer.attention.attend import UnsupportedKernel, attend, choose
 from everyformer.attention.context import Context
 from everyformer.attention.four_term import FourTerm
-from everyformer.attention.hashing import Hash, with_places
+from everyformer.attention.hashing import Hash
 from everyformer.attention.kernels import blocked, fused
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
@@ -60,10 +60,10 @@ def answers(tensors, pattern, score_mods, dtype, kernel):
     leaves = [x.to(dtype).requires_grad_() for x in tensors]
     torch.manual_seed(1)
     modules = [score_mod.build(4, 64, 64).cuda().to(dtype) for score_mod in score_mods]
-    seen, context = parse(pattern), Context(leaves[0].shape[2], leaves[1].shape[2], leaves[0].device)
+    seen, context = parse(pattern), Context.of(leaves[0].shape[2], leaves[1].shape[2], leaves[0].device)
     if isinstance(seen, Hashed):
         hash_ = Hash(seen, 4, 64).cuda()
-        context = with_places(context, hash_(hash_.buckets(leaves[1]), context))
+        context = context.with_hashes(hash_(hash_.buckets(leaves[1]), context))
     answer = attend(*leaves, seen, modules, context=context, kernel=kernel)
     torch.manual_seed(2)
     slope = torch.randn(answer.shape, device="cuda", dtype=torch.float64).to(dtype)
@@ -90,7 +90,7 @@ def test_sparse_kernels_err_at_most_twice_as_much_as_the_plain_one(kernel):
 
 
 def test_long_sparse_passes_in_half_precision_are_fused():
-    (q, k, v), context = made(torch.bfloat16, 2048, 2048), Context(2048, 2048, torch.device("cuda"))
+    (q, k, v), context = made(torch.bfloat16, 2048, 2048), Context.of(2048, 2048, torch.device("cuda"))
     request = Request(q, k, v, parse("causal & window(64)"), (), (), context, 0.125, 0.0)
     assert choose(request, "auto") is fused
     assert choose(replace(request, dropout=0.1), "auto") is blocked
@@ -121,7 +121,7 @@ def test_a_query_that_sees_nothing_answers_zero(kernel, dtype):
     assert all((x == 0).all() for x in (answer, *gradients))
     position_BK = torch.arange(256, device="cuda").repeat(2, 1)
     position_BK[0, 128:] = -1
-    context = Context(256, 256, torch.device("cuda"), key_BK=position_BK)
+    context = Context.of(256, 256, torch.device("cuda"), key_BK=position_BK)
     answer = attend(*tensors, parse("~causal"), context=context, kernel=kernel)
     assert (answer[0, :, 127] == 0).all() and torch.isfinite(answer).all()
     assert all(torch.isfinite(x).all() for x in torch.autograd.grad(answer.float().square().sum(), tensors))

@@ -57,9 +57,9 @@ def test_chunked_is_reformers_attention_with_the_same_rotations(rounds, sides):
     layer.heads.out = None  # theirs merges elsewhere
     q_BHTE, _, _ = layer.heads.project(theirs["x"])
     count_BHQK = times(q_BHTE.detach(), layer.hash.rotation_RHEN, pattern.bidirectional)
-    once = layer(theirs["x"], Context(16, 16, q_BHTE.device), None)[0]
+    once = layer(theirs["x"], Context.of(16, 16, q_BHTE.device), None)[0]
     layer.score_mods.append(Counted(count_BHQK.log()))
-    counted = layer(theirs["x"], Context(16, 16, q_BHTE.device), None)[0]
+    counted = layer(theirs["x"], Context.of(16, 16, q_BHTE.device), None)[0]
     assert (counted - theirs["answer"]).abs().max() < 1e-5  # they add 1e-6 to the mean square of a key
     assert ((once - theirs["answer"]).abs().max() > 1e-3) == (rounds > 1 or bool((count_BHQK > 1).any()))
 

@@ -69,8 +69,8 @@ class SpanModule(ScoreModModule):
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         z_H = self._spans()
-        if context.probe is not None:
-            context.probe.spans.append(z_H.detach()[None, :, None].expand(q_BHQE.shape[:3]))
+        if context.call.probe is not None:
+            context.call.probe.spans.append(z_H.detach()[None, :, None].expand(q_BHQE.shape[:3]))
         return SoftMask(z_H[None, :, None], self.value, context, q_BHQE.dtype)
 
     def penalty(self, context: Context) -> Tensor:
@@ -101,12 +101,12 @@ class DynamicSpanModule(ScoreModModule):
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         z_BHQ = self._spans(context)
-        if context.probe is not None:
-            context.probe.spans.append(z_BHQ.detach())
+        if context.call.probe is not None:
+            context.call.probe.spans.append(z_BHQ.detach())
         return SoftMask(z_BHQ, self.value, context, q_BHQE.dtype)
 
     def penalty(self, context: Context) -> Tensor:
-        z_BHQ, visible_BQ = self._spans(context), context.visible_BQ()
+        z_BHQ, visible_BQ = self._spans(context), context.positions.visible_BQ()
         if visible_BQ is None:
             return self.value.cost * z_BHQ.mean()
         real_BHQ = visible_BQ[:, None].expand_as(z_BHQ)
@@ -119,9 +119,11 @@ class DynamicSpanModule(ScoreModModule):
             return windows(self._spans(context).amax((0, 2)), self.value)
 
     def _spans(self, context: Context) -> Tensor:
-        if context.x_BQD is None:
-            raise ValueError("a dynamic span reads what the queries are made of; give attend a scene with x_BQD=")
-        x_BQD = at_least_single(context.x_BQD)
+        if context.side.query_inputs is None:
+            raise ValueError(
+                "a dynamic span reads what the queries are made of; give attend a scene with query_inputs="
+            )
+        x_BQD = at_least_single(context.side.query_inputs)
         logit_BQH = x_BQD @ self.v_HD.to(x_BQD.dtype).T + self.b_H.to(x_BQD.dtype)
         return self.value.longest * logit_BQH.sigmoid().transpose(1, 2)
 
@@ -136,7 +138,7 @@ class SoftMask:
     dtype: torch.dtype
 
     def __call__(self, b: Any, h: Any, i: Any, j: Any) -> Tensor:
-        away = (self.context.query_at(b, i) - self.context.key_at(b, j)).abs()
+        away = (self.context.positions.query_at(b, i) - self.context.positions.key_at(b, j)).abs()
         z = self.z_BHQ[b % self.z_BHQ.shape[0], h, i % self.z_BHQ.shape[2]]
         m = ((self.value.ramp + z - away) / self.value.ramp).clamp(0, 1)
         seen = (m > 0) & (away <= self.value.longest)

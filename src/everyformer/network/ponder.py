@@ -102,8 +102,8 @@ class PonderCell(nn.Module):
             ponders.append(ponder_B1)
             halts.append(weights)
         if self.value.cost:
-            context.costs.append(("ponder", self.value.cost * mean(torch.cat(ponders, dim=1), visible_BT)))
-        if context.probe is not None:
-            context.probe.halts.append(torch.cat([shares(one, self.value.steps) for one in halts], dim=1))
+            context.call.losses.append(("ponder", self.value.cost * mean(torch.cat(ponders, dim=1), visible_BT)))
+        if context.call.probe is not None:
+            context.call.probe.halts.append(torch.cat([shares(one, self.value.steps) for one in halts], dim=1))
         state_BTC = torch.stack(states, dim=1)
         return state_BTC[..., :own].to(x_BTD.dtype), state_BTC if keep else None

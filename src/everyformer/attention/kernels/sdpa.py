@@ -26,18 +26,18 @@ def unsupported_reason(request: Request) -> str | None:
 def run(request: Request) -> Tensor:
     context, pattern = request.context, request.pattern
     bare = len(request.terms) == 0  # not `not terms`: torch.compile cannot ask a tuple of functions that
-    plain = bare and context.in_place and type(pattern) is Causal
-    if plain and context.queries == context.keys:
+    plain = bare and context.positions.in_order and type(pattern) is Causal
+    if plain and context.positions.queries == context.positions.keys:
         return _run(request, None, causal=True)
-    if plain and context.queries == 1:
+    if plain and context.positions.queries == 1:
         return _run(request, None)
-    everything = type(pattern) is Full and context.key_BK is None
+    everything = type(pattern) is Full and context.positions.key_BK is None
     if everything and bare:
         return _run(request, None)
     if everything:
         return _run(request, _bias(request))
     mask = context.mask(pattern, request.batch, request.heads)
-    seen, alive = context.once(("shown", id(pattern), request.batch, request.heads), lambda: shown(mask))
+    seen, alive = context.memo(("shown", id(pattern), request.batch, request.heads), lambda: shown(mask))
     bias = _bias(request).masked_fill(~seen, -torch.inf) if not bare else seen
     return _run(request, bias).masked_fill(~alive, 0)
 
@@ -83,7 +83,7 @@ def _cudnn_serves(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool)
 
 def _bias(request: Request) -> Tensor:
     """The terms of all rules, dense."""
-    index = request.context.indices(request.batch, request.heads)
+    index = request.context.positions.indices(request.batch, request.heads)
     bias = request.terms[0](*index)
     for term in request.terms[1:]:
         bias = bias + term(*index)
