@@ -152,8 +152,8 @@ class Context:
     """What a sublayer knows besides its input and its cache entry."""
 
     positions: Positions
-    side: SideInputs = SideInputs()
-    call: Call = field(default_factory=Call, compare=False, repr=False)
+    side: SideInputs
+    call: Call = field(compare=False, repr=False)
     encoder: EncoderContext | None = None
     max_distance: int | None = None  # no query of this attention attends to a key farther away; None: not known
 
