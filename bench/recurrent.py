@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import everyformer
-from everyformer.network.recurrent import scan
+from everyformer.network.scan import scan
 
 WAYS = [("lstm", "reference"), ("lstm", "auto"), ("ablated-lstm", "reference"), ("ablated-lstm", "auto")]
 

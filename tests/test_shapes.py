@@ -77,10 +77,10 @@ def watch() -> Watch:
             data = example(network.value, batch=3, length=7, source_width=source_width).to(dtype=torch.float32)
             with seen:
                 hashes = all(
-                    isinstance(layer.attention.pattern, everyformer.Hashed) for layer in network.value.body.each
+                    isinstance(layer.sublayers[0].pattern, everyformer.Hashed) for layer in network.value.body.layers
                 )
                 fast = () if source_width else ("hashed", "blocked") if hashes else ("blocked",)
-                for kernel in ("reference", "sdpa", *fast) if network.value.body.each else ("reference", "auto"):
+                for kernel in ("reference", "sdpa", *fast) if network.value.body.layers else ("reference", "auto"):
                     data.run(network, kernel=kernel).hidden.sum().backward()
                 if data.is_sequence:
                     data.pad(1, 1).run(network)

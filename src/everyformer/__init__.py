@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
+if TYPE_CHECKING:  # for type checkers; at run time names are imported by __getattr__
     from everyformer.attention.attend import KERNELS, attend
-    from everyformer.attention.context import Context, Probe
+    from everyformer.attention.context import Context, Probe, SideInputs
     from everyformer.attention.four_term import FourTerm
     from everyformer.attention.parse import parse
     from everyformer.attention.pattern import (
@@ -58,16 +58,21 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
     from everyformer.attention.span import DynamicSpan, Span
     from everyformer.family.table import build, member, members
     from everyformer.infer.generate import generate, sample
-    from everyformer.network.cache import Cache
-    from everyformer.network.depth import Attention, Depth, Layer, Stack
+    from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions
+    from everyformer.network.cache import Cache, SegmentMemory
+    from everyformer.network.convolution import Convolution
+    from everyformer.network.depth import Depth, Stack
     from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
-    from everyformer.network.feedforward import Convolution, FeedForward
-    from everyformer.network.halting import Halt, Repeat
+    from everyformer.network.feedforward import FeedForward
     from everyformer.network.initial import AsTorch, Initial, Normal, Xavier
-    from everyformer.network.model import EncoderDecoder, EncoderOutput, Model, Network, Output, PairNetwork
+    from everyformer.network.layer import Layer
+    from everyformer.network.lstm import AblatedLstm, Lstm
+    from everyformer.network.model import EncoderDecoder, Model
+    from everyformer.network.multi_head_attention import Attention, CrossAttention
+    from everyformer.network.network import EncoderOutput, Network, Output, PairNetwork
     from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
     from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, PerToken
-    from everyformer.network.ponder import Ponder
+    from everyformer.network.ponder_rnn import PonderRnn
     from everyformer.network.position import (
         Axial,
         Concatenated,
@@ -80,15 +85,16 @@ if TYPE_CHECKING:  # for readers of types; at run time names come by __getattr__
         Sinusoidal,
         TimePosition,
     )
-    from everyformer.network.recurrent import AblatedLstm, Lstm
+    from everyformer.network.repeat import Halt, Repeat
     from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
     from everyformer.network.store import load, save
+    from everyformer.network.sublayer import Sublayer, SublayerModule
     from everyformer.study.contracts import contracts
     from everyformer.value import Value, from_json, to_json
 
 _HOMES = {
     "everyformer.attention.attend": "attend KERNELS",
-    "everyformer.attention.context": "Context Probe",
+    "everyformer.attention.context": "Context Probe SideInputs",
     "everyformer.attention.pattern": "Pattern Full Causal Window Block Stride Summary Local Local2d Prefix Graph SameDocument "
     "Visible Hashed Chunked ByHead fixed strided",
     "everyformer.attention.parse": "parse",
@@ -99,16 +105,22 @@ _HOMES = {
     "everyformer.network.embed": "Embed Tokens Patches Features Nodes Mixed",
     "everyformer.network.position": "Position Learned Sinusoidal OneHot Concatenated JointMlp SeparateMlp Grid Axial TimePosition",
     "everyformer.network.norm": "Norm LayerNorm RMSNorm BatchNorm InstanceNorm SequenceNorm",
-    "everyformer.network.feedforward": "FeedForward Convolution",
-    "everyformer.network.recurrent": "Lstm AblatedLstm",
-    "everyformer.network.ponder": "Ponder",
+    "everyformer.network.sublayer": "Sublayer SublayerModule",
+    "everyformer.network.multi_head_attention": "Attention CrossAttention",
+    "everyformer.network.feedforward": "FeedForward",
+    "everyformer.network.convolution": "Convolution",
+    "everyformer.network.lstm": "Lstm AblatedLstm",
+    "everyformer.network.ponder_rnn": "PonderRnn",
     "everyformer.network.residual": "Residual PostNorm PreNorm Gated Reversible NoResidual",
-    "everyformer.network.depth": "Depth Attention Layer Stack",
-    "everyformer.network.halting": "Repeat Halt",
-    "everyformer.network.cache": "Cache",
+    "everyformer.network.layer": "Layer",
+    "everyformer.network.depth": "Depth Stack",
+    "everyformer.network.repeat": "Repeat Halt",
+    "everyformer.network.cache": "Cache SegmentMemory",
     "everyformer.network.output_head": "OutputHead Language Masked Classify PerToken Logistics",
     "everyformer.network.initial": "Initial AsTorch Normal Xavier",
-    "everyformer.network.model": "Model EncoderDecoder Network PairNetwork Output EncoderOutput",
+    "everyformer.network.auxiliary": "AuxiliaryPredictions AuxiliaryNetwork",
+    "everyformer.network.model": "Model EncoderDecoder",
+    "everyformer.network.network": "Network PairNetwork Output EncoderOutput",
     "everyformer.network.store": "save load",
     "everyformer.family.table": "build member members",
     "everyformer.infer.generate": "generate sample",

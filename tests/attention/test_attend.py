@@ -16,10 +16,12 @@ from everyformer.attention.parse import parse
 from everyformer.attention.pattern import ByHead, Causal, Full, Graph, Pattern, SameDocument, Window
 from everyformer.attention.projection import Standard, Sum
 from everyformer.attention.score_mod import ImageBias, Rotary
-from everyformer.network.depth import Attention, AttentionModule, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention, AttentionModule
 from everyformer.network.residual import PreNorm
 from tests.spec import attention as spec
 

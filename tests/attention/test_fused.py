@@ -152,11 +152,13 @@ def test_heads_and_sequences_may_be_too_large(length, width, told):
 def test_the_sparse_member_is_served_at_its_size(uses):
     """As `auto` chooses: its sets are far less than all earlier positions."""
     value = member("sparse-transformer", "enwik8", uses=uses)
-    length, form = 12288, value.body.each[0].attention.heads
-    for layer in value.body.each:
+    length, form = 12288, value.body.layers[0].sublayers[0].heads
+    for layer in value.body.layers:
         with FakeTensorMode():
             q = torch.empty(1, form.heads, length, 64, device="cuda", dtype=torch.bfloat16)
-            request = Request(q, q, q, layer.attention.pattern, (), (), Context.of(length, length, q.device), 0.1, 0.0)
+            request = Request(
+                q, q, q, layer.sublayers[0].pattern, (), (), Context.of(length, length, q.device), 0.1, 0.0
+            )
             assert fused.unsupported_reason(request) is None and choose(request, "auto") is fused
 
 

@@ -20,9 +20,11 @@ from everyformer.attention.pattern import Causal, Full
 from everyformer.attention.projection import Standard
 from everyformer.attention.score_mod import ScoreMod
 from everyformer.attention.span import DynamicSpan, Span, SpanModule
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.output_head import Language
 from everyformer.network.residual import PreNorm
 from everyformer.value import from_json, to_json

@@ -24,8 +24,9 @@ from everyformer.attention.projection import (
     Symmetric,
     Wide,
 )
-from everyformer.network.depth import Attention, Source
+from everyformer.network.depth import Source
 from everyformer.network.feedforward import FeedForward
+from everyformer.network.multi_head_attention import Attention
 from tests.spec import attention as spec
 
 WIDTH, HEADS, TIME = 12, 3, 5

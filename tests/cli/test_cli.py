@@ -201,7 +201,7 @@ def test_a_member_is_shown_line_by_line(run):
     code, out, _ = run("family", "gpt2", "--size", "tiny")
     lines = dict(line.split(maxsplit=1) for line in out.splitlines() if "." in line.split(" ")[0])
     assert code == 0 and "120,576 parameters" in out
-    assert lines["body.layers"] == "2" and lines["body.each[0].attention.pattern"] == "causal"
+    assert lines["body.layers"] == "2" and lines["body.layers[0].sublayers[0].pattern"] == "causal"
     assert lines["embed.vocabulary"] == "256"
 
 
@@ -219,7 +219,7 @@ def test_the_difference_of_bert_and_gpt2_is_the_abstract(run):
     found = json.loads(out)
     assert code == 0 and found["members"] == ["bert:base", "gpt2:small"]
     architecture = found["architecture"]
-    assert architecture["body.each[0].attention.pattern"] == ["full", "causal"]
+    assert architecture["body.layers[0].sublayers[0].pattern"] == ["full", "causal"]
     assert architecture["body.residual"] == ["post_norm", "pre_norm"]
     assert architecture["segments"] == [2, None]
     assert found["sizes and rates"]["embed.vocabulary"] == [30522, 50257]

@@ -19,10 +19,13 @@ from everyformer.attention.score_mod import Rotary, ScoreModModule, Shaw
 from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network import depth, halting
 from everyformer.network.cache import Cache
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.model import Model, Network
+from everyformer.network.layer import Layer
+from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
+from everyformer.network.network import Network
 from everyformer.network.output_head import Language, PerToken
 from everyformer.network.position import Learned
 from everyformer.network.residual import PreNorm, PreNormModule, Reversible
@@ -50,7 +53,7 @@ def held(report: Report, record_property) -> None:
 
 
 def attention(model: Model) -> Attention | None:
-    return model.body.each[0].attention if model.body.each else None
+    return model.body.layers[0].sublayers[0] if model.body.layers else None
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
@@ -125,9 +128,9 @@ def test_every_two_parts_meet_or_are_refused(record_property):
     met, back = set(), set()
     for model in cells():
         if model and attention(model):
-            (layer,), place = model.body.each, (type(model.body), getattr(model.body, "mode", None))
-            one = layer.attention
-            parts = one.pattern, one.score_mods, model.body.residual, one.heads, model.position, layer.feedforward
+            (layer,), place = model.body.layers, (type(model.body), getattr(model.body, "mode", None))
+            one = layer.sublayers[0]
+            parts = one.pattern, one.score_mods, model.body.residual, one.heads, model.position, layer.sublayers[-1]
             pairs = set(combinations(enumerate((*parts, (model.embed, model.outputs), place)), 2))
             met |= pairs
             if model.body.is_causal():
@@ -204,7 +207,7 @@ def test_future_notices_a_norm_over_positions():
 
 def test_cache_and_padding_notice_a_rule_that_counts_keys():
     network = tiny()
-    network.body.layers[0].attention.score_mods.append(Ahead())
+    network.body.layers[0].sublayers[0].score_mods.append(Ahead())
     assert broken(network, "cache") and broken(network, "padding")
 
 
@@ -282,7 +285,7 @@ def test_compile_notices_a_graph_break():
 def test_overfit_notices_a_frozen_model():
     network = tiny()
     network.requires_grad_(False)
-    network.body.layers[0].feedforward.out.bias.requires_grad_(True)
+    network.body.layers[0].sublayers[-1].out.bias.requires_grad_(True)
     assert broken(network, "overfit")
 
 

@@ -47,16 +47,16 @@ def test_attention_is_the_papers(dynamic, itself):
     network, x_TD = small(dynamic=dynamic, itself=itself), randn(LENGTH, 8)
     context = Context.of(LENGTH, LENGTH, x_TD.device)
     for layer in network.body.layers:
-        heads, (distance, span) = layer.attention.heads, layer.attention.score_mods
+        heads, (distance, span) = layer.sublayers[0].heads, layer.sublayers[0].score_mods
         p_RE = distance.key_RE.flip(0)
-        assert distance.key_RE is network.body.layers[0].attention.score_mods[0].key_RE and p_RE.shape == (7, 4)
+        assert distance.key_RE is network.body.layers[0].sublayers[0].score_mods[0].key_RE and p_RE.shape == (7, 4)
         answers = []
         for h in range(2):
             q, k, v = (x_TD @ weight.chunk(2)[h].T for weight in heads.qkv.weight.chunk(3))
             z = torch.stack([spec.dynamic_span(x, span.v_HD[h], span.b_H[h], 6) for x in x_TD]) if dynamic else None
             z = 6 * span.part_H[h] if z is None else z
             answers.append(spec.adaptive_span(q, k, v, z, 3, 6, nearest=0 if itself else 1, p_RE=p_RE))
-        found, _ = layer.attention(x_TD[None], context, None)
+        found, _ = layer.sublayers[0](x_TD[None], context, None)
         close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T)
 
 
@@ -85,24 +85,24 @@ def in_pieces(network: Any, x_BT: Tensor, cuts: list[int], cache: Cache, **optio
 @pytest.mark.parametrize("hidden", [False, True], ids=["keys", "hidden"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_memory_keeps_what_some_head_sees_and_is_one_long_pass(hidden, dynamic, monkeypatch):
-    """Layers of different spans: the past has the longest, each layer makes keys of its own part."""
+    """DepthModule of different spans: the past has the longest, each layer makes keys of its own part."""
     network, x_BT = small(dynamic=dynamic, span=9), tokens(2, 30)
     if not dynamic:
-        spans = [layer.attention.score_mods[1].part_H for layer in network.body.layers]
+        spans = [layer.sublayers[0].score_mods[1].part_H for layer in network.body.layers]
         with torch.no_grad():
             spans[0].copy_(torch.tensor([0.0, 0.1]))  # 0.9 + 3 > 3 positions back
             spans[1].copy_(torch.tensor([0.4, 0.2]))  # 3.6 + 3 > 6 positions back
     most, widths = 9 if dynamic else 6, []
     for layer in network.body.layers:
-        spied(monkeypatch, layer.attention.heads, "keys_values", lambda x: widths.append(x.shape[1]))
-    found, lengths = in_pieces(network, x_BT, [10, 20, 25], Cache(hidden=hidden))
+        spied(monkeypatch, layer.sublayers[0].heads, "keys_values", lambda x: widths.append(x.shape[1]))
+    found, lengths = in_pieces(network, x_BT, [10, 20, 25], Cache(segment_memory=hidden))
     close(found, in_pieces(network, x_BT, [], Cache())[0])
     assert lengths == [most] * 4 and network.max_distance() == most
     if hidden:
         assert widths == [min(most, 3 if number % 2 == 0 and not dynamic else most) for number in range(6)]
     network.train()
     monkeypatch.setattr(model_module, "GROWTH", 2)
-    assert in_pieces(network, x_BT, [10, 20], Cache(hidden=hidden))[1] == [min(9, most + 2)] * 3
+    assert in_pieces(network, x_BT, [10, 20], Cache(segment_memory=hidden))[1] == [min(9, most + 2)] * 3
 
 
 @pytest.mark.spec(97)
@@ -151,7 +151,7 @@ def test_training_makes_spans_short_where_they_cost_much_and_records_them(tmp_pa
     spans_LH = torch.tensor(line["spans"])
     assert spans_LH.shape == (run.network.value.body.layers, 2) and spans_LH.min() >= 0
     assert line["span"] == pytest.approx(float(spans_LH.mean())) and line["span"] < 3
-    parts_LH = torch.stack([layer.attention.score_mods[1].part_H.detach() for layer in run.network.body.layers])
+    parts_LH = torch.stack([layer.sublayers[0].score_mods[1].part_H.detach() for layer in run.network.body.layers])
     torch.testing.assert_close(spans_LH, 16 * parts_LH)
 
 
@@ -161,9 +161,9 @@ def test_spans_are_told_with_what_they_save():
     network, x_T = small(dynamic=True), tokens(1, 20)[0].numpy()
     with torch.no_grad():
         for layer in network.body.layers:
-            layer.attention.score_mods[1].v_HD.zero_()  # then all tokens have the same
+            layer.sublayers[0].score_mods[1].v_HD.zero_()  # then all tokens have the same
     found = spans(network, x_T)
-    wanted = [6 * layer.attention.score_mods[1].b_H.sigmoid() for layer in network.body.layers]
+    wanted = [6 * layer.sublayers[0].score_mods[1].b_H.sigmoid() for layer in network.body.layers]
     close(torch.tensor(found.each, dtype=torch.float64), torch.stack(wanted).detach())
     keys_LH = (torch.stack(wanted) + 3).clamp(max=6).detach()
     maps = 2 * 2 * (4 * 8 * 8 + 2 * 8 * 32) + 2 * 8 * 17  # two layers, and the output
@@ -175,7 +175,7 @@ def test_spans_are_told_with_what_they_save():
 
 
 def test_sizes_are_those_of_the_published_scripts():
-    """Layers, width, heads, net, span, memory, ramp."""
+    """DepthModule, width, heads, net, span, memory, ramp."""
     stated = {
         "small": (8, 256, 4, 1024, 1024, 1024, 32),
         "enwik8": (12, 512, 8, 2048, 8192, 8192, 32),
@@ -183,7 +183,7 @@ def test_sizes_are_those_of_the_published_scripts():
     }
     for size, numbers in stated.items():
         value = member("adaptive-span", size)
-        layer = value.body.each[0]
-        span = layer.attention.score_mods[1]
-        found = (value.body.layers, value.width, layer.attention.heads.heads, layer.feedforward.hidden)
+        layer = value.body.layers[0]
+        span = layer.sublayers[0].score_mods[1]
+        found = (value.body.layers, value.width, layer.sublayers[0].heads.heads, layer.sublayers[-1].hidden)
         assert (*found, span.longest, value.memory, span.ramp) == numbers

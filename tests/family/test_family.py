@@ -77,7 +77,7 @@ def test_sizes_that_the_sources_state():
     }
     for (name, size), numbers in stated.items():
         value = member(name, size)
-        heads = value.body.each[0].attention.heads.heads
+        heads = value.body.layers[0].sublayers[0].heads.heads
         assert (value.body.layers, value.width, heads, value.position.length, value.embed.vocabulary) == numbers
 
 
@@ -101,14 +101,14 @@ def test_every_member_is_the_same_after_json(name, size):
 
 def test_a_members_numbers_may_be_changed_and_others_follow():
     network = build("gpt2", width=256)
-    attention = network.value.body.each[0].attention
+    attention = network.value.body.layers[0].sublayers[0]
     assert (network.value.width, attention.heads.heads, network.value.body.layers) == (256, 4, 12)
     assert network(torch.tensor([[1, 2]])).logits.shape == (1, 2, 50257)
-    assert member("gpt2", width=32).body.each[0].attention.heads.heads == 1
+    assert member("gpt2", width=32).body.layers[0].sublayers[0].heads.heads == 1
     for name in ("gpt2", "byte-language"):  # the size's own where they divide the width
-        assert member(name, "tiny", width=128).body.each[0].attention.heads.heads == 4
-    assert member("byte-language", "tiny", width=50, heads=5).body.each[0].attention.heads.heads == 5
-    assert member("gpt2", "tiny", width=128, heads=8).body.each[0].attention.heads.heads == 8
+        assert member(name, "tiny", width=128).body.layers[0].sublayers[0].heads.heads == 4
+    assert member("byte-language", "tiny", width=50, heads=5).body.layers[0].sublayers[0].heads.heads == 5
+    assert member("gpt2", "tiny", width=128, heads=8).body.layers[0].sublayers[0].heads.heads == 8
     assert member("bert") == member("bert", "base") != member("bert", "large")
 
 

@@ -10,7 +10,7 @@ from everyformer.family.table import parameters
 
 @pytest.mark.spec(98, 102)
 def test_sizes_that_the_paper_states():
-    """Layers, width, heads, width of the net, dropout. CIFAR-10: 12, 512, 4, 2048, 0.3, logistics 14, 256, 8, 512, 0.2; ImageNet."""
+    """DepthModule, width, heads, width of the net, dropout. CIFAR-10: 12, 512, 4, 2048, 0.3, logistics 14, 256, 8, 512, 0.2; ImageNet."""
     stated = {
         "cifar10": (12, 512, 4, 2048, 0.3),
         "cifar10-logistics": (14, 256, 8, 512, 0.2),
@@ -18,10 +18,10 @@ def test_sizes_that_the_paper_states():
     }
     for size, numbers in stated.items():
         value = member("image-transformer", size)
-        layer = value.body.each[0]
-        found = (value.body.layers, value.width, layer.attention.heads.heads, layer.feedforward.hidden)
+        layer = value.body.layers[0]
+        found = (value.body.layers, value.width, layer.sublayers[0].heads.heads, layer.sublayers[-1].hidden)
         assert (*found, value.body.residual.dropout) == numbers
-        assert layer.attention.pattern == parse("causal & local(256, 256)")  # 256 positions, a memory of 512 in all
+        assert layer.sublayers[0].pattern == parse("causal & local(256, 256)")  # 256 positions, a memory of 512 in all
     assert member("image-transformer").position == Grid(32, 96)
     assert member("image-transformer", "cifar10-logistics").outputs == (Logistics(3, 256, 10),)
 
@@ -45,16 +45,21 @@ def test_parameters_by_hand():
 def test_kinds_outputs_and_the_encoder_are_settings():
     made = {"rows": 16, "columns": 12, "channels": 3, "levels": 32}
     value = member("image-transformer", "tiny", local="2d", **made)
-    assert str(value.body.each[0].attention.pattern) == "causal & local2d(36, 8, 18, 7, 7)"
+    assert str(value.body.layers[0].sublayers[0].pattern) == "causal & local2d(36, 8, 18, 7, 7)"
     assert value.position == Grid(16, 36, block=(8, 18)) and value.embed == Tokens(97, scaled=True)
     value = member("image-transformer", "tiny", local="2d", output="logistics", rectangle=(4, 6), around=(4, 3), **made)
-    assert str(value.body.each[0].attention.pattern) == "causal & local2d(12, 4, 6, 4, 3)"
+    assert str(value.body.layers[0].sublayers[0].pattern) == "causal & local2d(12, 4, 6, 4, 3)"
     assert value.position == Grid(16, 12, block=(4, 6)) and value.embed == Features(3)
     assert value.outputs == (Logistics(3, 32, 10),)
     pair = member("image-transformer", "tiny", shrink=4, **made)
     assert isinstance(pair, EncoderDecoder) and pair.encoder.position == Grid(4, 9)
-    assert pair.encoder.body.each[0].attention.pattern == pair.decoder.body.each[0].cross.pattern == Full()
-    assert pair.decoder.body.each[0].attention == member("image-transformer", "tiny", **made).body.each[0].attention
+    assert (
+        pair.encoder.body.layers[0].sublayers[0].pattern == pair.decoder.body.layers[0].sublayers[1].pattern == Full()
+    )
+    assert (
+        pair.decoder.body.layers[0].sublayers[0]
+        == member("image-transformer", "tiny", **made).body.layers[0].sublayers[0]
+    )
     assert isinstance(member("image-transformer", "tiny", shrink=1), Model)
 
 

@@ -26,7 +26,7 @@ def test_parameters_are_those_of_the_published_code():
 
 
 def test_sizes_that_are_published():
-    """Layers, width, heads, their width, net, length, rounds, buckets, window: trax's configurations; the paper's width,
+    """DepthModule, width, heads, their width, net, length, rounds, buckets, window: trax's configurations; the paper's width,
     net and heads."""
     stated = {
         "enwik8": (12, 1024, 8, 128, 4096, 65_536, 4, 512, 256),
@@ -35,13 +35,13 @@ def test_sizes_that_are_published():
     for size, numbers in stated.items():
         value = member("reformer", size)
         assert isinstance(value, Model)
-        layer = value.body.each[2 % len(value.body.each)]
-        form, pattern = layer.attention.heads, layer.attention.pattern
+        layer = value.body.layers[2 % len(value.body.layers)]
+        form, pattern = layer.sublayers[0].heads, layer.sublayers[0].pattern
         found = (value.body.layers, value.width, form.heads, form.key_width or value.width // form.heads)
-        assert (*found, layer.feedforward.hidden, math.prod(value.position.sizes)) == numbers[:6]
+        assert (*found, layer.sublayers[-1].hidden, math.prod(value.position.sizes)) == numbers[:6]
         assert pattern == Hashed(*numbers[6:])
     near = Causal() & Local(128, 128)
-    assert [layer.attention.pattern for layer in member("reformer").body.each] == [
+    assert [layer.sublayers[0].pattern for layer in member("reformer").body.layers] == [
         near,
         near,
         Hashed(4, 512, 256),
@@ -128,7 +128,7 @@ def test_a_cached_key_is_hashed_once(monkeypatch):
 def test_more_rounds_find_more_of_what_full_attention_sees():
     """The weight that full attention with shared queries and keys gives to the keys that so many rounds find."""
     network = ready(build("reformer", "tiny", layers=1, **SMALL | {"window": 64}))
-    heads = network.body.layers[0].attention.heads
+    heads = network.body.layers[0].sublayers[0].heads
     q, k, _ = (x.detach() for x in heads.project(torch.randn(8, 64, 16, dtype=torch.float64)))
     weight = (q @ k.mT).masked_fill(torch.ones(64, 64).triu().bool(), -torch.inf).softmax(-1)[:, :, 1:]
     found = []
@@ -143,7 +143,7 @@ def test_more_rounds_find_more_of_what_full_attention_sees():
 
 def test_full_is_what_so_many_rounds_find_that_nothing_is_missed():
     """With two buckets of all keys and many rounds everybody finds everybody, himself only when alone."""
-    pattern = member("reformer", "tiny", form="full").body.each[0].attention.pattern
+    pattern = member("reformer", "tiny", form="full").body.layers[0].sublayers[0].pattern
     context, hashes = Context.of(8, 8, torch.device("cpu")), Hash(Hashed(64, 2, 8), 1, 4)
     context = context.with_hashes(hashes(hashes.buckets(torch.randn(1, 1, 8, 4)), context))
     assert torch.equal(pattern.mask(8), context.mask(Hashed(64, 2, 8), 1, 1)[0])
@@ -155,7 +155,7 @@ def test_the_published_form_is_a_setting_that_says_so():
         member("reformer", "tiny", form="chunked"), ["future", "cache", "padding", "neighbours", "kernels"]
     )
     assert not report.broken and report.unasked == ["future", "cache"]
-    pattern = member("reformer", "tiny", form="chunked").body.each[0].attention.pattern
+    pattern = member("reformer", "tiny", form="chunked").body.layers[0].sublayers[0].pattern
     assert pattern == Chunked(2, 8, 16, leaks=True)
     with pytest.raises(ValueError, match=r"reformer\.form is 'chunk': did you mean chunked"):
         member("reformer", form="chunk")

@@ -47,7 +47,7 @@ def test_attention_is_attend_over_the_sets(kind, uses):
             "merged": [sparse.both(first, second), sparse.both(first, other)],
             "by_head": [first, second],  # one head has the second sets
         }
-        heads = layer.attention.heads
+        heads = layer.sublayers[0].heads
         q, k, v = (
             (w.chunk(2), b.chunk(2)) for w, b in zip(heads.qkv.weight.chunk(3), heads.qkv.bias.chunk(3), strict=True)
         )
@@ -57,7 +57,7 @@ def test_attention_is_attend_over_the_sets(kind, uses):
         for h, sets in enumerate(wanted[uses]):
             w_q, w_k, w_v = (torch.cat((weight[h], bias[h][:, None]), dim=1) for weight, bias in (q, k, v))
             answers.append(sparse.attend(one, sets, w_q, w_k, w_v))
-        found, _ = layer.attention(x_TD[None], Context.of(LENGTH, LENGTH, x_TD.device), None)
+        found, _ = layer.sublayers[0](x_TD[None], Context.of(LENGTH, LENGTH, x_TD.device), None)
         close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T + heads.out.bias)
 
 
@@ -107,7 +107,7 @@ def test_the_sets_are_settings_of_the_member():
             "by_head": [ByHead((near, far))],
         }.items():
             value = member("sparse-transformer", "tiny", kind=kind, uses=uses, **tiny)
-            assert [layer.attention.pattern for layer in value.body.each] == wanted
+            assert [layer.sublayers[0].pattern for layer in value.body.layers] == wanted
     (near, last), (_, before) = fixed(STRIDE, COLUMNS), fixed(STRIDE, COLUMNS, COLUMNS)
     del tiny["own"]  # the heads that have summaries share the columns of a block out
     for uses, wanted in {
@@ -116,19 +116,19 @@ def test_the_sets_are_settings_of_the_member():
         "by_head": [ByHead((near, last, near, before))],
     }.items():
         value = member("sparse-transformer", "tiny", kind="fixed", uses=uses, **tiny)
-        assert [layer.attention.pattern for layer in value.body.each] == wanted
+        assert [layer.sublayers[0].pattern for layer in value.body.layers] == wanted
     three = member("sparse-transformer", "tiny", heads=3, width=48, **tiny)
-    assert [layer.attention.pattern for layer in three.body.each] == [near | last]
+    assert [layer.sublayers[0].pattern for layer in three.body.layers] == [near | last]
     with pytest.raises(ValueError, match="2 patterns out to 1 heads"):
         build("sparse-transformer", "tiny", heads=1, uses="by_head", **tiny)
     dense = member("sparse-transformer", "tiny", kind="dense", **tiny)
-    assert [layer.attention.pattern for layer in dense.body.each] == [Causal()]
+    assert [layer.sublayers[0].pattern for layer in dense.body.layers] == [Causal()]
     with pytest.raises(ValueError, match=r"sparse-transformer\.kind is 'stride': did you mean strided"):
         member("sparse-transformer", kind="stride")
 
 
 def test_sizes_that_the_paper_states():
-    """Layers, width, heads, length, stride, width of queries, of the net: half of them for CIFAR-10."""
+    """DepthModule, width, heads, length, stride, width of queries, of the net: half of them for CIFAR-10."""
     stated = {
         "enwik8": (30, 512, 8, 12_288, 128, 64, 2048),
         "cifar10": (128, 256, 2, 32 * 32 * 3, 96, 64, 512),
@@ -136,10 +136,10 @@ def test_sizes_that_the_paper_states():
     }
     for size, numbers in stated.items():
         value = member("sparse-transformer", size)
-        layer, body, place = value.body.each[0], value.body, value.position
-        form = layer.attention.heads
+        layer, body, place = value.body.layers[0], value.body, value.position
+        form = layer.sublayers[0].heads
         found = (body.layers, value.width, form.heads, math.prod(place.sizes), place.sizes[1], form.key_width)
-        assert (*found, layer.feedforward.hidden) == numbers
+        assert (*found, layer.sublayers[-1].hidden) == numbers
 
 
 @pytest.mark.spec(110)
@@ -156,7 +156,7 @@ def test_a_hundred_layers_learn():
         optimizer.zero_grad()
         loss.backward()
         if not losses:
-            first, last = (network.body.layers[n].feedforward.out.weight.grad.norm() for n in (0, -1))
+            first, last = (network.body.layers[n].sublayers[-1].out.weight.grad.norm() for n in (0, -1))
             assert 0.5 < first / last < 2
         optimizer.step()
         losses.append(loss.item())

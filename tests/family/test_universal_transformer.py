@@ -22,11 +22,11 @@ def test_the_member_is_the_papers():
     for side in (base.encoder, base.decoder):
         assert isinstance(side.body, Repeat) and (side.body.steps, side.width) == (6, 1024)
         assert side.body.position == TimePosition() and side.position is None
-        assert side.body.each[0].feedforward.hidden == 4096 and side.body.each[0].attention.heads.heads == 16
+        assert side.body.layers[0].sublayers[-1].hidden == 4096 and side.body.layers[0].sublayers[0].heads.heads == 16
     assert isinstance(language.body, Halt) and language.body.mode == "freeze"
     pair = member("universal-transformer", "tiny-pair", transition="convolution")
     assert isinstance(pair, EncoderDecoder)
-    nets = [side.body.each[0].feedforward for side in (pair.encoder, pair.decoder)]
+    nets = [side.body.layers[0].sublayers[-1] for side in (pair.encoder, pair.decoder)]
     assert all(isinstance(net, Convolution) for net in nets)
     assert [net.causal for net in nets if isinstance(net, Convolution)] == [False, True]
     counts = {parameters(member("universal-transformer", "tiny", steps=steps)) for steps in (1, 9)}

@@ -139,7 +139,7 @@ def test_bad_values_are_refused_with_the_remedy(literal, text, window, stride, b
 
 
 def test_repeated_layers_tell_their_spans_at_every_step():
-    layers = model(score_mods=(Span(6, 2),), outputs=HEAD, layers=2).body.each
+    layers = model(score_mods=(Span(6, 2),), outputs=HEAD, layers=2).body.layers
     once, thrice = (
         spans(ready(replace(model(outputs=HEAD), body=body)), TEXT)
         for body in (Stack(1, layers, PreNorm()), Repeat(3, layers, PreNorm()))
@@ -150,6 +150,6 @@ def test_repeated_layers_tell_their_spans_at_every_step():
 
 
 def test_a_model_is_watched_no_further_than_its_positions_go():
-    body = Halt(3, VALUE.body.each, PreNorm())
+    body = Halt(3, VALUE.body.layers, PreNorm())
     network = ready(replace(VALUE, body=body))
     assert 1 <= ponder(network, TEXT) <= 3

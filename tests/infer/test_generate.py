@@ -108,7 +108,7 @@ def test_a_decoder_goes_on_with_its_source_before_it(cached):
     decoder = model("causal", cross=Attention(Standard(2)), position=Sinusoidal(), outputs=HEAD)
     pair = ready(EncoderDecoder(encoder=model("full"), decoder=decoder))
     memory = pair.encode(tokens(3, 5))
-    found = generate(pair.decoder, PROMPTS, 6, temperature=0, source=memory, cached=cached)
+    found = generate(pair.decoder, PROMPTS, 6, temperature=0, encoder_output=memory, cached=cached)
     for row, prompt in enumerate(PROMPTS):
         own = EncoderOutput(memory.x_BSD[row : row + 1])
 

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from everyformer import (
     Attention,
+    CrossAttention,
     EncoderDecoder,
     FeedForward,
     Layer,
     Model,
+    NoResidual,
     Pattern,
     PreNorm,
     Stack,
@@ -40,7 +42,14 @@ def model(
     """A model of a few numbers; without a pattern it has no attention."""
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
     attention = None if pattern is None else Attention(form, pattern, score_mods)
-    return Model(width=width, embed=embed, body=Stack(layers, (Layer(attention, net, cross),), residual), **more)
+    cross_attention = None if cross is None else CrossAttention(cross.heads, cross.pattern, cross.dropout)
+    sublayers = tuple(one for one in (attention, cross_attention, net) if one is not None)
+    return Model(width=width, embed=embed, body=Stack(layers, (Layer(sublayers),), residual), **more)
+
+
+def stack(layers: int, *sublayers: Any, residual: Any = NoResidual()) -> Stack:
+    """Layers of these sublayers."""
+    return Stack(layers, (Layer(sublayers),), residual)
 
 
 def ready(value: Model | EncoderDecoder | nn.Module, seed: int = 0) -> Any:

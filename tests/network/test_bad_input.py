@@ -42,7 +42,7 @@ from everyformer import (
     parse,
     sample,
 )
-from tests.network import model, tokens
+from tests.network import model, stack, tokens
 
 X = tokens()  # 2 sequences of 6
 TRUE = torch.ones(2, 6, dtype=torch.bool)
@@ -54,7 +54,7 @@ def source(length: int) -> EncoderOutput:
 
 
 NETWORKS: dict[str, Any] = {
-    "state": Model(width=8, embed=Tokens(17), body=Lstm(1)),
+    "state": Model(width=8, embed=Tokens(17), body=stack(1, Lstm())),
     "language": model(position=Learned(8), outputs=(Language(),)),
     "wide": model(width=16),
     "deep": model(layers=4),
@@ -249,21 +249,24 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
         "part 0 of a mixed sequence has 3 sequences, part 1 2; give as many of each",
     ),
     # the source
-    (call("decoder", X), "this model attends to a source, but none was given; call it with source="),
+    (call("decoder", X), "this model attends to a source, but none was given; call it with encoder_output="),
     (
-        call("decoder", X, source=EncoderOutput(torch.zeros(2, 3, 9))),
+        call("decoder", X, encoder_output=EncoderOutput(torch.zeros(2, 3, 9))),
         "the source is of 2 sequences and 9 wide, the model's input of 2",
     ),
     (
-        call("decoder", X, source=EncoderOutput(torch.zeros(3, 3, 8))),
+        call("decoder", X, encoder_output=EncoderOutput(torch.zeros(3, 3, 8))),
         "the source is of 3 sequences and 8 wide, the model's input of 2",
     ),
-    (call("decoder", X, source=EncoderOutput(torch.zeros(2, 0, 8))), "give at least one of each"),
+    (call("decoder", X, encoder_output=EncoderOutput(torch.zeros(2, 0, 8))), "give at least one of each"),
     (
-        call("decoder", X, source=EncoderOutput(torch.zeros(2, 3, 8).double())),
+        call("decoder", X, encoder_output=EncoderOutput(torch.zeros(2, 3, 8).double())),
         "the source is torch.float64, the model torch.float32",
     ),
-    (call("decoder", X, source=torch.zeros(2, 3, 8)), "source is a Tensor: give a Memory, as encode() returns it"),
+    (
+        call("decoder", X, encoder_output=torch.zeros(2, 3, 8)),
+        "source is a Tensor: give a Memory, as encode() returns it",
+    ),
     (lambda: EncoderOutput(torch.zeros(2, 3)), "a memory has the shape batch, time, width, not (2, 3)"),
     (
         lambda: EncoderOutput(torch.zeros(2, 3, 8), TRUE),
@@ -281,7 +284,9 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (call("language", X, memory=3), "memory=3 is of a past, and none is kept; give past=Past() too"),
     (cache(lambda cache: cache.reorder(torch.tensor([], dtype=torch.long))), "reorder by nothing leaves no sequence"),
     (
-        lambda: net("decoder")(X, cache=net("decoder")(X, cache=Cache(), source=source(4)).cache, source=source(5)),
+        lambda: net("decoder")(
+            X, cache=net("decoder")(X, cache=Cache(), encoder_output=source(4)).cache, encoder_output=source(5)
+        ),
         "the past is of a source of 4 positions, this one has 5; begin with Past()",
     ),
     (lambda: Gated(bias=float("nan")), "gated.bias is nan: give a finite number"),
@@ -337,7 +342,7 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
         speak("full", [[1]], 1),
         "the model has no language head to tell the next token; build it with outputs=(Language(),)",
     ),
-    (lambda: generate(build("transformer", "tiny"), [[1]], 1), "give pair.decoder and source=pair.encode(...)"),
+    (lambda: generate(build("transformer", "tiny"), [[1]], 1), "give pair.decoder and encoder_output=pair.encode(...)"),
 ]
 
 
@@ -360,6 +365,6 @@ def test_good_neighbours_of_bad_input_are_served():
     net("graph")(X, edges=torch.ones(5, 5).bool(), visible=torch.tensor([[True] * 5 + [False]] * 2))
     net("mixed")((torch.zeros(2, 9, 5), X[:, :4]))
     with torch.autocast("cpu", torch.bfloat16):
-        net("decoder")(X, source=EncoderOutput(torch.zeros(2, 3, 8, dtype=torch.bfloat16)))
+        net("decoder")(X, encoder_output=EncoderOutput(torch.zeros(2, 3, 8, dtype=torch.bfloat16)))
         net("features")(torch.zeros(2, 3, 5, dtype=torch.bfloat16))
     assert generate(net("language"), [[1]], 0) == [[1]]

@@ -255,7 +255,9 @@ def test_keys_of_the_source_are_computed_once(residual, monkeypatch):
         return reading
 
     for number, layer in enumerate(network.decoder.body.layers):
-        monkeypatch.setattr(layer.cross.heads, "keys_values", counted(number, layer.cross.heads.keys_values))
+        monkeypatch.setattr(
+            layer.sublayers[1].heads, "keys_values", counted(number, layer.sublayers[1].heads.keys_values)
+        )
     for step in range(10):
         output = network.decode(x[:, step : step + 1], memory, cache=cache)
         cache = output.cache.reorder(torch.arange(3)).roll_back(0)  # which keep them too
@@ -276,7 +278,7 @@ def test_features_go_on_like_tokens():
 
 def test_a_memory_with_rows_begun_anew_is_the_same_after_saving() -> None:
     network, x_BT = ready(model(memory=4, score_mods=(Rotary(),))), tokens(3, 9)
-    cache = network(x_BT[:, :5], cache=Cache(hidden=True)).cache.reset(torch.tensor([False, True, False]))
+    cache = network(x_BT[:, :5], cache=Cache(segment_memory=True)).cache.reset(torch.tensor([False, True, False]))
     again = Cache.from_tensors(cache.tensors())
     assert (again.length, again.hidden, again.holes) == (cache.length, True, True)
     assert torch.equal(again.position_BK, cache.position_BK)

@@ -77,7 +77,7 @@ INSIDE = {"gtrxl": 2}  # times the width; the others have the four of the first 
 @pytest.mark.spec(28, 29)
 @pytest.mark.parametrize("name", members())
 def test_every_member_has_four_times_its_width_inside(name):
-    layers = [(one.width, layer.feedforward) for one in models(member(name)) for layer in one.body.each]
+    layers = [(one.width, layer.sublayers[-1]) for one in models(member(name)) for layer in one.body.layers]
     nets = [(width, net) for width, net in layers if net is not None]
     assert bool(nets) != (name in WITHOUT)
     assert all(net.hidden == INSIDE.get(name, 4) * width for width, net in nets)
@@ -87,12 +87,12 @@ def test_every_member_has_four_times_its_width_inside(name):
 def test_the_common_sizes():
     base, big = member("transformer", "base"), member("transformer", "big")
     for side in (base.encoder, base.decoder):
-        layer = side.body.each[0]
-        assert (side.width, layer.feedforward.hidden, layer.attention.heads.heads, side.body.layers) == (
+        layer = side.body.layers[0]
+        assert (side.width, layer.sublayers[-1].hidden, layer.sublayers[0].heads.heads, side.body.layers) == (
             512,
             2048,
             8,
             6,
         )
-        assert layer.attention.build(side.width).heads.key_width == 64
-    assert big.encoder.body.each[0].attention.heads.heads == 16  # K: 8 or 16
+        assert layer.sublayers[0].build(side.width).heads.key_width == 64
+    assert big.encoder.body.layers[0].sublayers[0].heads.heads == 16  # K: 8 or 16

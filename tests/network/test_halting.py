@@ -31,7 +31,7 @@ from everyformer import (
     parse,
 )
 from everyformer.attention.context import Probe
-from everyformer.network.halting import ActState
+from everyformer.network.act import ActState
 from everyformer.train.learner import set_checkpoint_segments, set_gather
 from tests.network import close, placed, randn, ready, tokens
 from tests.network.test_residual import EPS, HEADS, NET, sublayers
@@ -122,7 +122,7 @@ def test_both_sides_repeat_and_the_decoder_attends_to_the_encoders_last(mode):
     pair = EncoderDecoder(encoder=model(mode, "full"), decoder=model(mode, cross=True))
     network, x_BS, x_BT = ready(pair), tokens(1, 4), tokens(1, 3, seed=1)
     count: list[Tensor] = []
-    heads = network.decoder.body.layers[0].cross.heads
+    heads = network.decoder.body.layers[0].sublayers[1].heads
     memory = heads.keys_values
 
     def counted(x_BSD: Tensor) -> Any:
@@ -133,7 +133,7 @@ def test_both_sides_repeat_and_the_decoder_attends_to_the_encoders_last(mode):
     found = network(x_BS, x_BT)
     assert len(count) == 1  # the same keys serve every step
     encoded, _, before = literal(network.encoder, placed(network.encoder, x_BS)[0], mode, lambda i, j: True, [])
-    x_TD = placed(network.decoder, x_BT, source=EncoderOutput(torch.stack(encoded)[None]))[0]
+    x_TD = placed(network.decoder, x_BT, encoder_output=EncoderOutput(torch.stack(encoded)[None]))[0]
     y, _, after = literal(network.decoder, x_TD, mode, lambda i, j: j <= i, encoded)
     close(found.hidden[0], torch.stack(y))
     if mode != "fixed":
@@ -195,7 +195,7 @@ def test_steps_that_nobody_needs_are_not_computed(monkeypatch):
             wanted = network(x_BT)
             calls.clear()
             kept = network(x_BT, cache=Cache())
-            assert len(calls) == (needed if mode == "freeze" else STEPS) and len(kept.cache.layers) == STEPS
+            assert len(calls) == (needed if mode == "freeze" else STEPS) and len(kept.cache.entries) == STEPS
             calls.clear()
             monkeypatch.setattr("everyformer.network.halting.none", lambda runs: False)
             whole = network(x_BT, cache=Cache())
@@ -203,7 +203,7 @@ def test_steps_that_nobody_needs_are_not_computed(monkeypatch):
             monkeypatch.undo()
             calls.clear()
         assert torch.equal(wanted.hidden, whole.hidden) and torch.equal(wanted.aux["ponder"], whole.aux["ponder"])
-        for one, two in zip(kept.cache.layers, whole.cache.layers, strict=True):
+        for one, two in zip(kept.cache.entries, whole.cache.entries, strict=True):
             close(one.k_BHKE, two.k_BHKE)
             close(one.v_BHKE, two.v_BHKE)
 
@@ -218,7 +218,7 @@ def test_halted_positions_are_computed_no_more(pattern, cross, kernel, monkeypat
     monkeypatch.setattr("everyformer.network.halting.GATHER", 1.0)
     visible_BT = torch.tensor([[True] * 7, [False] + [True] * 5 + [False]])
     source = {"source": EncoderOutput(randn(2, 4, WIDTH), torch.tensor([[True] * 4, [True, True, False, False]]))}
-    network.body.layers[0].feedforward.register_forward_hook(lambda _, given, __: seen.append(given[0].shape[1]))
+    network.body.layers[0].sublayers[-1].register_forward_hook(lambda _, given, __: seen.append(given[0].shape[1]))
     found = []
     for gather in (False, True):
         set_gather(network, gather)
@@ -246,7 +246,7 @@ def test_holes_in_the_past_change_nothing(mode, net, hidden):
     visible_BT = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
     with torch.no_grad():
         whole = network(x_BT).hidden
-        cache = network(x_BT[:, :4], visible=visible_BT, cache=Cache(hidden=hidden)).cache
+        cache = network(x_BT[:, :4], visible=visible_BT, cache=Cache(segment_memory=hidden)).cache
         for time in range(3):
             given = torch.stack((x_BT[0, 4 + time], x_BT[1, 2 + time]))[:, None]
             output = network(given, cache=cache)
@@ -260,7 +260,7 @@ def test_holes_in_the_past_change_nothing(mode, net, hidden):
 @pytest.mark.parametrize("hidden", (False, True), ids=("keys", "memory"))
 def test_after_a_reset_a_row_begins_anew_in_every_step(mode, net, hidden):
     network, x_BT = made(model(mode, net=net)), tokens(2, 7)
-    cache = network(x_BT[:, :4], cache=Cache(hidden=hidden)).cache.reset(torch.tensor([False, True]))
+    cache = network(x_BT[:, :4], cache=Cache(segment_memory=hidden)).cache.reset(torch.tensor([False, True]))
     found_BTD = network(x_BT[:, 4:], cache=cache).hidden
     close(found_BTD[0], network(x_BT).hidden[0, 4:])
     close(found_BTD[1], network(x_BT[1:, 4:]).hidden[0])

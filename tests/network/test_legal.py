@@ -55,7 +55,7 @@ from everyformer import (
     Wide,
 )
 from everyformer.network import legal
-from tests.network import model
+from tests.network import model, stack
 
 CROSS, LANGUAGE = Attention(Standard(2)), (Language(),)
 BESIDE = Concatenated(Sinusoidal(), 2)
@@ -84,7 +84,7 @@ def pair(encoder: Model | None = None, decoder: Model | None = None, share: bool
 
 # The reason: a refused combination, and those that its remedy leads to.
 def recurrent(width: int, heads: Any = (), bidirectional: bool = False) -> Model:
-    return Model(width=width, embed=Tokens(9), body=Lstm(1, bidirectional=bidirectional), outputs=heads)
+    return Model(width=width, embed=Tokens(9), body=stack(1, Lstm(bidirectional=bidirectional)), outputs=heads)
 
 
 ROWS: list[tuple[str, Any, list[Any]]] = [
@@ -186,7 +186,7 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
     ),
     (
         "the pattern causal compares positions of two different sequences; use full in cross-attention",
-        model(cross=Attention(Standard(2), model().body.each[0].attention.pattern)),
+        model(cross=Attention(Standard(2), model().body.layers[0].sublayers[0].pattern)),
         [model(cross=CROSS)],
     ),
     (

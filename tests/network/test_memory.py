@@ -47,14 +47,14 @@ def literal(network: Any, x_BT: Tensor, length: int, memory: int) -> Tensor:
         h_BTD = network.embed(part)
         for n, layer in enumerate(network.body.layers):
             wide_BKD = torch.cat((kept[n].detach(), h_BTD), dim=1)
-            before, heads = kept[n].shape[1], layer.attention.heads
+            before, heads = kept[n].shape[1], layer.sublayers[0].heads
             q, (k, v) = heads.query(h_BTD), heads.keys_values(wide_BKD)
             score = q @ k.transpose(-1, -2) * heads.scale
             ahead = torch.ones(score.shape[-2:], dtype=torch.bool).triu(before + 1)
             y_BTD = heads.merge(score.masked_fill(ahead, -torch.inf).softmax(-1) @ v)
             kept[n] = wide_BKD[:, -memory:]
             h_BTD = layer.steps["attention"].norm(h_BTD + y_BTD)
-            h_BTD = layer.steps["feedforward"].norm(h_BTD + layer.feedforward(h_BTD))
+            h_BTD = layer.steps["feedforward"].norm(h_BTD + layer.sublayers[-1](h_BTD))
         answers.append(h_BTD)
     return torch.cat(answers, dim=1)
 
@@ -64,7 +64,7 @@ def literal(network: Any, x_BT: Tensor, length: int, memory: int) -> Tensor:
 def test_the_memory_is_the_papers(memory: int) -> None:
     """Values and gradients: the maps to keys and values learn from the memory, what was before it does not."""
     network, x_BT = ready(model(residual=PostNorm(), memory=memory)), tokens(2, 11)
-    found, wanted = read(network, x_BT, 3, Cache(hidden=True))[0], literal(network, x_BT, 3, memory)
+    found, wanted = read(network, x_BT, 3, Cache(segment_memory=True))[0], literal(network, x_BT, 3, memory)
     close(found, wanted)
     direction = torch.randn_like(found)
     weights = list(network.parameters())
@@ -73,7 +73,7 @@ def test_the_memory_is_the_papers(memory: int) -> None:
     # Context grows by a segment in each layer: two layers see two segments back, and no further.
     moved = x_BT.clone()
     moved[:, 0] = (moved[:, 0] + 1) % 17
-    change_T = (read(network, moved, 3, Cache(hidden=True))[0] - found).abs().amax((0, 2))
+    change_T = (read(network, moved, 3, Cache(segment_memory=True))[0] - found).abs().amax((0, 2))
     reach = max(t for t in range(11) if change_T[t] > 0)
     assert reach == {1: 5, 3: 8, 5: 10, 20: 10}[memory]
 
@@ -85,7 +85,7 @@ def test_the_memory_is_the_papers(memory: int) -> None:
 def test_segments_with_enough_memory_are_one_long_pass(hidden: bool, residual: Any, how: dict[str, Any]) -> None:
     network, x_BT = ready(model(residual=residual, memory=20, **how)), tokens(2, 13)
     for length in (1, 4):
-        close(read(network, x_BT, length, Cache(hidden=hidden))[0], network(x_BT).hidden)
+        close(read(network, x_BT, length, Cache(segment_memory=hidden))[0], network(x_BT).hidden)
 
 
 @pytest.mark.spec(88)
@@ -96,7 +96,7 @@ def test_a_mask_of_equal_length_makes_the_memory_enough(hidden: bool) -> None:
     A token sees itself and 3 before it: of a memory of 4 these 3 are kept."""
     network, x_BT = ready(model("causal & window(4)", memory=4, score_mods=(FourTerm(4),))), tokens(2, 13)
     for length in (1, 3, 7):
-        found, cache = read(network, x_BT, length, Cache(hidden=hidden))
+        found, cache = read(network, x_BT, length, Cache(segment_memory=hidden))
         close(found, network(x_BT).hidden)
         assert cache.length == 3 and all(type(one) is (LayerInputs if hidden else KVCache) for one in cache.layers)
 
@@ -118,18 +118,18 @@ def test_the_memory_may_have_another_length_in_evaluation() -> None:
 def test_memories_follow_the_weights_and_keys_do_not(residual: Any) -> None:
     """With the weights at rest both are the same. When they have moved, the memory is seen through the new ones."""
     network, x_BT = ready(model(residual=residual, score_mods=(FourTerm(4),))), tokens(2, 8)
-    keys, hidden = (network(x_BT[:, :4], cache=begin).cache for begin in (Cache(), Cache(hidden=True)))
+    keys, hidden = (network(x_BT[:, :4], cache=begin).cache for begin in (Cache(), Cache(segment_memory=True)))
     close(*(network(x_BT[:, 4:], cache=cache).hidden for cache in (keys, hidden)))
     with torch.no_grad():
         for layer in network.body.layers:
-            layer.attention.heads.qkv.weight.mul_(0.5)
+            layer.sublayers[0].heads.qkv.weight.mul_(0.5)
             layer.steps["attention"].norm.weight.mul_(2.0)
     again, stale = (network(x_BT[:, 4:], cache=cache).hidden for cache in (hidden, keys))
     assert (again - stale).abs().max() > 1e-3
     first = network.body.layers[0]
     entered = first.steps["attention"].view(hidden.layers[0].x_BMD, None)
     now = KVCache(*first.attention.heads.keys_values(entered))
-    fresh = network(x_BT[:, :4], cache=Cache()).cache.layers[0]  # nothing below layer 0 has moved
+    fresh = network(x_BT[:, :4], cache=Cache()).cache.entries[0]  # nothing below layer 0 has moved
     close(now.k_BHKE, fresh.k_BHKE)
     close(now.v_BHKE, fresh.v_BHKE)
 
@@ -145,7 +145,7 @@ def test_empty_slots_of_a_memory_are_not_seen(holes: int, length: int) -> None:
     seen_BT = torch.ones_like(wide_BT, dtype=torch.bool)
     seen_BT[:, :holes] = seen_BT[:, holes + 6 : 2 * holes + 6] = False
     other = tokens(1, wide_BT.shape[1], seed=1)
-    cache, found = Cache(hidden=True), []
+    cache, found = Cache(segment_memory=True), []
     bounds = [0, holes + 1, *range(holes + 1 + length, wide_BT.shape[1], length), wide_BT.shape[1]]
     for start, end in pairwise(bounds):
         if not bool(seen_BT[:, start:end].any()):
@@ -160,7 +160,7 @@ def test_empty_slots_of_a_memory_are_not_seen(holes: int, length: int) -> None:
 @pytest.mark.spec(86)
 def test_a_memory_is_reordered_rolled_back_and_trimmed() -> None:
     network, x_BT = ready(model(score_mods=(FourTerm(4),))), tokens(3, 9)
-    cache = network(x_BT[:, :5], cache=Cache(hidden=True)).cache
+    cache = network(x_BT[:, :5], cache=Cache(segment_memory=True)).cache
     order = torch.tensor([2, 0, 0])
     close(network(x_BT[order, 5:], cache=cache.reorder(order)).hidden, network(x_BT[order]).hidden[:, 5:])
     astray = network(x_BT[:, :3], cache=cache).cache
@@ -177,10 +177,10 @@ def test_recomputed_sections_keep_the_same_memory_and_gradients() -> None:
     found = []
     for checkpoint_segments in (0, 2):
         network.body.checkpoint_segments = checkpoint_segments
-        cache = network(x_BT[:, :4], cache=Cache(hidden=True)).cache
+        cache = network(x_BT[:, :4], cache=Cache(segment_memory=True)).cache
         output = network(x_BT[:, 4:], cache=cache)
         gradients = torch.autograd.grad(output.logits.square().sum(), list(network.parameters()))
-        found.append((output.hidden, *gradients, *(one.x_BMD for one in output.cache.layers)))
+        found.append((output.hidden, *gradients, *(one.x_BMD for one in output.cache.entries)))
     for one, two in zip(*found, strict=True):
         close(one, two)
 
@@ -195,7 +195,7 @@ def test_after_a_reset_a_row_begins_anew_and_the_others_go_on(hidden: bool, how:
     """In a memory that is full, with rows reset at different times: each episode is as it would be alone."""
     network, x_BT = ready(model("causal & window(4)", residual=Gated(), memory=4, **how)), tokens(3, 14)
     ends = {3: [0], 6: [0, 2], 9: [1]}  # before which segment which rows begin anew
-    cache, found = Cache(hidden=hidden), []
+    cache, found = Cache(segment_memory=hidden), []
     for start in range(0, 14, 3):
         cache = cache.reset(torch.tensor([row in ends.get(start, []) for row in range(3)]))
         output = network(x_BT[:, start : start + 3], cache=cache)
@@ -212,14 +212,14 @@ def test_after_a_reset_a_row_begins_anew_and_the_others_go_on(hidden: bool, how:
 def test_nothing_crosses_a_reset(hidden: bool) -> None:
     """What was before changes nothing, by exactly 0, even where it was no number; all rows reset are a fresh start to the bit."""
     network, x_BT = ready(model(residual=Gated(), memory=6, score_mods=(FourTerm(4),))), tokens(2, 9)
-    caches = [network(part[:, :5], cache=Cache(hidden=hidden)).cache for part in (x_BT, tokens(2, 9, seed=1))]
+    caches = [network(part[:, :5], cache=Cache(segment_memory=hidden)).cache for part in (x_BT, tokens(2, 9, seed=1))]
     caches.append(replace(caches[0], layers=tuple(one.each(lambda x: x * torch.nan) for one in caches[0].layers)))
     one, two, three = (network(x_BT[:, 5:], cache=cache.reset(torch.tensor([True, False]))).hidden for cache in caches)
     assert torch.equal(one[0], two[0]) and torch.equal(one[0], three[0])
     assert (one[1] - two[1]).abs().max() > 1e-3
     close(one[1:], network(x_BT[1:, 5:], cache=caches[0].reorder(torch.tensor([1]))).hidden)
     again = network(x_BT[:, 5:], cache=caches[2].reset(torch.tensor([True, True])))
-    assert torch.equal(again.hidden, network(x_BT[:, 5:], cache=Cache(hidden=hidden)).hidden)
+    assert torch.equal(again.hidden, network(x_BT[:, 5:], cache=Cache(segment_memory=hidden)).hidden)
     assert caches[0].reset(torch.tensor([False, False])) is caches[0]
 
 
@@ -229,7 +229,7 @@ def test_episodes_end_within_a_segment_and_between_them(hidden: bool) -> None:
     """A boundary inside a call is told by documents, one between calls by a reset too: each episode is as it would be alone."""
     network = ready(build("gtrxl", "tiny", width=8, heads=2, vocabulary=17, memory=20, episodes=True))
     x_BT, episode_BT = tokens(2, 12), torch.tensor([[0] * 3 + [1] * 3 + [2] * 6, [0] * 6 + [1] * 2 + [2] * 4])
-    cache, found = Cache(hidden=hidden), []
+    cache, found = Cache(segment_memory=hidden), []
     for start in (0, 4, 6, 9):
         end = {0: 4, 4: 6, 6: 9, 9: 12}[start]
         if start == 6:

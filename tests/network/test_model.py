@@ -38,7 +38,7 @@ from everyformer import (
     Xavier,
 )
 from everyformer.value import Value
-from tests.network import close, model, placed, randn, ready, tokens
+from tests.network import close, model, placed, randn, ready, stack, tokens
 from tests.spec import network as spec
 
 
@@ -57,7 +57,7 @@ def test_the_causal_pattern_is_minus_infinity_above_the_diagonal():
     """B adds -inf before the softmax over rows; in K's convention, the transpose, what is kept is upper triangular."""
     network, x = ready(model("causal", form=Standard(2, bias=True), residual=PostNorm(), layers=1)), tokens()
     network(x, probe=(probe := Probe()))
-    q_BHQE, k_BHKE, _ = network.body.layers[0].attention.heads.project(network.embed.table.weight[x])
+    q_BHQE, k_BHKE, _ = network.body.layers[0].sublayers[0].heads.project(network.embed.table.weight[x])
     for b in range(2):
         for h in range(2):
             score = q_BHQE[b, h] @ k_BHKE[b, h].T / math.sqrt(4)
@@ -242,7 +242,7 @@ def test_the_costs_of_all_layers_are_added_up():
     cost = network(tokens()).aux["penalty"]
     assert cost == 4 * 2 * 3
     cost.backward()
-    assert network.body.layers[0].attention.score_mods[0].weight.grad == 3
+    assert network.body.layers[0].sublayers[0].score_mods[0].weight.grad == 3
     assert model().build()(tokens()).aux == {}
 
 
@@ -256,10 +256,10 @@ def test_maps_begin_by_the_number_of_their_inputs():
     ends = (2 * 8) ** 0.5
     for weight, std in (
         (network.embed.table.weight, 0.125 / 64**0.5),
-        (layer.attention.heads.qkv.weight, 0.125 / 64**0.5),
-        (layer.attention.heads.out.weight, 0.125 / 64**0.5 / ends),
-        (layer.feedforward.hidden[0].weight, 0.125 / 64**0.5),
-        (layer.feedforward.out.weight, 0.125 / 256**0.5 / ends),
+        (layer.sublayers[0].heads.qkv.weight, 0.125 / 64**0.5),
+        (layer.sublayers[0].heads.out.weight, 0.125 / 64**0.5 / ends),
+        (layer.sublayers[-1].hidden[0].weight, 0.125 / 64**0.5),
+        (layer.sublayers[-1].out.weight, 0.125 / 256**0.5 / ends),
     ):
         assert abs(weight.std() / std - 1) < 0.05
 
@@ -268,10 +268,10 @@ def test_maps_that_end_a_branch_begin_smaller_by_the_root_of_their_number():
     torch.manual_seed(0)
     network = model(width=64, embed=Tokens(999), layers=8, initial=Normal(0.1, by_depth=True)).build()
     for layer in network.body.layers:
-        assert abs(layer.attention.heads.qkv.weight.std() / 0.1 - 1) < 0.05
-        assert abs(layer.attention.heads.out.weight.std() / (0.1 / 16**0.5) - 1) < 0.05
-        assert (layer.attention.heads.out.bias == 0).all()
-        assert (layer.feedforward.out.weight.std() / (0.1 / 16**0.5) - 1).abs() < 0.15  # 64 x 12 numbers
+        assert abs(layer.sublayers[0].heads.qkv.weight.std() / 0.1 - 1) < 0.05
+        assert abs(layer.sublayers[0].heads.out.weight.std() / (0.1 / 16**0.5) - 1) < 0.05
+        assert (layer.sublayers[0].heads.out.bias == 0).all()
+        assert (layer.sublayers[-1].out.weight.std() / (0.1 / 16**0.5) - 1).abs() < 0.15  # 64 x 12 numbers
     assert abs(network.embed.table.weight.std() / 0.1 - 1) < 0.05
 
 
@@ -279,7 +279,7 @@ def test_maps_that_end_a_branch_begin_smaller_by_the_root_of_their_number():
 def test_xavier_begins_uniform_by_fan_in_and_fan_out():
     torch.manual_seed(0)
     network = model(width=64, embed=Tokens(999), initial=Xavier()).build()
-    weight = network.body.layers[0].attention.heads.out.weight
+    weight = network.body.layers[0].sublayers[0].heads.out.weight
     bound = (6 / (64 + 64)) ** 0.5
     assert 0.99 * bound < weight.abs().max() <= bound
     assert abs(weight.std() / (bound / 3**0.5) - 1) < 0.05
@@ -300,7 +300,7 @@ def test_a_table_that_a_head_uses_begins_small_enough_to_tell_nothing():
 
 @pytest.mark.parametrize("initial", [Normal(), Xavier()])
 def test_what_says_how_it_begins_begins_so(initial):
-    cell = Model(width=8, embed=Tokens(9), body=Lstm(1), initial=initial).build().body.layers[0].cells[0]
+    cell = Model(width=8, embed=Tokens(9), body=stack(1, Lstm()), initial=initial).build().body.layers[0].cells[0]
     assert (cell.of_x.bias.view(4, 8)[cell.gates.index("f")] == 1).all()
     table = model("full", width=64, embed=Features(99, std=0.5), initial=initial).build().embed.map
     assert abs(table.weight.std() * 2 - 1) < 0.05 and (table.bias == 0).all()
@@ -317,11 +317,11 @@ def test_what_stands_in_padding_changes_nothing_even_if_it_is_no_number():
 
 @pytest.mark.spec(20)
 def test_a_stack_goes_round_the_layers_it_is_given():
-    """Layers alternate, each with weights of its own."""
-    one, two = (model(pattern).body.each[0] for pattern in ("causal & window(2)", "causal"))
+    """DepthModule alternate, each with weights of its own."""
+    one, two = (model(pattern).body.layers[0] for pattern in ("causal & window(2)", "causal"))
     body: Any = model(layers=5).body
     stacked = type(body)(5, (one, two), body.residual).build(8)
-    patterns = [str(layer.attention.pattern) for layer in stacked.layers]
+    patterns = [str(layer.sublayers[0].pattern) for layer in stacked.layers]
     assert patterns == ["causal & window(2)", "causal", "causal & window(2)", "causal", "causal & window(2)"]
     assert len({id(p) for p in stacked.parameters()}) == len(list(stacked.parameters()))
 

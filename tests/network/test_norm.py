@@ -7,7 +7,7 @@ import torch
 
 from everyformer import BatchNorm, InstanceNorm, LayerNorm, PostNorm, PreNorm, RMSNorm, SequenceNorm
 from everyformer.network.legal import illegal_reasons
-from everyformer.network.model import Network
+from everyformer.network.network import Network
 from tests.network import close, model, randn, ready, tokens
 from tests.spec import network as spec
 

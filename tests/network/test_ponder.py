@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from everyformer import Cache, Language, Lstm, Model, Ponder, PreNorm, Probe, Tokens
+from everyformer import Cache, Language, Lstm, Model, PonderRnn, PreNorm, Probe, Tokens
 from everyformer.attention.attend import UnsupportedKernel
 from everyformer.family.table import member, parameters
-from tests.network import VOCABULARY, close, placed, ready, tokens
+from tests.network import VOCABULARY, close, placed, ready, stack, tokens
 from tests.network.test_recurrent import maps
 from tests.spec import halting as spec
 from tests.spec import recurrent
@@ -22,7 +22,7 @@ CELLS = ("rnn", "lstm")
 
 
 def model(cell: str, layers: int = 1, steps: int = STEPS, **more: Any) -> Model:
-    body = Ponder(layers, steps, cell=cell, **({"epsilon": REST, "cost": 0.5, "bias": -0.5} | more))
+    body = PonderRnn(steps, cell, **({"epsilon": REST, "cost": 0.5, "bias": -0.5} | more))
     return Model(width=WIDTH, embed=Tokens(VOCABULARY), body=body, outputs=(Language(tied=False, bias=True),))
 
 
@@ -67,7 +67,7 @@ def test_a_pondering_layer_is_the_papers_equations(cell, late):
     for b, x_TD in enumerate(placed(network, x_BT)):
         y, s, p, ponder = literal(network, x_TD)
         close(output.logits[b], torch.stack(y))
-        close(output.cache.layers[0].x_BMD[b], torch.stack(s))
+        close(output.cache.entries[0].x_BMD[b], torch.stack(s))
         close(probe.halts[0][b], torch.stack([torch.stack(one) for one in p]))
         ponders += ponder
     close(output.aux["ponder"], 0.5 * torch.stack(ponders).mean())
@@ -80,7 +80,7 @@ def test_a_pondering_layer_is_the_papers_equations(cell, late):
 def test_one_step_is_the_recurrent_net_whose_inputs_are_all_new():
     """The flag is then always 1, so what it adds is a bias; halting has no say."""
     network, x_BT = made(model("lstm", steps=1)), tokens(2, 7)
-    plain = ready(Model(width=WIDTH, embed=Tokens(VOCABULARY), body=Lstm(1)))
+    plain = ready(Model(width=WIDTH, embed=Tokens(VOCABULARY), body=stack(1, Lstm())))
     plain.embed.load_state_dict(network.embed.state_dict())
     one, two = network.body.layers[0].cells[0].cell, plain.body.layers[0].cells[0]
     with torch.no_grad():
@@ -168,10 +168,10 @@ def test_halting_in_low_precision_still_sums_to_one():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: Ponder(1, 0), "ponder.steps is 0"),
-        (lambda: Ponder(1, 2, cell="gru"), "ponder.cell is 'gru': the names are lstm, rnn"),
-        (lambda: Ponder(1, 2, epsilon=0.0), "ponder.epsilon is 0.0"),
-        (lambda: Ponder(1, 2, cost=-1.0), "ponder.cost is -1.0"),
+        (lambda: PonderRnn(0), "ponder.steps is 0"),
+        (lambda: PonderRnn(2, cell="gru"), "ponder.cell is 'gru': the names are lstm, rnn"),
+        (lambda: PonderRnn(2, epsilon=0.0), "ponder.epsilon is 0.0"),
+        (lambda: PonderRnn(2, cost=-1.0), "ponder.cost is -1.0"),
         (lambda: model("rnn").build()(tokens(), cache=past_of("lstm")), "it is of another model"),
     ],
 )

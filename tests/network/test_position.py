@@ -210,13 +210,13 @@ def test_positions_begin_where_a_call_says():
     network = ready(model(position=Sinusoidal()))
     embedded = network.embed(x_BT)
     wanted = embedded + sin_cos(begin[:, None] + torch.arange(LENGTH), WIDTH)
-    close(placed(network, x_BT, begin=begin), wanted)
-    moved = placed(network, x_BT, begin=begin, visible=visible_BT)
+    close(placed(network, x_BT, position_offset=begin), wanted)
+    moved = placed(network, x_BT, position_offset=begin, visible=visible_BT)
     close(moved[0, 1:], (embedded[0, 1:] + sin_cos(PLACES + 5, WIDTH)[0, :5]))
-    cache = network(x_BT[:, :4], begin=begin, cache=Cache()).cache
-    close(network(x_BT[:, 4:], cache=cache).hidden, network(x_BT, begin=begin).hidden[:, 4:])
+    cache = network(x_BT[:, :4], position_offset=begin, cache=Cache()).cache
+    close(network(x_BT[:, 4:], cache=cache).hidden, network(x_BT, position_offset=begin).hidden[:, 4:])
     turned = ready(model(score_mods=(Rotary(),)))
-    close(turned(x_BT, begin=begin).hidden, turned(x_BT).hidden)
+    close(turned(x_BT, position_offset=begin).hidden, turned(x_BT).hidden)
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_positions_begin_where_a_call_says():
 def test_wrong_beginnings_are_refused(begin, message):
     network = ready(model(position=Learned(8)))
     with pytest.raises(ValueError) as caught:
-        network(tokens(2, LENGTH), begin=begin)
+        network(tokens(2, LENGTH), position_offset=begin)
     assert message in str(caught.value)
     cache = network(tokens(2, 2), cache=Cache()).cache
     with pytest.raises(ValueError, match="give begin= only with the first call"):
-        network(tokens(2, 2), cache=cache, begin=torch.tensor([1, 1]))
+        network(tokens(2, 2), cache=cache, position_offset=torch.tensor([1, 1]))

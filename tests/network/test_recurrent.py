@@ -34,17 +34,18 @@ from everyformer import (
 from everyformer.attention.attend import UnsupportedKernel
 from everyformer.family.table import parameters
 from everyformer.infer.beam import beam_search
-from everyformer.network.recurrent import Cell, scan
-from tests.network import VOCABULARY, close, placed, randn, ready, tokens
+from everyformer.network.lstm_cell import LstmCell
+from everyformer.network.scan import scan
+from tests.network import VOCABULARY, close, placed, randn, ready, stack, tokens
 from tests.spec import recurrent as spec
 
 BODIES: dict[str, Any] = {
-    "13-18": Lstm(1, activation="sigmoid", bias=False),
-    "standard": Lstm(1),
-    "1997": Lstm(1, forget=False),
-    "1997 without biases": Lstm(1, forget=False, bias=False),
-    "20-21": AblatedLstm(1, activation="sigmoid", bias=False),
-    "ablated": AblatedLstm(1),
+    "13-18": stack(1, Lstm(activation="sigmoid", bias=False)),
+    "standard": stack(1, Lstm()),
+    "1997": stack(1, Lstm(forget=False)),
+    "1997 without biases": stack(1, Lstm(forget=False, bias=False)),
+    "20-21": stack(1, AblatedLstm(activation="sigmoid", bias=False)),
+    "ablated": stack(1, AblatedLstm()),
 }
 KERNELS = ["reference", "auto"]
 
@@ -53,7 +54,7 @@ def model(body: Any, **more: Any) -> Model:
     return Model(width=6, embed=Tokens(VOCABULARY), body=body, outputs=(Language(),), **more)
 
 
-def maps(cell: Cell) -> tuple[spec.Maps, spec.Maps, spec.Maps]:
+def maps(cell: LstmCell) -> tuple[spec.Maps, spec.Maps, spec.Maps]:
     """The weights of a cell by the names of the equations: W_x, W_h and the biases."""
 
     def by_name(x: Tensor | None) -> spec.Maps:
@@ -62,7 +63,7 @@ def maps(cell: Cell) -> tuple[spec.Maps, spec.Maps, spec.Maps]:
     return by_name(cell.of_x.weight), by_name(cell.of_h and cell.of_h.weight), by_name(cell.of_x.bias)
 
 
-def literal(body: Any, cell: Cell, x_TD: Tensor) -> Any:
+def literal(body: Any, cell: LstmCell, x_TD: Tensor) -> Any:
     w_x, w_h, b = maps(cell)
     activation = math.tanh if body.activation == "tanh" else spec.sigma
     rows = list(x_TD.detach())
@@ -82,7 +83,7 @@ def test_a_layer_is_its_equations(name, kernel):
 
 @pytest.mark.spec(42)
 def test_the_standard_form_is_torchs():
-    network, x = ready(model(Lstm(1))), tokens(2, 7)
+    network, x = ready(model(stack(1, Lstm()))), tokens(2, 7)
     cell, peer = network.body.layers[0].cells[0], torch.nn.LSTM(6, 6, batch_first=True).double()
     weights = {"weight_ih_l0": cell.of_x.weight, "weight_hh_l0": cell.of_h.weight, "bias_ih_l0": cell.of_x.bias}
     peer.load_state_dict({**weights, "bias_hh_l0": torch.zeros(24)})
@@ -115,7 +116,7 @@ def test_what_is_older_may_weigh_more():
     decay = spec.weights([torch.ones(1)] * 3, f)[2]
     assert decay[0] <= decay[1] <= decay[2]
     # A cell of the library that has these gates: one number, driven by its input through i's and f's own maps.
-    cell = Cell(2, 1, "ifc", "sigmoid", False, False).double()
+    cell = LstmCell(2, 1, "ifc", "sigmoid", False, False).double()
     with torch.no_grad():
         cell.of_x.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
         x_1TD = torch.logit(torch.tensor([[[0.9, 0.5], [0.1, 0.9], [0.5, 0.9]]], dtype=torch.float64))
@@ -143,7 +144,7 @@ def test_a_scan_is_the_recurrence_with_its_gradients(length):
 
 
 @pytest.mark.spec(45)
-@pytest.mark.parametrize("body", [AblatedLstm(3), AblatedLstm(1, bidirectional=True)])
+@pytest.mark.parametrize("body", [stack(3, AblatedLstm()), stack(1, AblatedLstm(bidirectional=True))])
 def test_the_ablated_lstm_is_computed_in_logarithmic_depth(body):
     """Operations, forward and backward: as many more for each doubling of the length."""
     network, counts = ready(Model(width=6, embed=Tokens(VOCABULARY), body=body, outputs=(PerToken(2),))), []
@@ -159,7 +160,10 @@ def test_the_ablated_lstm_is_computed_in_logarithmic_depth(body):
 def test_a_transformer_takes_no_more_operations_for_a_longer_text_and_an_lstm_one_after_the_other():
     """Forward and backward; what that means in time is measured by bench.recurrent."""
     counts = []
-    for body in (Lstm(1), Stack(1, (Layer(Attention(Standard(2), parse("causal")), FeedForward(8)),), PreNorm())):
+    for body in (
+        stack(1, Lstm()),
+        Stack(1, (Layer(Attention(Standard(2), parse("causal")), FeedForward(8)),), PreNorm()),
+    ):
         network = ready(model(body))
         for length in (16, 32, 48):
             with Count() as count:
@@ -181,7 +185,9 @@ class Count(TorchDispatchMode):
 @pytest.mark.spec(47)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
-    "body", [Lstm(1, bidirectional=True), AblatedLstm(1, bidirectional=True)], ids=lambda b: type(b).__name__
+    "body",
+    [stack(1, Lstm(bidirectional=True)), stack(1, AblatedLstm(bidirectional=True))],
+    ids=lambda b: type(b).__name__,
 )
 def test_both_ways_are_one_each_way_side_by_side(body, kernel):
     network = ready(Model(width=6, embed=Tokens(VOCABULARY), body=body, outputs=(PerToken(2),)))
@@ -211,7 +217,7 @@ def test_a_state_goes_on_through_holes_and_cuts(name):
 
 def test_a_state_needs_one_position_of_the_past():
     """Trimmed to one position it goes on exactly; writing keeps no more than it may need, and is the same without a cache."""
-    network, x = ready(model(Lstm(2))), tokens(2, 9)
+    network, x = ready(model(stack(2, Lstm()))), tokens(2, 9)
     cache = network(x[:, :6], cache=Cache()).cache
     close(network(x[:, 6:], cache=cache.trim(1)).hidden, network(x).hidden[:, 6:])
     assert network.max_distance() == 1
@@ -224,10 +230,10 @@ def test_a_state_needs_one_position_of_the_past():
 
 
 def test_in_training_a_state_cannot_be_rolled_into_and_says_so():
-    network, x = ready(model(Lstm(2))), tokens(2, 9)
+    network, x = ready(model(stack(2, Lstm()))), tokens(2, 9)
     cache = network(x, cache=Cache()).cache
     close(network(x[:, 5:], cache=cache.roll_back(4)).hidden, network(x).hidden[:, 5:])
-    cache = network.train()(x, cache=Cache(hidden=True)).cache
+    cache = network.train()(x, cache=Cache(segment_memory=True)).cache
     with pytest.raises(ValueError, match=r"cannot roll back 4 positions: .* in training only the end of each call"):
         cache.roll_back(4)
     assert not cache.layers[0].x_BMD.requires_grad
@@ -235,8 +241,8 @@ def test_in_training_a_state_cannot_be_rolled_into_and_says_so():
 
 def test_a_carried_state_is_saved_and_read():
     """With a memory one state is carried from segment to segment, whatever the memory's length, and learns nothing."""
-    network, x = ready(model(Lstm(2), memory=4)).train(), tokens(2, 8)
-    cache = network(x[:, :4], cache=Cache(hidden=True)).cache
+    network, x = ready(model(stack(2, Lstm()), memory=4)).train(), tokens(2, 8)
+    cache = network(x[:, :4], cache=Cache(segment_memory=True)).cache
     assert [entry.x_BMD.shape for entry in cache.layers] == [(2, 1, 12)] * 2
     again = Cache.from_tensors(cache.tensors())
     close(network(x[:, 4:], cache=again).hidden, network.eval()(x).hidden[:, 4:])
@@ -246,7 +252,7 @@ def test_a_carried_state_is_saved_and_read():
 
 def test_low_precision_stays_near():
     """States are kept in float32; under autocast all ways are near the exact answer."""
-    for body in (Lstm(2), Lstm(2, activation="sigmoid"), AblatedLstm(2)):
+    for body in (stack(2, Lstm()), stack(2, Lstm(activation="sigmoid")), stack(2, AblatedLstm())):
         network, x = ready(model(body)), tokens(2, 40)
         exact = network(x).hidden
         with torch.autocast("cpu", torch.bfloat16):
@@ -257,7 +263,7 @@ def test_low_precision_stays_near():
 
 
 def test_gradients_are_the_same_in_float32_in_training_and_out_of_it():
-    network, x, found = model(Lstm(2)).build(), tokens(2, 20), []
+    network, x, found = model(stack(2, Lstm())).build(), tokens(2, 20), []
     for mode, kernel in ((True, "auto"), (False, "auto"), (False, "reference")):
         network.train(mode).zero_grad()
         network(x, kernel=kernel).logits.square().sum().backward()
@@ -266,7 +272,7 @@ def test_gradients_are_the_same_in_float32_in_training_and_out_of_it():
 
 
 def test_a_new_net_remembers_and_every_map_learns():
-    network = model(Lstm(2, PreNorm())).build()
+    network = model(stack(2, Lstm(), residual=PreNorm())).build()
     assert all(bool((layer.cells[0].of_x.bias[6:12] == 1).all()) for layer in network.body.layers)
     output = network(tokens(2, 6))
     F.cross_entropy(output.logits[:, -1], torch.tensor([1, 2])).backward()
@@ -277,15 +283,24 @@ def test_a_new_net_remembers_and_every_map_learns():
     "call, message",
     [
         (
-            lambda: model(Lstm(1, bidirectional=True)).build(),
+            lambda: model(stack(1, Lstm(bidirectional=True))).build(),
             "a layer that reads both ways sees the future, and a language",
         ),
-        (lambda: Model(width=5, embed=Tokens(3), body=Lstm(1, bidirectional=True)).build(), "half the width"),
-        (lambda: Lstm(1, activation="relu"), "lstm.activation is 'relu': the names are sigmoid, tanh"),
+        (lambda: Model(width=5, embed=Tokens(3), body=stack(1, Lstm(bidirectional=True))).build(), "half the width"),
+        (lambda: stack(1, Lstm(activation="relu")), "lstm.activation is 'relu': the names are sigmoid, tanh"),
         (lambda: both(cache=Cache()), "needs its sequence at once"),
-        (lambda: model(Lstm(1)).build()(tokens(), cache=past_of(AblatedLstm(1))), "it is of another model"),
-        (lambda: model(Lstm(1)).build()(tokens(), cache=past_of(Lstm(2))), "the past has 2 entries, the model makes 1"),
-        (lambda: model(Lstm(1)).build()(tokens(), cache=past_of(Lstm(1)), probe=Probe()), "probe a call without past"),
+        (
+            lambda: model(stack(1, Lstm())).build()(tokens(), cache=past_of(stack(1, AblatedLstm()))),
+            "it is of another model",
+        ),
+        (
+            lambda: model(stack(1, Lstm())).build()(tokens(), cache=past_of(stack(2, Lstm()))),
+            "the past has 2 entries, the model makes 1",
+        ),
+        (
+            lambda: model(stack(1, Lstm())).build()(tokens(), cache=past_of(stack(1, Lstm())), probe=Probe()),
+            "probe a call without past",
+        ),
     ],
 )
 def test_wrong_uses_are_refused_with_the_reason(call, message):
@@ -295,7 +310,9 @@ def test_wrong_uses_are_refused_with_the_reason(call, message):
 
 
 def both(**options: Any) -> Any:
-    return Model(width=6, embed=Tokens(VOCABULARY), body=Lstm(1, bidirectional=True)).build()(tokens(), **options)
+    return Model(width=6, embed=Tokens(VOCABULARY), body=stack(1, Lstm(bidirectional=True))).build()(
+        tokens(), **options
+    )
 
 
 def past_of(body: Any) -> Cache | None:
@@ -306,7 +323,7 @@ def past_of(body: Any) -> Cache | None:
 @pytest.mark.parametrize("kernel", ["sdpa", "blocked"])
 def test_a_kernel_of_attention_is_refused(kernel):
     with pytest.raises(UnsupportedKernel, match=f"kernel={kernel} computes attention, and a recurrent layer has none"):
-        model(Lstm(1)).build()(tokens(), kernel=kernel)
+        model(stack(1, Lstm())).build()(tokens(), kernel=kernel)
 
 
 def test_parameters_by_hand():

@@ -36,7 +36,11 @@ from tests.spec import network as spec
 EPS = 1e-3
 HEADS = Standard(2, key_width=3, value_width=5, merge_bias=False)
 NET = FeedForward(12, bias=False)  # T's equations have no biases
-BLOCKS = {"post": PostNorm(LayerNorm(EPS)), "pre": PreNorm(LayerNorm(EPS)), "open": PreNorm(LayerNorm(EPS), last=False)}
+BLOCKS = {
+    "post": PostNorm(LayerNorm(EPS)),
+    "pre": PreNorm(LayerNorm(EPS)),
+    "open": PreNorm(LayerNorm(EPS), final_norm=False),
+}
 GATES = ("none", "input", "output", "highway", "sigmoid_tanh", "gru")
 
 
@@ -52,10 +56,10 @@ def heads_of(module: nn.Module) -> list[spec.OutputHead]:
 def sublayers(layer: nn.Module, sees: spec.Sees, memory: list[Tensor]) -> list[spec.Sublayer]:
     """The sublayers of one built layer as the literal equations take them."""
     parts = {
-        "attention": lambda x: spec.attention(x, x, heads_of(layer.attention), sees),
-        "cross": lambda x: spec.attention(x, memory, heads_of(layer.cross), lambda i, j: True),
+        "attention": lambda x: spec.attention(x, x, heads_of(layer.sublayers[0]), sees),
+        "cross": lambda x: spec.attention(x, memory, heads_of(layer.sublayers[1]), lambda i, j: True),
         "feedforward": lambda x: spec.feed_forward(
-            x, layer.feedforward.hidden[0].weight.T, layer.feedforward.out.weight.T
+            x, layer.sublayers[-1].hidden[0].weight.T, layer.sublayers[-1].out.weight.T
         ),
     }
     steps = layer.steps.items()
@@ -182,7 +186,7 @@ def silence(network: nn.Module, scale: float) -> None:
 @pytest.mark.spec(27)
 def test_a_pre_norm_block_is_the_identity_and_a_correction():
     """With its corrections at 0 the stack is the identity, to the bit; small ones add in proportion."""
-    network, x = ready(model("full", residual=PreNorm(last=False))), tokens()
+    network, x = ready(model("full", residual=PreNorm(final_norm=False))), tokens()
     start = network.embed.table.weight[x]
     silence(network, 1e-4)
     one = network(x).hidden - start
@@ -217,7 +221,7 @@ def test_softmax_relu_and_norm_are_all_that_is_not_linear(residual, left, monkey
         monkeypatch.setattr(feedforward, "activate", lambda x, name: x)
     for layer in network.body.layers:
         if left != "softmax":
-            layer.attention.heads.qkv.weight.data[:8] = 0  # no queries: every key is as good as another
+            layer.sublayers[0].heads.qkv.weight.data[:8] = 0  # no queries: every key is as good as another
         if left != "norm":
             layer.steps["attention"].norm = layer.steps["feedforward"].norm = Plain()
     if left != "norm" and isinstance(residual, PreNorm):
@@ -229,7 +233,7 @@ def test_softmax_relu_and_norm_are_all_that_is_not_linear(residual, left, monkey
 
 @pytest.mark.spec(21)
 def test_dropout_is_on_each_branch_and_only_in_training():
-    network = ready(model("full", residual=PreNorm(dropout=0.5, last=False), dropout=0.0)).train()
+    network = ready(model("full", residual=PreNorm(dropout=0.5, final_norm=False), dropout=0.0)).train()
     x = tokens()
     torch.manual_seed(0)
     one, two = network(x).hidden, network(x).hidden

@@ -55,7 +55,7 @@ def test_gradients_are_those_of_the_plain_computation(dropout, kernel):
     residual = Reversible(dropout=dropout)
     network = ready(model("causal & window(3)", residual=residual, layers=5, dropout=dropout)).train()
     for layer in network.body.layers:
-        layer.attention.dropout = dropout
+        layer.sublayers[0].dropout = dropout
     visible_BT = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
     found, after = [], []
     for options in ({"cache": Cache()}, {}):

@@ -22,7 +22,7 @@ from everyformer import (
     members,
     save,
 )
-from everyformer.network.model import PairNetwork
+from everyformer.network.network import PairNetwork
 from everyformer.study.example import example, parts
 from tests.network import model, ready, tokens
 

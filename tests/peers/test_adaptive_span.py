@@ -65,10 +65,10 @@ def test_the_member_is_the_published_module(network: Any) -> None:
     output = network(torch.tensor(FOUND["tokens"]), cache=Cache(span, memory, hidden=True))
     found, wanted = output.logits.log_softmax(-1), double(FOUND["log_probabilities"])
     assert (found - wanted).abs().max() < LIMIT
-    for ours, theirs in zip(output.cache.layers, FOUND["next_memory"], strict=True):
+    for ours, theirs in zip(output.cache.entries, FOUND["next_memory"], strict=True):
         assert (ours.x_BMD - double(theirs)).abs().max() < LIMIT
     assert abs(output.aux["penalty"] - FOUND["span_loss"] - cost * layers) < LIMIT  # z is 1 more in every layer
     direction = torch.arange(found.numel()).reshape(found.shape).double().cos()
-    spans = [layer.attention.score_mods[1].part_H for layer in network.body.layers]
+    spans = [layer.sublayers[0].score_mods[1].part_H for layer in network.body.layers]
     for slope, theirs in zip(torch.autograd.grad((found * direction).sum(), spans), FOUND["span_slopes"], strict=True):
         assert (slope - double(theirs)).abs().max() < LIMIT

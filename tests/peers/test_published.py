@@ -76,7 +76,7 @@ def test_transformer_xl_reads_segments_as_the_published_code(name, changes, hidd
     network = build("transformer-xl", "tiny", **(sizes | changes)).eval()
     missing = network.load_state_dict(_renamed(theirs), strict=False)
     assert missing == (["outputs.0.bias"], [])
-    cache, found = Cache(hidden=hidden), []
+    cache, found = Cache(segment_memory=hidden), []
     for part in theirs["ids"].split(SEGMENT, dim=1):
         output = network(part, cache=cache)
         cache = output.cache

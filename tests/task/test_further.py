@@ -10,7 +10,8 @@ import torch
 from msgspec.structs import replace
 
 from everyformer import Gated, Halt, Language, Learned, Model, PostNorm, PreNorm, Reversible, Tokens, build, member
-from everyformer.network.depth import Layer, Stack
+from everyformer.network.depth import Stack
+from everyformer.network.layer import Layer
 from everyformer.task.language import Language as LanguageTask
 from everyformer.train.capture import unsupported_reason
 from everyformer.train.init_from import load_weights
@@ -94,7 +95,7 @@ def test_what_serves_training_alone_changes_no_answer_and_every_map_has_a_gradie
 @pytest.mark.spec(77)
 def test_every_layer_adds_positions_of_its_own():
     """The network is that of the same layers with x + P_l[i] put before layer l by hand."""
-    layer = member("deep-character", "tiny", width=8, heads=2, context=9, dropout=0.0).body.each[0]
+    layer = member("deep-character", "tiny", width=8, heads=2, context=9, dropout=0.0).body.layers[0]
     value = Model(width=8, embed=Tokens(17), body=Stack(3, (layer,), PostNorm()))
     network, x_BT = ready(value), tokens(2, 6)
     tables = [one.position.table.weight for one in network.body.layers]
@@ -114,12 +115,12 @@ def test_every_layer_adds_positions_of_its_own():
 
 
 def test_what_cannot_be_is_refused():
-    layer = Layer(member("gpt2", "tiny").body.each[0].attention, None, position=Learned(8))
+    layer = Layer(member("gpt2", "tiny").body.layers[0].sublayers[0], None, position=Learned(8))
     start = member("gpt2", "tiny")
     for body, heads, reason in (
         (Stack(2, (layer,), Reversible()), (Language(),), "cannot be added to what enters each layer"),
-        (Stack(2, start.body.each, Reversible()), (Language(every_layer=True),), "every_layer needs one state"),
-        (Halt(2, start.body.each, PreNorm()), (Language(every_layer=True),), "every_layer needs one state"),
+        (Stack(2, start.body.layers, Reversible()), (Language(every_layer=True),), "every_layer needs one state"),
+        (Halt(2, start.body.layers, PreNorm()), (Language(every_layer=True),), "every_layer needs one state"),
     ):
         value = Model(width=64, embed=Tokens(256), body=body, outputs=heads)
         with pytest.raises(ValueError, match=reason):
@@ -156,7 +157,7 @@ def test_a_run_knows_how_far_it_is_and_goes_on_to_the_same_weights(tmp_path):
 def test_the_tokens_after_the_next_need_no_layers(tmp_path, depth):
     """A reversible or repeated depth has no state after each layer; its output tells them."""
     value = model(embed=Tokens(256), outputs=(Language(),))
-    body = depth(2, value.body.each, residual=Reversible() if depth is Stack else PreNorm())
+    body = depth(2, value.body.layers, residual=Reversible() if depth is Stack else PreNorm())
     one, value = work(tmp_path, replace(value, body=body), ahead=2)
     network, batch = ready(value), one.batch(0, 2, 0)
     token_BT, maps = batch["token_BT"], [network.embed.table.weight, *(one.weight for one in network.further[0])]

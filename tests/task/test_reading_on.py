@@ -75,7 +75,7 @@ def test_the_loop_carries_the_memory_from_step_to_step(tmp_path, accumulate):
     data = text(tmp_path)
     still = ("optim.lr=1e-12", "model.dropout=0.0", "run.evaluate=0", f"run.accumulate={accumulate}", "run.steps=4")
     run = train(recipe(data, *still), listeners=(keep,))
-    cache = Cache(hidden=True)
+    cache = Cache(segment_memory=True)
     for step, found in enumerate(seen):
         token_BT = run.work.batch(step, 4, 0)["token_BT"]
         with torch.no_grad():

@@ -30,11 +30,14 @@ class Probe:
     A probed pass computes its attention with the reference kernel, because the fast kernels never hold the weights.
     """
 
+    records_weights: bool = True  # with False, the fast kernels stay in use
+    records_layers: bool = False
     weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each attention, in the order of execution
     halts: list[Tensor] = field(
         default_factory=list
     )  # B, T, N of each halting depth or sublayer: the weight of each step
     spans: list[Tensor] = field(default_factory=list)  # B, H, Q of each attention with adaptive spans
+    layers: list[Tensor] = field(default_factory=list)  # B, T, D of every layer but the last, if `records_layers`
 
 
 @dataclass
@@ -46,7 +49,6 @@ class Call:
     losses: list[tuple[str, Tensor]] = field(
         default_factory=list
     )  # auxiliary losses by name, in the order of execution
-    segment_memory: bool = False
     layer_outputs: list[Tensor] | None = None  # a list to be filled with the output of every layer, or None
     memo: dict[Any, Any] = field(default_factory=dict)  # see `Context.memo`
 

@@ -249,7 +249,7 @@ class Graph(BoundPattern, Value, frozen=True):
     """
 
     edges: tuple[tuple[Count, Count], ...] | None = None
-    needs: ClassVar[str | None] = "edges_BNN"
+    needs: ClassVar[str | None] = "edges"
 
     def bound(self) -> Pattern:
         return Full() if self.edges is None else self
@@ -272,7 +272,7 @@ class Graph(BoundPattern, Value, frozen=True):
 class SameDocument(BoundPattern, Value, frozen=True):
     """The same document, for several packed into one sequence. Reads the `documents` given to the model's call."""
 
-    needs: ClassVar[str | None] = "document_BP"
+    needs: ClassVar[str | None] = "documents"
 
     def bind(self, side: SideInputs) -> Predicate:
         table_BP = side.documents
@@ -298,7 +298,7 @@ class Hashed(BoundPattern, Value, frozen=True):
     rounds: Size
     buckets: Size
     window: Size
-    needs: ClassVar[str | None] = "place_BHRP"
+    needs: ClassVar[str | None] = "hashes"
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
@@ -333,7 +333,7 @@ class Chunked(BoundPattern, Value, frozen=True):
     chunk: Size
     bidirectional: bool = False
     leaks: bool = False
-    needs: ClassVar[str | None] = "place_BHRP"
+    needs: ClassVar[str | None] = "hashes"
     stable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -362,7 +362,7 @@ class Chunked(BoundPattern, Value, frozen=True):
 class Visible(Pattern, Value, frozen=True):
     """Not padding and not an empty memory slot. Always implied where a scene has any; here to be named and shown."""
 
-    needs: ClassVar[str | None] = "key_BK"
+    needs: ClassVar[str | None] = "visible"
 
     def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return (k >= 0) & ((q <= k) | (q > k))

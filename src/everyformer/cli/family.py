@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from everyformer.attention.pattern import Pattern
     from everyformer.family.table import Member
     from everyformer.network.model import EncoderDecoder, Model
+    from everyformer.network.multi_head_attention import Attention
 
 COLUMNS = ("member", "paper", "pattern", "score mods", "residual", "depth", "cache", "sizes and parameters")
 NOTHING = "–"
@@ -85,27 +86,25 @@ def _row(member: Member) -> dict[str, Any]:
     from everyformer.study.example import models
 
     sides = models(member.value())
-    layers = [side.body.each for side in sides]
     return {
         "member": member.name,
         "paper": member.paper,
         "size": member.size,
-        "pattern": [_several(_brief(one.attention.pattern) for one in each if one.attention) for each in layers],
-        "score mods": [
-            _several(_name(score_mod) for one in each if one.attention for score_mod in one.attention.score_mods)
-            for each in layers
-        ],
+        "pattern": [_several(_brief(one.pattern) for one in _attentions(side)) for side in sides],
+        "score mods": [_several(_name(mod) for one in _attentions(side) for mod in one.score_mods) for side in sides],
         "residual": [_name(side.body.residual) for side in sides],
-        "depth": [_name(side.body) + " + cross" * any(one.cross for one in side.body.each) for side in sides],
-        "cache": _past(sides[-1]) if sides[-1].body.is_causal() else NOTHING,
+        "depth": [_name(side.body) for side in sides],
+        "cache": ", ".join(sides[-1].cache_kinds()) or NOTHING,
         "sizes": {
             size: {**given, "parameters": parameters(member.value(size))} for size, given in member.sizes.items()
         },
     }
 
 
-def _past(value: Model) -> str:
-    return "memory" if value.memory else "keys" if value.body.each else "state"
+def _attentions(value: Model) -> list[Attention]:
+    from everyformer.network.multi_head_attention import Attention
+
+    return [one for one in value.body.sublayers() if isinstance(one, Attention)]
 
 
 def _name(value: object) -> str:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from everyformer.network.cache import SegmentMemory
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
 from everyformer.network.output_head import Language
-from everyformer.network.ponder import Ponder
+from everyformer.network.ponder_rnn import PonderRnn
 from everyformer.network.residual import NoResidual
-from everyformer.value import Count, NotNegative, Share, Size
+from everyformer.value import NotNegative, Share, Size
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 64, "steps": 3},
@@ -31,7 +34,7 @@ def act_rnn(
     cell: Literal["rnn", "lstm"] = "lstm",
     cost: NotNegative = 0.01,
     bias: float = 1.0,
-    memory: Count = 0,
+    memory: Size | None = None,
     vocabulary: Size = 256,
     dropout: Share = 0.0,
 ) -> Model:
@@ -39,7 +42,7 @@ def act_rnn(
         width=width,
         embed=Tokens(vocabulary),
         dropout=dropout,
-        body=Ponder(layers, steps, NoResidual(dropout), cell, cost=cost, bias=bias),
+        body=Stack(layers, (Layer((PonderRnn(steps, cell, cost=cost, bias=bias),)),), NoResidual(dropout)),
         outputs=(Language(tied=False, bias=True),),
-        memory=memory,
+        memory=SegmentMemory(memory) if memory else None,
     )

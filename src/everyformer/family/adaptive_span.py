@@ -16,10 +16,13 @@ from everyformer.attention.pattern import Causal, Window
 from everyformer.attention.projection import Standard
 from everyformer.attention.score_mod import ScoreMod, Shaw
 from everyformer.attention.span import DynamicSpan, Span
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.cache import SegmentMemory
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.output_head import Language
 from everyformer.network.residual import PostNorm
 from everyformer.value import NotNegative, Part, Share, Size
@@ -60,7 +63,7 @@ def adaptive_span(
     return Model(
         width=width,
         embed=Tokens(vocabulary),
-        body=Stack(layers, (Layer(attention, net),), PostNorm()),
+        body=Stack(layers, (Layer((attention, net)),), PostNorm()),
         outputs=(Language(tied=False, bias=True),),
-        memory=span,
+        memory=SegmentMemory(span),
     )

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from everyformer.attention.pattern import Full
 from everyformer.attention.projection import Standard
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.initial import Normal
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.norm import LayerNorm
 from everyformer.network.output_head import Classify, Masked
 from everyformer.network.position import Learned
@@ -44,7 +46,7 @@ def bert(
         segments=2,
         norm=norm,
         dropout=dropout,
-        body=Stack(layers, (Layer(attention, FeedForward(4 * width, "gelu")),), PostNorm(norm, dropout)),
+        body=Stack(layers, (Layer((attention, FeedForward(4 * width, "gelu"))),), PostNorm(norm, dropout)),
         outputs=(Masked(), Classify(2, "first", pooler=True)),
         initial=Normal(0.02),
     )

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from everyformer.attention.pattern import Causal, Full, Pattern
 from everyformer.attention.projection import Standard
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.output_head import Classify, Language, OutputHead
 from everyformer.network.position import Learned
 from everyformer.network.residual import PostNorm
@@ -39,7 +41,7 @@ def _model(
     vocabulary: Size,
     dropout: Share,
 ) -> Model:
-    layer = Layer(Attention(Standard(heads or 8), pattern), FeedForward(4 * width, "relu", dropout=0.0))
+    layer = Layer((Attention(Standard(heads or 8), pattern), FeedForward(4 * width, "relu", dropout=0.0)))
     return Model(
         width=width,
         embed=Tokens(vocabulary),

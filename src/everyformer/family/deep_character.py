@@ -14,11 +14,14 @@ from typing import Any
 
 from everyformer.attention.pattern import Causal
 from everyformer.attention.projection import Standard
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.auxiliary import AuxiliaryPredictions
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.initial import Xavier
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.output_head import Language
 from everyformer.network.position import Learned
 from everyformer.network.residual import PostNorm
@@ -48,7 +51,8 @@ def deep_character(
     return Model(
         width=width,
         embed=Tokens(vocabulary),
-        body=Stack(layers, (Layer(attention, net, position=Learned(context)),), PostNorm()),
-        outputs=(Language(tied=False, ahead=ahead, every_layer=every_layer),),
+        body=Stack(layers, (Layer((attention, net), Learned(context)),), PostNorm()),
+        outputs=(Language(tied=False),),
+        auxiliary=AuxiliaryPredictions(ahead, every_layer) if ahead or every_layer else None,
         initial=Xavier(),
     )

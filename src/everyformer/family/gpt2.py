@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from everyformer.attention.pattern import Causal
 from everyformer.attention.projection import Standard
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.initial import Normal
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.output_head import Language
 from everyformer.network.position import Learned
 from everyformer.network.residual import PreNorm
@@ -43,7 +45,7 @@ def gpt2(
         embed=Tokens(vocabulary),
         position=Learned(context),
         dropout=dropout,
-        body=Stack(layers, (Layer(attention, FeedForward(4 * width, "gelu_tanh")),), PreNorm(dropout=dropout)),
+        body=Stack(layers, (Layer((attention, FeedForward(4 * width, "gelu_tanh"))),), PreNorm(dropout=dropout)),
         outputs=(Language(),),
         initial=Normal(0.02, by_depth=True),
     )

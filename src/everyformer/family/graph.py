@@ -12,10 +12,12 @@ from typing import Any
 
 from everyformer.attention.pattern import Graph
 from everyformer.attention.projection import Standard
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Features
 from everyformer.network.feedforward import FeedForward
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.output_head import PerToken
 from everyformer.network.residual import PreNorm
 from everyformer.value import Count, Share, Size
@@ -36,7 +38,7 @@ def graph(
     dropout: Share = 0.8,
 ) -> Model:
     net = FeedForward(hidden, "gelu", dropout=dropout) if hidden else None
-    layer = Layer(Attention(Standard(heads or max(1, width // 32)), Graph()), net)
+    layer = Layer((Attention(Standard(heads or max(1, width // 32)), Graph()), *((net,) if net else ())))
     return Model(
         width=width,
         embed=Features(inputs, std=0.0015),

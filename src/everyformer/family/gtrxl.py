@@ -19,7 +19,9 @@ from msgspec.structs import replace
 from everyformer.attention.pattern import SameDocument
 from everyformer.family.transformer_xl import transformer_xl
 from everyformer.network.depth import Stack
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.residual import Gated, GateName
 from everyformer.value import Share, Size
 
@@ -42,8 +44,8 @@ def gtrxl(
     dropout: Share = 0.0,
 ) -> Model:
     base = transformer_xl(width, heads, layers, memory, hidden, vocabulary, dropout=dropout)
-    (layer,) = base.body.each
-    assert layer.attention is not None
-    if episodes:
-        layer = replace(layer, attention=replace(layer.attention, pattern=layer.attention.pattern & SameDocument()))
-    return replace(base, body=Stack(layers, (layer,), Gated(gate, dropout=dropout, bias=gate_bias, last=True)))
+    (layer,) = base.body.layers
+    attention, net = layer.sublayers
+    if episodes and isinstance(attention, Attention):
+        layer = Layer((replace(attention, pattern=attention.pattern & SameDocument()), net))
+    return replace(base, body=Stack(layers, (layer,), Gated(gate, dropout=dropout, bias=gate_bias, final_norm=True)))

@@ -20,11 +20,13 @@ from typing import Any, Literal
 
 from everyformer.attention.pattern import Causal, Full, Local, Local2d, Pattern
 from everyformer.attention.projection import Standard
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Embed, Features, Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.initial import Xavier
+from everyformer.network.layer import Layer
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.multi_head_attention import Attention, CrossAttention
 from everyformer.network.output_head import Language, Logistics, OutputHead
 from everyformer.network.position import Grid
 from everyformer.network.residual import PostNorm
@@ -88,12 +90,12 @@ def image_transformer(
             width=width, embed=embed, position=position, dropout=dropout, body=body, outputs=outputs, initial=Xavier()
         )
 
-    cross = everywhere if shrink > 1 else None
-    decoder = side(grid, Layer(Attention(form, Causal() & near), net, cross), layers, (head,))
-    if cross is None:
-        return decoder
+    nearby = Attention(form, Causal() & near)
+    if shrink == 1:
+        return side(grid, Layer((nearby, net)), layers, (head,))
+    decoder = side(grid, Layer((nearby, CrossAttention(form), net)), layers, (head,))
     small = Grid(rows // shrink, across // shrink, learned)
-    return EncoderDecoder(encoder=side(small, Layer(everywhere, net), encoder_layers or layers, ()), decoder=decoder)
+    return EncoderDecoder(encoder=side(small, Layer((everywhere, net)), encoder_layers or layers, ()), decoder=decoder)
 
 
 def _divisor(number: int, most: int) -> int:

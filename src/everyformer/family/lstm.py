@@ -12,26 +12,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from everyformer.network.depth import Depth
+from everyformer.network.cache import SegmentMemory
+from everyformer.network.depth import Depth, Stack
 from everyformer.network.embed import Tokens
+from everyformer.network.layer import Layer
+from everyformer.network.lstm import AblatedLstm, Activation, Lstm
 from everyformer.network.model import Model
 from everyformer.network.output_head import Language
-from everyformer.network.recurrent import AblatedLstm, Activation, Lstm
 from everyformer.network.residual import NoResidual
-from everyformer.value import Count, Share, Size
+from everyformer.value import Share, Size
 
 LSTM_SIZES: dict[str, dict[str, Any]] = {"tiny": {"width": 64, "layers": 2}, "byte": {"width": 624, "layers": 3}}
 ABLATED_SIZES: dict[str, dict[str, Any]] = {"tiny": {"width": 64, "layers": 2}, "byte": {"width": 876, "layers": 4}}
 
 
-def _model(body: Depth, width: Size, vocabulary: Size, memory: Count, dropout: Share) -> Model:
+def _model(body: Depth, width: Size, vocabulary: Size, memory: Size | None, dropout: Share) -> Model:
     return Model(
         width=width,
         embed=Tokens(vocabulary),
         dropout=dropout,
         body=body,
         outputs=(Language(tied=False, bias=True),),
-        memory=memory,
+        memory=SegmentMemory(memory) if memory else None,
     )
 
 
@@ -41,11 +43,11 @@ def lstm(
     activation: Activation = "tanh",
     forget: bool = True,
     bias: bool = True,
-    memory: Count = 0,
+    memory: Size | None = None,
     vocabulary: Size = 256,
     dropout: Share = 0.0,
 ) -> Model:
-    body = Lstm(layers, NoResidual(dropout), activation, bias, forget=forget)
+    body = Stack(layers, (Layer((Lstm(activation, bias, forget=forget),)),), NoResidual(dropout))
     return _model(body, width, vocabulary, memory, dropout)
 
 
@@ -54,9 +56,9 @@ def ablated_lstm(
     layers: Size = 4,
     activation: Activation = "tanh",
     bias: bool = True,
-    memory: Count = 0,
+    memory: Size | None = None,
     vocabulary: Size = 256,
     dropout: Share = 0.0,
 ) -> Model:
-    body = AblatedLstm(layers, NoResidual(dropout), activation, bias)
+    body = Stack(layers, (Layer((AblatedLstm(activation, bias),)),), NoResidual(dropout))
     return _model(body, width, vocabulary, memory, dropout)

@@ -18,11 +18,13 @@ from typing import Any, Literal
 
 from everyformer.attention.pattern import Causal, Chunked, Hashed, Local, Pattern, Prefix, Window
 from everyformer.attention.projection import Shared, Standard
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.initial import Normal
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.output_head import Language
 from everyformer.network.position import Axial
 from everyformer.network.residual import Reversible
@@ -77,7 +79,7 @@ def reformer(
         embed=Tokens(vocabulary),
         position=Axial((-(-context // row), row)),
         dropout=dropout,
-        body=Stack(layers, tuple(Layer(one, net) for one in attentions), Reversible(dropout=dropout)),
+        body=Stack(layers, tuple(Layer((one, net)) for one in attentions), Reversible(dropout=dropout)),
         outputs=(Language(tied=False, bias=True),),
         initial=Normal(0.02),
     )

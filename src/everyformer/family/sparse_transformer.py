@@ -21,11 +21,13 @@ from typing import Any, Literal
 
 from everyformer.attention.pattern import ByHead, Causal, Pattern, fixed, strided
 from everyformer.attention.projection import Standard, head_width
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.initial import Normal
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.output_head import Language
 from everyformer.network.position import Axial
 from everyformer.network.residual import PreNorm
@@ -75,7 +77,7 @@ def sparse_transformer(
         width=width,
         embed=Tokens(vocabulary),
         position=Axial((-(-context // stride), stride)),
-        body=Stack(layers, tuple(Layer(Attention(form, one), net) for one in patterns), PreNorm(dropout=dropout)),
+        body=Stack(layers, tuple(Layer((Attention(form, one), net)) for one in patterns), PreNorm(dropout=dropout)),
         outputs=(Language(tied=False),),
         initial=Normal(0.125, by_depth=True, by_width=True),
     )

@@ -40,7 +40,8 @@ from everyformer.family.universal_transformer import SIZES as UNIVERSAL_SIZES
 from everyformer.family.universal_transformer import universal_transformer
 from everyformer.family.vit import SIZES as VIT_SIZES
 from everyformer.family.vit import vit
-from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
 from everyformer.network.store import model_from_json
 from everyformer.value import checked, nearest
 

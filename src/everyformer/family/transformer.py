@@ -14,11 +14,13 @@ from msgspec.structs import replace
 
 from everyformer.attention.pattern import Causal, Full
 from everyformer.attention.projection import Standard
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.initial import Xavier
+from everyformer.network.layer import Layer
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.multi_head_attention import Attention, CrossAttention
 from everyformer.network.output_head import Language
 from everyformer.network.position import Sinusoidal
 from everyformer.network.residual import PostNorm
@@ -48,10 +50,10 @@ def transformer(
         embed=Tokens(vocabulary, scaled=True),
         position=Sinusoidal(),
         dropout=dropout,
-        body=Stack(layers, (Layer(attention, feedforward),), residual),
+        body=Stack(layers, (Layer((attention, feedforward)),), residual),
         initial=Xavier(),
     )
-    decoder = Stack(layers, (Layer(masked, feedforward, cross=attention),), residual)
+    decoder = Stack(layers, (Layer((masked, CrossAttention(attention.heads), feedforward)),), residual)
     return EncoderDecoder(
         encoder=side, decoder=replace(side, body=decoder, outputs=(Language(),)), share_embedding=True
     )

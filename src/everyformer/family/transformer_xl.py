@@ -17,11 +17,14 @@ from typing import Any
 from everyformer.attention.four_term import FourTerm
 from everyformer.attention.pattern import Causal, Window
 from everyformer.attention.projection import Standard
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.cache import SegmentMemory
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.initial import Normal
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.output_head import Language
 from everyformer.network.residual import PostNorm
 from everyformer.value import Share, Size
@@ -60,8 +63,8 @@ def transformer_xl(
         width=width,
         embed=Tokens(vocabulary, scaled=True),
         dropout=dropout,
-        body=Stack(layers, (Layer(attention, net),), PostNorm(dropout=dropout)),
+        body=Stack(layers, (Layer((attention, net)),), PostNorm(dropout=dropout)),
         outputs=(Language(bias=True),),
-        memory=memory,
+        memory=SegmentMemory(memory),
         initial=Normal(0.02),
     )

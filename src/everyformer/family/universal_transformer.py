@@ -19,14 +19,17 @@ from msgspec.structs import replace
 
 from everyformer.attention.pattern import Causal, Full, Pattern
 from everyformer.attention.projection import Standard
-from everyformer.network.depth import Attention, Depth, Layer
+from everyformer.network.convolution import Convolution
+from everyformer.network.depth import Depth
 from everyformer.network.embed import Tokens
-from everyformer.network.feedforward import Convolution, FeedForward
-from everyformer.network.halting import Halt, Repeat
+from everyformer.network.feedforward import FeedForward
 from everyformer.network.initial import Xavier
+from everyformer.network.layer import Layer
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.multi_head_attention import Attention, CrossAttention
 from everyformer.network.output_head import Language
 from everyformer.network.position import TimePosition
+from everyformer.network.repeat import Halt, Repeat
 from everyformer.network.residual import PostNorm
 from everyformer.value import NotNegative, Share, Size
 
@@ -53,13 +56,14 @@ def universal_transformer(
 ) -> Model | EncoderDecoder:
     form = Standard(heads or max(1, width // 64), merge_bias=False)
 
-    def depth(pattern: Pattern, causal: bool, cross: Attention | None = None) -> Depth:
+    def depth(pattern: Pattern, causal: bool, cross: bool = False) -> Depth:
         net = (
             FeedForward(hidden or 4 * width)
             if transition == "feedforward"
             else Convolution(hidden or 4 * width, causal=causal)
         )
-        each, residual = (Layer(Attention(form, pattern), net, cross),), PostNorm(dropout=dropout)
+        attentions = (Attention(form, pattern), *((CrossAttention(form),) if cross else ()))
+        each, residual = (Layer((*attentions, net)),), PostNorm(dropout=dropout)
         if halting == "fixed":
             return Repeat(steps, each, residual, TimePosition())
         return Halt(steps, each, residual, TimePosition(), halting, cost=cost, bias=bias)
@@ -68,7 +72,7 @@ def universal_transformer(
         width=width,
         embed=Tokens(vocabulary, scaled=True),
         dropout=dropout,
-        body=depth(Causal(), True, Attention(form) if encoder else None),
+        body=depth(Causal(), True, encoder),
         outputs=(Language(),),
         initial=Xavier(),
     )

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from everyformer.attention.pattern import Full
 from everyformer.attention.projection import Standard
-from everyformer.network.depth import Attention, Layer, Stack
+from everyformer.network.depth import Stack
 from everyformer.network.embed import Patches
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.initial import Normal
+from everyformer.network.layer import Layer
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.norm import LayerNorm
 from everyformer.network.output_head import Classify
 from everyformer.network.position import Learned
@@ -50,7 +52,7 @@ def vit(
         position=Learned((image // patch) ** 2 + 1),
         class_token=True,
         dropout=dropout,
-        body=Stack(layers, (Layer(attention, FeedForward(4 * width, "gelu")),), PreNorm(LayerNorm(1e-12), dropout)),
+        body=Stack(layers, (Layer((attention, FeedForward(4 * width, "gelu"))),), PreNorm(LayerNorm(1e-12), dropout)),
         outputs=(Classify(classes, "first"),),
         initial=Normal(0.02),
     )

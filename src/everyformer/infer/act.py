@@ -7,7 +7,7 @@ come (discounted). An action's parts are drawn independently of each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from everyformer.data.environments import Environment, Vector
 from everyformer.infer.sample import check
 from everyformer.network.cache import Cache
-from everyformer.network.model import Network, Output
+from everyformer.network.network import Network, Output
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Agent:
         input_BTF = torch.from_numpy(np.stack(seen))[:, None].to(weight.device, weight.dtype)
         if self.memory is None:
             return network(input_BTF, kernel=self.kernel)
-        return network(input_BTF, cache=cache, memory=self.memory + longer, kernel=self.kernel)
+        return network(input_BTF, cache=replace(cache, max_length=self.memory + longer), kernel=self.kernel)
 
     def draw(self, logits_BV: Tensor, random: torch.Generator) -> Tensor:
         """An action of each: its parts are numbers."""
@@ -97,7 +97,7 @@ def play(
                     seen.append(vector)
                     rows.append(row)
             cache = output.cache or cache
-            if cache.layers and 0 < len(rows) < len(live):
+            if cache.entries and 0 < len(rows) < len(live):
                 cache = cache.reorder(torch.tensor(rows, device=output.hidden.device))
             live = [live[row] for row in rows]
     if watch is not None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from everyformer.infer.generate import language_head, pad, prompt_rows
 from everyformer.infer.sample import check_logits
 from everyformer.network.cache import Cache
-from everyformer.network.model import EncoderOutput, Network, PairNetwork, evaluating
+from everyformer.network.network import EncoderOutput, Network, PairNetwork, evaluating
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ class _Hypotheses:
             **options,
         )
         self.cache = output.cache or self.cache
-        logits_BV = check_logits(output.head(self.number)[:, -1])
+        logits_BV = check_logits(output.logits_of(self.number)[:, -1])
         return logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
 
     def follow(self, row_B: Tensor, new_B: Tensor) -> None:

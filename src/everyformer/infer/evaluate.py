@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from everyformer.attention.context import Probe
 from everyformer.infer.generate import language_head
 from everyformer.network.cache import Cache
-from everyformer.network.model import Network, evaluating
-from everyformer.network.output_head import Language, vocabulary
+from everyformer.network.network import Network, evaluating
+from everyformer.network.output_head import Language, vocabulary_size
 
 LOGITS = 1 << 26  # in one call, unless a batch is asked for: a quarter of a GiB of them in float32
 WINDOWS = 32  # in one call on a CPU, where more are no faster
@@ -70,7 +70,7 @@ def nats(
             piece = np.asarray(token_N[end - window : end + (windows - 1) * stride + 1]).astype(np.int64)
             token_BT = torch.from_numpy(piece).to(device).unfold(0, window + 1, stride)
             output = network(token_BT[:, :-1], kernel=kernel)
-            total += _loss(output.head(number)[:, -fresh:], token_BT[:, -fresh:])
+            total += _loss(output.logits_of(number)[:, -fresh:], token_BT[:, -fresh:])
             if progress is not None:
                 progress(end + (windows - 1) * stride, count)
     return float(total), count
@@ -109,16 +109,16 @@ def streaming_nll(
     total, scored = torch.zeros((), dtype=torch.float64, device=device), 0
     with evaluating(network):
         for start_B, end, unscored, first in parts:
-            cache = Cache()
+            cache = Cache(max_length=memory)
             for at in range(0, end, segment):
                 size = min(segment, end - at)
                 piece = np.stack([np.asarray(token_N[start + at : start + at + size + 1]) for start in start_B])
                 token_BT = torch.from_numpy(piece.astype(np.int64)).to(device)
-                output = network(token_BT[:, :-1], cache=cache, memory=memory, kernel=kernel)
+                output = network(token_BT[:, :-1], cache=cache, kernel=kernel)
                 cache = output.cache
                 counted = first if at < unscored else len(start_B)
                 if counted:
-                    total += _loss(output.head(number)[:counted], token_BT[:counted, 1:])
+                    total += _loss(output.logits_of(number)[:counted], token_BT[:counted, 1:])
                     scored += counted * size
                 if progress is not None:
                     progress(scored, count)
@@ -152,7 +152,7 @@ def _loss(logits_BTV: Tensor, target_BT: Tensor) -> Tensor:
 def _vocabulary(network: Network, number: int) -> int:
     head = network.value.outputs[number]
     assert isinstance(head, Language)
-    return head.vocabulary or vocabulary(network.value.embed)
+    return head.vocabulary or vocabulary_size(network.value.embed)
 
 
 def bits_per_byte(total: float, size: int) -> float:

@@ -23,14 +23,15 @@ from torch import Generator, Tensor
 
 from everyformer.infer.sample import check, generator, sample
 from everyformer.network.cache import Cache
-from everyformer.network.model import Model, Network, PairNetwork, evaluating
+from everyformer.network.model import Model
+from everyformer.network.network import Network, PairNetwork, evaluating
 from everyformer.network.output_head import Language
 from everyformer.value import nearest
 
 __all__ = ["generate", "sample", "stream"]
 
 SPARE = 64  # positions that a past may have more than is seen of it, so that it is not cut for each token
-OPTIONS = {"source", "edges", "memory", "kernel", "probe"}  # of the network that say the same in every call
+OPTIONS = {"encoder_output", "side_inputs", "kernel", "probe"}  # of the network that say the same in every call
 WAYS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "context", "cached"}
 Prompts = Sequence[Sequence[int]] | Tensor
 
@@ -66,7 +67,7 @@ def stream(
     stop      a row ends with the first of these tokens, which is its last
     context   how many tokens the model sees at most; None: as many as it knows positions for, or all
     cached    False computes everything anew for each token: the same, slowly
-    options   go to the network: `source=`, `edges=`, `memory=`, `kernel=`, `probe=`
+    options   go to the network: `encoder_output=`, `side_inputs=`, `kernel=`, `probe=`
     """
     for name in set(options) - OPTIONS:
         raise ValueError(f"there is no option {name!r} of generating; {nearest(name, OPTIONS | WAYS)}")
@@ -78,7 +79,7 @@ def stream(
         )
     if not isinstance(stop, Collection) or not all(isinstance(token, int) and token >= 0 for token in stop):
         raise ValueError(f"stop is {stop!r}: give a list of token ids, empty for none")
-    if network.value.memory and (context is not None or not cached):
+    if network.value.memory is not None and (context is not None or not cached):
         raise ValueError(
             "the model's memory is a part of its answer: it has no window to read anew; leave context= and cached=False out"
         )
@@ -149,9 +150,9 @@ class _Text:
         else:
             self.cache = Cache()  # of no more use: its memory goes back
             visible = self.visible_BT[:, -context:] if begin < self.holes else None
-            options = {name: given for name, given in self.options.items() if name != "memory"}  # nothing is kept
+            options = self.options
             output = self.network(self.token_BT[:, -context:], visible=visible, **options)
-        logits_BTV: Tensor = output.head(self.number)
+        logits_BTV: Tensor = output.logits_of(self.number)
         return logits_BTV[:, -1]
 
     def append(self, new_B: Tensor) -> None:
@@ -176,7 +177,7 @@ def language_head(network: Network) -> int:
     """Which of the heads tells the next token."""
     if isinstance(network, PairNetwork):
         raise ValueError(
-            "a pair is generated from by its decoder: give pair.decoder and source=pair.encode(...), or use beam_search"
+            "a pair is generated from by its decoder: give pair.decoder and encoder_output=pair.encode(...), or use beam_search"
         )
     if isinstance(network, Model):
         raise ValueError("a model is what a network is built from; give model.build(), or a trained network")

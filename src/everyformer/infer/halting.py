@@ -7,13 +7,13 @@ import torch
 from numpy.typing import NDArray
 
 from everyformer.infer.evaluate import probed
-from everyformer.network.halting import Halt
-from everyformer.network.model import Network
-from everyformer.network.ponder import Ponder
+from everyformer.network.network import Network
+from everyformer.network.ponder_rnn import PonderRnn
+from everyformer.network.repeat import Halt
 
 
 def ponder(network: Network, token_N: NDArray[np.integer]) -> float | None:
     """The mean number of steps of a token (in a layer) at the beginning of a text, or None where it is fixed."""
-    if not isinstance(network.value.body, Halt | Ponder):
+    if not isinstance(network.value.body, Halt | PonderRnn):
         return None
     return float((torch.cat(probed(network, token_N).halts) > 0).sum(-1).float().mean())

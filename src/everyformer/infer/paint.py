@@ -15,7 +15,7 @@ from torch import Tensor
 
 from everyformer.infer.sample import check, generator, sample
 from everyformer.network.cache import Cache
-from everyformer.network.model import EncoderOutput, Network, evaluating
+from everyformer.network.network import EncoderOutput, Network, evaluating
 from everyformer.network.output_head import Logistics, OutputHead
 from everyformer.network.position import Grid
 
@@ -70,7 +70,7 @@ def paint(
     given_BPN: Tensor,
     *,
     head: int = 0,
-    source: EncoderOutput | None = None,
+    encoder_output: EncoderOutput | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -94,9 +94,9 @@ def paint(
     with evaluating(network):
         fresh = scan.begin(given_BPN)
         for step in range(given_BPN.shape[1], scan.length):
-            output = network(fresh, cache=cache if cached else None, source=source, **options)
+            output = network(fresh, cache=cache if cached else None, encoder_output=encoder_output, **options)
             cache = output.cache or cache
-            found.append(_draw(scan, kind, output.head(head)[:, -1].float(), choose)[:, None])
+            found.append(_draw(scan, kind, output.logits_of(head)[:, -1].float(), choose)[:, None])
             fresh = scan.read(found[-1], step) if cached else scan.begin(torch.cat(found, dim=1))
     return torch.cat(found, dim=1)
 

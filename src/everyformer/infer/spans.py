@@ -12,13 +12,13 @@ from torch import nn
 from everyformer.attention.score_mod import ShawModule
 from everyformer.attention.span import DynamicSpanModule, SpanModule
 from everyformer.infer.evaluate import probed
-from everyformer.network.depth import AttentionModule
-from everyformer.network.model import Network
+from everyformer.network.multi_head_attention import AttentionModule
+from everyformer.network.network import Network
 
 
 @dataclass(frozen=True)
 class Spans:
-    """z of every layer and head (the mean over a text, where they depend on it), and what a token costs by them. Layers that are
+    """z of every layer and head (the mean over a text, where they depend on it), and what a token costs by them. DepthModule that are
     repeated are there once for each step.
 
     `keys` is how many keys a head sees on average far into a text, the ramp included; `most` how many it could. `flops` are the

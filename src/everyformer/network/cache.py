@@ -1,237 +1,299 @@
-"""The past: what earlier calls leave for later ones. Immutable: it goes in, and a new one comes out.
+"""The cache: what earlier calls of a network leave for later ones. It is immutable: it is passed in, and a new one is returned.
 
-A model called with `past=Past()` returns a past that holds the keys and values of every attention it ran; called again
-with it, it sees those as if all had been one sequence. Holes (padding) keep their place and stay unseen.
+    output = network(tokens, cache=Cache())              # starts a cache
+    output = network(more_tokens, cache=output.cache)    # continues: the same outputs as one call with all the tokens
 
-`Past(hidden=True)` holds what entered each layer instead, with the gradient stopped: the segment memory of Transformer-XL
-(Dai et al. 2019), h~_{tau+1}^{n-1} = [SG(h_tau^{n-1}); h_{tau+1}^{n-1}], from which keys and values are computed in each call.
-While the weights stand still that is the same as the keys at more cost; in training it is how they learn from the past.
-Recurrent layers leave what they knew after each position, in both kinds of past: the last of it is all they need, the
-others are there to roll back to. While a network is training only the last of each call is left.
-Departures: W's text takes the memory from the same layer; the paper's formula, and this, from the one below.
+A cache has one entry for every executed sublayer that needs earlier positions. What an entry holds is the sublayer's choice:
+
+    KVCache         the keys and values of an attention
+    LayerInputs     the inputs of a sublayer, before its norm (segment memory; causal convolutions)
+    RecurrentState  the state of a recurrent sublayer after each position
+    EncoderKV       the keys and values of the encoder output, for cross-attention
+
+`Cache(segment_memory=True)` is the segment memory of Transformer-XL (Dai et al. 2019): attention keeps the inputs of its layer,
+detached, instead of keys and values: h~_{tau+1}^{n-1} = [SG(h_tau^{n-1}); h_{tau+1}^{n-1}]. Keys and values are computed from them
+in each call with the weights of that call, so the projections are trained on the memory too. While the weights do not change the
+outputs equal those of a key-value cache, which is cheaper; generation and evaluation use that.
+
+A recurrent sublayer continues from its last state; earlier states are there for `roll_back`. In training mode only the last state
+of each call is kept. Padding keeps its position in the cache and no query attends to it.
+
+Departures: the text of Weng 2020 (source W) takes the memory from the same layer. The formula of the paper, and this, take it
+from the layer below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from everyformer.network.embed import describe
+from everyformer.network.describe import describe
+from everyformer.value import Size, Value
 
-FAR = 1 << 62  # no position
+NO_POSITION = 1 << 62
+
+
+class SegmentMemory(Value, frozen=True):
+    """A model's choice to attend to the `length` positions before each segment, in training and afterwards (Dai et al. 2019)."""
+
+    length: Size
 
 
 @dataclass(frozen=True)
 class KVCache:
-    """The keys and values of one attention. `fixed` ones belong to another sequence (cross-attention) and do not grow.
+    """The keys and values of one attention. An attention that hashes its keys keeps their buckets too."""
 
-    Where keys are hashed, the bucket of each comes with them, so that it is found only once.
-    """
-
-    k_BHKE: Tensor
-    v_BHKE: Tensor
-    fixed: bool = False
-    bucket_BHKR: Tensor | None = None
+    grows: ClassVar[bool] = True  # whether each call adds its positions
+    tensors: tuple[Tensor, ...] = ()  # keys B, H, K, E; values B, H, K, E'; buckets B, H, K, R where there are some
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        found = (self.k_BHKE, self.v_BHKE)
-        return found if self.bucket_BHKR is None else (*found, self.bucket_BHKR)
+    def k_BHKE(self) -> Tensor:
+        return self.tensors[0]
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> KVCache:
-        k, v, *bucket = map(change, self.tensors)
-        return KVCache(k, v, self.fixed, *bucket)
+    @property
+    def v_BHKE(self) -> Tensor:
+        return self.tensors[1]
+
+    @property
+    def bucket_BHKR(self) -> Tensor | None:
+        return self.tensors[2] if len(self.tensors) > 2 else None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> KVCache:
+        return KVCache(tuple(map(change, self.tensors)))
 
     def append(self, new: KVCache) -> KVCache:
-        shapes = [[(*x.shape[:2], x.shape[3]) for x in keys.tensors] for keys in (self, new)]
+        if not self.tensors:
+            return new
+        shapes = [[(*x.shape[:2], x.shape[3]) for x in entry.tensors] for entry in (self, new)]
         if shapes[0] != shapes[1]:
             raise ValueError(
-                f"the past has keys or values of the shape {tuple(self.k_BHKE.shape)}, the new ones {tuple(new.k_BHKE.shape)} "
-                "(batch, heads, positions, head width), or hashed otherwise: it is of another model; begin with Past()"
+                f"the cache has keys of the shape {tuple(self.k_BHKE.shape)} (batch, heads, positions, head width), the new keys have "
+                f"{tuple(new.k_BHKE.shape)}, or their values or hashes differ: it is the cache of another model; start with Cache()"
             )
-        k, v, *bucket = (torch.cat(pair, dim=2) for pair in zip(self.tensors, new.tensors, strict=True))
-        return KVCache(k, v, False, *bucket)
+        return KVCache(tuple(torch.cat(pair, dim=2) for pair in zip(self.tensors, new.tensors, strict=True)))
+
+
+@dataclass(frozen=True)
+class EncoderKV:
+    """The keys and values of an encoder output. They are computed once and do not grow."""
+
+    grows: ClassVar[bool] = False
+    tensors: tuple[Tensor, ...] = ()  # keys B, H, S, E; values B, H, S, E'
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> EncoderKV:
+        return EncoderKV(tuple(map(change, self.tensors)))
 
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What entered one sublayer, before its norm. A segment memory learns nothing through it."""
+    """The inputs of one sublayer before its norm, detached in a segment memory."""
 
-    x_BMD: Tensor
-    fixed = False
+    grows: ClassVar[bool] = True
+    tensors: tuple[Tensor, ...] = ()  # B, M, D
+    detached: bool = False
+    normalize: Callable[[Tensor], Tensor] | None = field(default=None, compare=False, repr=False)  # the residual's norm
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.x_BMD,)
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> LayerInputs:
-        return LayerInputs(change(self.x_BMD))
+    def map(self, change: Callable[[Tensor], Tensor]) -> LayerInputs:
+        return replace(self, tensors=tuple(map(change, self.tensors)))
 
     def append(self, x_BTD: Tensor) -> LayerInputs:
-        if self.x_BMD.shape[::2] != x_BTD.shape[::2]:
+        x_BTD = x_BTD.detach() if self.detached else x_BTD
+        if self.tensors and self.tensors[0].shape[::2] != x_BTD.shape[::2]:
             raise ValueError(
-                f"the past has layers' inputs of the shape {tuple(self.x_BMD.shape)}, the new ones {tuple(x_BTD.shape)} (batch, "
-                "positions, width): it is of another model; begin with Past()"
+                f"the cache has layer inputs of the shape {tuple(self.tensors[0].shape)} (batch, positions, width), the new ones have "
+                f"{tuple(x_BTD.shape)}: it is the cache of another model; start with Cache()"
             )
-        return LayerInputs(torch.cat((self.x_BMD, x_BTD), dim=1))
+        return LayerInputs((torch.cat((*self.tensors, x_BTD), dim=1),), self.detached)
+
+    def rows(self, start: int) -> Tensor | None:
+        """The inputs from the index `start` on, as the sublayer reads them: normalized. None if there are none."""
+        if not self.tensors or start >= self.tensors[0].shape[1]:
+            return None
+        x_BMD = self.tensors[0][:, start:]
+        return x_BMD if self.normalize is None else self.normalize(x_BMD)
 
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """What a recurrent layer knew after each of the last positions. The last of them holds all that came before."""
+    """The state of a recurrent sublayer after each of the last positions, detached in a segment memory."""
 
-    x_BMD: Tensor
-    fixed = False
+    grows: ClassVar[bool] = True
+    tensors: tuple[Tensor, ...] = ()  # B, M, C
+    detached: bool = False
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.x_BMD,)
+    def last_BC(self) -> Tensor | None:
+        """The state to continue from. None: the initial state."""
+        return self.tensors[0][:, -1] if self.tensors and self.tensors[0].shape[1] else None
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> RecurrentState:
-        return RecurrentState(change(self.x_BMD))
+    def map(self, change: Callable[[Tensor], Tensor]) -> RecurrentState:
+        return replace(self, tensors=tuple(map(change, self.tensors)))
+
+    def append(self, state_BTC: Tensor, every_position: bool) -> RecurrentState:
+        """With the states of all new positions, or with the last one alone, which then replaces the earlier ones."""
+        state_BTC = state_BTC.detach() if self.detached else state_BTC
+        earlier = (self.tensors[0].to(state_BTC.dtype),) if self.tensors and every_position else ()
+        return replace(self, tensors=(torch.cat((*earlier, state_BTC), dim=1),))
 
 
-Entry = KVCache | LayerInputs | RecurrentState
+Entry = KVCache | LayerInputs | RecurrentState | EncoderKV
 
 
 @dataclass(frozen=True)
 class Cache:
-    """One entry for every executed sublayer that looks at others, and where their keys stand (None: key j at j)."""
+    """One entry for every executed sublayer that keeps one, and the positions of what they hold (None: index j is position j).
+
+    max_length       the number of positions kept; None: what the model's `memory` says, everything without one
+    segment_memory   keep detached layer inputs instead of keys and values
+    """
 
     length: int = 0
-    layers: tuple[Entry, ...] = ()
+    entries: tuple[Entry, ...] = ()
     position_BK: Tensor | None = None
     document_BK: Tensor | None = None
-    hidden: bool = False  # hold what entered the layers, not their keys
-    holes: bool = False  # may some of it be padding?
+    max_length: int | None = None
+    segment_memory: bool = False
+    has_padding: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_length is not None and self.max_length < 1:
+            raise ValueError(f"a cache of at most {self.max_length} positions holds nothing; give 1 or more, or None")
 
     @property
     def batch(self) -> int | None:
-        """How many sequences it is of, or None while it is empty."""
-        return self.layers[0].tensors[0].shape[0] if self.layers else None
+        """The number of sequences, or None if the cache is empty."""
+        return next((x.shape[0] for entry in self.entries for x in entry.tensors), None)
 
     def reorder(self, index_B: Tensor) -> Cache:
-        """The past of other sequences of the batch: for beam search, or to drop finished ones."""
+        """The cache of other sequences of the batch: for beam search, or to drop finished sequences."""
         if not isinstance(index_B, Tensor):
-            raise ValueError(f"reorder takes a tensor of whole numbers, not a {type(index_B).__name__}")
+            raise ValueError(f"reorder takes a tensor of indices, not a {type(index_B).__name__}")
         if index_B.dim() != 1 or index_B.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"reorder takes a list of whole numbers, not {index_B.dtype} of {tuple(index_B.shape)}")
+            raise ValueError(
+                f"reorder takes a list of indices, not {index_B.dtype} of the shape {tuple(index_B.shape)}"
+            )
         if len(index_B) == 0:
-            raise ValueError("reorder by nothing leaves no sequence; when the last has ended, stop")
+            raise ValueError("reorder with no index leaves no sequence; stop when the last sequence has ended")
         if self.batch and not 0 <= int(index_B.min()) <= int(index_B.max()) < self.batch:
             raise ValueError(
-                f"cannot reorder by {index_B.tolist()}: the past has {self.batch} sequences; give 0 to {self.batch - 1}"
+                f"cannot reorder by {index_B.tolist()}: the cache has {self.batch} sequences; give 0 to {self.batch - 1}"
             )
-        return self._each(lambda x: x.index_select(0, index_B), batch=True)
+        return self._map(lambda x: x.index_select(0, index_B), batch=True)
 
     def reset(self, row_B: Tensor) -> Cache:
-        """The past in which the marked sequences of the batch begin anew; the others go on.
+        """The cache in which the marked sequences start anew. The others continue.
 
-        What was theirs is 0 and stands at position -1, an empty slot that nobody sees. Within one call, `documents` and the
-        pattern same_document keep what follows a boundary from seeing what was before it.
+        The marked rows are set to 0 and to position -1, so that no query attends to them. For a boundary within one call use
+        side inputs `documents` and the pattern `same_document`.
         """
         fits = isinstance(row_B, Tensor) and row_B.dtype == torch.bool and row_B.dim() == 1
         if not fits or self.batch not in (None, len(row_B)):
             raise ValueError(
-                f"reset takes booleans, one for each of the {self.batch or 0} sequences of the past, not {describe(row_B)}"
+                f"reset takes booleans, one for each of the {self.batch or 0} sequences of the cache, not {describe(row_B)}"
             )
-        if any(one.fixed for one in self.layers):
-            raise ValueError("this past has the keys of a source, which a reset cannot change; begin with Past()")
+        if any(not entry.grows for entry in self.entries):
+            raise ValueError(
+                "this cache has the keys of an encoder output, which a reset cannot change; start with Cache()"
+            )
         if bool(row_B.all()):
-            return Cache(hidden=self.hidden)
-        if not self.layers or not bool(row_B.any()):
+            return Cache(max_length=self.max_length, segment_memory=self.segment_memory)
+        if self.batch is None or not bool(row_B.any()):
             return self
         position_BK = self.position_BK
         if position_BK is None:
             position_BK = torch.arange(self.length, device=row_B.device)[None]
         position_BK = torch.where(row_B[:, None], -1, position_BK)
-        layers = tuple(
-            one.each(lambda x: x.masked_fill(row_B.view(-1, *[1] * (x.dim() - 1)), 0)) for one in self.layers
+        entries = tuple(
+            entry.map(lambda x: x.masked_fill(row_B.view(-1, *[1] * (x.dim() - 1)), 0)) for entry in self.entries
         )
-        return replace(self, layers=layers, position_BK=position_BK, holes=True)
+        return replace(self, entries=entries, position_BK=position_BK, has_padding=True)
 
     def roll_back(self, count: int) -> Cache:
-        """The past without its last `count` positions."""
+        """The cache without its last `count` positions."""
         if not 0 <= count <= self.length:
-            raise ValueError(f"cannot roll back {count} positions: the past has {self.length}; give 0 to {self.length}")
-        keep, kept = self.length - count, [one.x_BMD.shape[1] for one in self.layers if isinstance(one, RecurrentState)]
-        if count and kept and min(kept) < self.length and count >= min(kept):
             raise ValueError(
-                f"cannot roll back {count} positions: what a recurrent layer knew before the last {min(kept)} is gone, because "
-                "in training only the end of each call is kept; call eval() first"
+                f"cannot roll back {count} positions: the cache has {self.length}; give 0 to {self.length}"
+            )
+        keep = self.length - count
+        states = [x.shape[1] for entry in self.entries if isinstance(entry, RecurrentState) for x in entry.tensors]
+        if count and states and min(states) < self.length and count >= min(states):
+            raise ValueError(
+                f"cannot roll back {count} positions: a recurrent state is kept for the last {min(states)} only, because in training "
+                "mode a call keeps its last state alone; call network.eval() first"
             )
         if keep == 0 and self.position_BK is not None:
-            first_B = self.position_BK.masked_fill(self.position_BK < 0, FAR).min(1).values  # FAR: it has only holes
-            if bool(((first_B > 0) & (first_B < FAR)).any()):
+            first_B = self.position_BK.masked_fill(self.position_BK < 0, NO_POSITION).min(1).values
+            if bool(((first_B > 0) & (first_B < NO_POSITION)).any()):
                 raise ValueError(
-                    "cannot roll back all of a past that does not begin at position 0, because it was trimmed or initialized "
-                    "elsewhere: nothing would say where the next token stands; keep at least 1"
+                    "cannot roll back all of a cache that does not start at position 0, because it was trimmed or started at an "
+                    "offset: the position of the next token would be lost; keep at least 1"
                 )
-        return replace(self._each(lambda x: x.narrow(axis := _time(x), 0, x.shape[axis] - count)), length=keep)
+        return replace(self._map(lambda x: x.narrow(axis := _time(x), 0, x.shape[axis] - count)), length=keep)
 
     def trim(self, length: int) -> Cache:
-        """The past without all but its last `length` positions. Exact where the pattern sees no further back.
+        """The cache with its last `length` positions only. Exact if no pattern of the model attends farther back.
 
-        What is kept stays at its positions: a window slides over the sequence, the sequence does not move. Where there
-        are holes, as much is kept as the sequence with the most of them needs.
+        Positions do not change: a window slides over the sequence. With padding, as much is kept as the sequence with the most
+        padding needs.
         """
         if length < 1:
-            raise ValueError(f"cannot trim a past to {length} positions; keep at least 1")
+            raise ValueError(f"cannot trim a cache to {length} positions; keep at least 1")
         drop = max(0, self.length - length)
-        if drop and self.holes and self.position_BK is not None:
-            seen_BK = self.position_BK >= 0
-            left_BK = seen_BK.sum(1, keepdim=True) - seen_BK.cumsum(1)  # how many are left after this one
-            drop = int(((left_BK >= length) | (seen_BK.cumsum(1) == 0)).sum(1).min())
+        if drop and self.has_padding and self.position_BK is not None:
+            visible_BK = self.position_BK >= 0
+            later_BK = visible_BK.sum(1, keepdim=True) - visible_BK.cumsum(1)  # visible positions after this one
+            drop = int(((later_BK >= length) | (visible_BK.cumsum(1) == 0)).sum(1).min())
         if drop == 0:
             return self
         full = self
         if self.position_BK is None:
-            device = self.layers[0].tensors[0].device if self.layers else None
+            device = next((x.device for entry in self.entries for x in entry.tensors), None)
             full = replace(self, position_BK=torch.arange(self.length, device=device)[None])
         left = self.length - drop
         return replace(
-            full._each(lambda x: x.narrow(axis := _time(x), max(0, x.shape[axis] - left), min(left, x.shape[axis]))),
+            full._map(lambda x: x.narrow(axis := _time(x), max(0, x.shape[axis] - left), min(left, x.shape[axis]))),
             length=left,
         )
 
-    def tensors(self) -> dict[str, Tensor]:
-        """A segment memory as tensors with a row for each sequence, to be saved; `from_tensors` reads them."""
-        assert self.hidden and self.document_BK is None and self.batch is not None
-        kinds = ["state" if isinstance(entry, RecurrentState) else "layer" for entry in self.layers]
-        found = {
-            f"{kind}.{number}": entry.tensors[0]
-            for number, (kind, entry) in enumerate(zip(kinds, self.layers, strict=True))
-        }
+    def state_dict(self) -> dict[str, Tensor]:
+        """A segment memory as tensors with one row per sequence, to be saved. `from_state_dict` reads them."""
+        assert self.segment_memory and self.document_BK is None and self.batch is not None
+        names = {LayerInputs: "inputs", RecurrentState: "state"}
+        found = {f"{names[type(entry)]}.{i}": entry.tensors[0] for i, entry in enumerate(self.entries)}
         if self.position_BK is None:
             return found
-        return found | {"holes" if self.holes else "position": self.position_BK.expand(self.batch, -1)}
+        return found | {"padded_position" if self.has_padding else "position": self.position_BK.expand(self.batch, -1)}
 
     @staticmethod
-    def from_tensors(found: Mapping[str, Tensor]) -> Cache:
-        layers: list[Entry] = []
-        while (number := len(layers)) < sum("." in name for name in found):
-            state = found.get(f"state.{number}")
-            layers.append(LayerInputs(found[f"layer.{number}"]) if state is None else RecurrentState(state))
-        position_BK = (
-            found["position"][:1] if "position" in found else found.get("holes")
-        )  # one row for all, as it was made
-        length = layers[0].tensors[0].shape[1] if position_BK is None else position_BK.shape[1]
-        return Cache(length, tuple(layers), position_BK, hidden=True, holes="holes" in found)
+    def from_state_dict(found: Mapping[str, Tensor], max_length: int | None = None) -> Cache:
+        def entries() -> Iterator[Entry]:
+            for i in range(sum("." in name for name in found)):
+                state = found.get(f"state.{i}")
+                yield (
+                    RecurrentState((state,), True) if state is not None else LayerInputs((found[f"inputs.{i}"],), True)
+                )
 
-    def _each(self, change: Callable[[Tensor], Tensor], batch: bool = False) -> Cache:
-        """The same past with every tensor changed; keys of another sequence only when the batch changes."""
+        kept = tuple(entries())
+        # Without padding one row of positions serves all sequences.
+        position_BK = found["position"][:1] if "position" in found else found.get("padded_position")
+        length = kept[0].tensors[0].shape[1] if position_BK is None else position_BK.shape[1]
+        return Cache(length, kept, position_BK, None, max_length, True, "padded_position" in found)
+
+    def _map(self, change: Callable[[Tensor], Tensor], batch: bool = False) -> Cache:
+        """The cache with every tensor changed; encoder keys only if the change is one of the batch."""
 
         def table(x: Tensor | None) -> Tensor | None:
             shared = batch and x is not None and x.shape[0] == 1 != self.batch  # one row for all sequences
             return x if x is None or shared else change(x)
 
-        layers = tuple(one if one.fixed and not batch else one.each(change) for one in self.layers)
-        return replace(self, layers=layers, position_BK=table(self.position_BK), document_BK=table(self.document_BK))
+        entries = tuple(entry.map(change) if entry.grows or batch else entry for entry in self.entries)
+        return replace(self, entries=entries, position_BK=table(self.position_BK), document_BK=table(self.document_BK))
 
 
 def _time(x: Tensor) -> int:
-    """The axis of positions: keys have heads before it."""
+    """The axis of positions: keys and values have heads before it."""
     return 2 if x.dim() == 4 else 1

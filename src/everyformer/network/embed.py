@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from everyformer.network.initial import initialized
+from everyformer.network.describe import describe
+from everyformer.network.initial import keep_initialized
 from everyformer.network.position import Position
 from everyformer.value import Count, Positive, Size, Value
 
@@ -66,8 +67,8 @@ class Features(Embed, Value, frozen=True):
     def build(self, width: int) -> FeatureEmbedding:
         module = FeatureEmbedding(self.inputs, 0, width)
         if self.std is not None:
-            initialized(nn.init.normal_(module.map.weight, std=self.std))
-            initialized(nn.init.zeros_(module.map.bias))
+            keep_initialized(nn.init.normal_(module.map.weight, std=self.std))
+            keep_initialized(nn.init.zeros_(module.map.bias))
         return module
 
 
@@ -235,7 +236,3 @@ def check_limit(length: int, limit: int | None) -> None:
 def _check_precision(x: Tensor, weight: Tensor) -> None:
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise ValueError(f"the input is {x.dtype}, the model {weight.dtype}; give it as input.to({weight.dtype})")
-
-
-def describe(x: Any) -> str:
-    return f"{x.dtype} of the shape {tuple(x.shape)}" if isinstance(x, Tensor) else repr(type(x).__name__)

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from everyformer.attention.projection import LinearProjectionModule
+from everyformer.network.sublayer import SublayerModule
 from everyformer.value import Positive, Value
 
 
@@ -29,13 +30,13 @@ class Initial:
         raise NotImplementedError
 
 
-def initialized(weight: Tensor) -> None:
-    """Mark a weight that begins as it is, however the others do."""
-    weight.initialized = True  # type: ignore[attr-defined]
+def keep_initialized(weight: Tensor) -> None:
+    """Marks a weight that keeps its own initialization."""
+    weight.keep_initialized = True  # type: ignore[attr-defined]
 
 
 def _free(weight: Tensor | None) -> bool:
-    return weight is not None and not hasattr(weight, "initialized")
+    return weight is not None and not hasattr(weight, "keep_initialized")
 
 
 class AsTorch(Initial, Value, frozen=True):
@@ -51,12 +52,11 @@ class Normal(Initial, Value, frozen=True):
     by_width: bool = False
 
     def fill(self, network: nn.Module) -> None:
-        ends = [
-            name for name, module in network.named_modules() if name.endswith(".out") and isinstance(module, nn.Linear)
-        ]
-        for name, module in network.named_modules():
+        sublayers = [module for module in network.modules() if isinstance(module, SublayerModule)]
+        ends = {last for sublayer in sublayers if (last := sublayer.output_map()) is not None}
+        for module in network.modules():
             if isinstance(module, nn.Linear | nn.Embedding) and _free(module.weight):
-                shrink = len(ends) ** -0.5 if self.by_depth and name in ends else 1.0
+                shrink = len(ends) ** -0.5 if self.by_depth and module in ends else 1.0
                 shrink *= module.weight.shape[1] ** -0.5 if self.by_width else 1.0
                 nn.init.normal_(module.weight, std=self.std * shrink)
             if isinstance(module, nn.Linear) and _free(module.bias):

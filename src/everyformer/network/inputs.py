@@ -1,4 +1,4 @@
-"""What a call is given besides its tokens: checked, and joined to what its past knows, for the scene of the call."""
+"""The inputs of a call besides its tokens: checks, and joining them with what the cache holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from everyformer.network.cache import Cache
-from everyformer.network.embed import WHOLE, describe
+from everyformer.network.describe import describe
+from everyformer.network.embed import WHOLE
 
 
 def check_visible(visible: Tensor | None, batch: int, length: int) -> None:
@@ -35,23 +36,31 @@ def check_range(x: Tensor, size: int, name: str) -> None:
         )
 
 
-def count(visible_BT: Tensor, start: Tensor | int) -> Tensor:
-    """The position of each visible token, counted from `start`; -1 where there is none."""
+def count_positions(visible_BT: Tensor, start: Tensor | int) -> Tensor:
+    """The position of each visible token, counted from `start`; -1 for padding."""
     return torch.where(visible_BT, visible_BT.long().cumsum(1) - 1 + start, -1)
 
 
-def check_begin(begin: Tensor, batch: int, cache: Cache) -> None:
-    if not isinstance(begin, Tensor) or begin.dtype not in WHOLE or tuple(begin.shape) != (batch,):
-        raise ValueError(f"begin is {describe(begin)}: give {batch} whole numbers (int64 or int32), one a sequence")
+def check_position_offset(position_offset: Tensor, batch: int, cache: Cache) -> None:
+    if (
+        not isinstance(position_offset, Tensor)
+        or position_offset.dtype not in WHOLE
+        or tuple(position_offset.shape) != (batch,)
+    ):
+        raise ValueError(
+            f"position_offset is {describe(position_offset)}: give {batch} whole numbers (int64 or int32), one per sequence"
+        )
     if cache.length:
-        raise ValueError("positions go on from those of the past; give begin= only with the first call")
-    if not torch.compiler.is_compiling() and int(begin.min()) < 0:
-        raise ValueError(f"positions begin at 0 or later, not at {int(begin.min())}")
+        raise ValueError("positions continue from those of the cache; give position_offset= with the first call only")
+    if not torch.compiler.is_compiling() and int(position_offset.min()) < 0:
+        raise ValueError(f"a position_offset must be 0 or more, not {int(position_offset.min())}")
 
 
-def positions(cache: Cache, visible: Tensor | None, x_BTD: Tensor, begin: Tensor | None) -> Tensor | None:
-    """Where past and new keys stand, or None when key j stands at j."""
-    if visible is None and cache.position_BK is None and begin is None:
+def joined_positions(
+    cache: Cache, visible: Tensor | None, x_BTD: Tensor, position_offset: Tensor | None
+) -> Tensor | None:
+    """The positions of cached and new keys, or None if key j has position j."""
+    if visible is None and cache.position_BK is None and position_offset is None:
         return None
     batch, length = x_BTD.shape[:2]
     visible = torch.ones(batch, length, dtype=torch.bool, device=x_BTD.device) if visible is None else visible
@@ -59,27 +68,27 @@ def positions(cache: Cache, visible: Tensor | None, x_BTD: Tensor, begin: Tensor
     if before_BK is None:
         before_BK = torch.arange(cache.length, device=x_BTD.device)[None]
     if cache.length == 0:
-        return count(visible, 0 if begin is None else begin[:, None])
+        return count_positions(visible, 0 if position_offset is None else position_offset[:, None])
     start_B1 = before_BK.amax(1, keepdim=True) + 1
-    return torch.cat((before_BK.expand(batch, -1), count(visible, start_B1)), dim=1)
+    return torch.cat((before_BK.expand(batch, -1), count_positions(visible, start_B1)), dim=1)
 
 
 def joined_documents(cache: Cache, documents: Tensor | None, x_BTD: Tensor) -> Tensor | None:
     if documents is None:
         if cache.document_BK is not None:
-            raise ValueError("the past has documents, these tokens have none; give documents= with every call")
+            raise ValueError("the cache has documents, these tokens have none; give documents with every call")
         return None
     check_ids(documents, x_BTD, "documents")
     if cache.length and cache.document_BK is None:
-        raise ValueError("these tokens have documents, the past has none; give documents= from the first call on")
+        raise ValueError("these tokens have documents, the cache has none; give documents from the first call on")
     return documents if cache.document_BK is None else torch.cat((cache.document_BK, documents), dim=1)
 
 
 def by_position(document_BK: Tensor | None, position_BK: Tensor | None) -> Tensor | None:
-    """Documents as a table by position, where the keys are not in place."""
+    """Documents as a table by position, if positions are not indices."""
     if document_BK is None or position_BK is None:
         return document_BK
-    spare = int(position_BK.max()) + 1  # where padding goes
+    spare = int(position_BK.max()) + 1  # the column of padding
     table_BP = document_BK.new_full((document_BK.shape[0], spare + 1), -1)
     return table_BP.scatter(1, position_BK.masked_fill(position_BK < 0, spare).expand_as(document_BK), document_BK)
 

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from everyformer.network.embed import Embed, EmbedModule, Mixed, Tokens
 from everyformer.network.norm import LayerNorm
-from everyformer.value import Count, Share, Size, Value
+from everyformer.value import Share, Size, Value
 
 Reading = Literal["mean", "max", "last", "first"]
 
@@ -52,24 +52,13 @@ class Language(OutputHead, Value, frozen=True):
     tied: bool = True
     bias: bool = False
     vocabulary: Size | None = None  # that of the embedding, unless the model's inputs are not tokens
-    ahead: Count = 0  # tokens after the next that are told in training too, each by a map of its own
-    every_layer: bool = False  # do the layers below the last tell them too in training, by maps of their own?
 
     @property
     def uses_table(self) -> bool:
         return self.tied and not self.vocabulary
 
-    def further(self, width: int, embed: Embed, layers: int) -> nn.ModuleList | None:
-        """The maps of each layer that serve in training alone (Al-Rfou et al. 2018); the last layer's first is the head's."""
-        size = self.vocabulary or vocabulary(embed)
-        counts = [1 + self.ahead] * (layers - 1 if self.every_layer else 0) + [self.ahead]
-        maps = nn.ModuleList(
-            nn.ModuleList(nn.Linear(width, size, bias=self.bias) for _ in range(count)) for count in counts
-        )
-        return maps if any(counts) else None
-
     def build(self, width: int, embed: Embed) -> nn.Module:
-        size = self.vocabulary or vocabulary(embed)
+        size = self.vocabulary or vocabulary_size(embed)
         return LanguageModule(width, size, tied=self.tied, bias=self.bias)
 
 
@@ -83,7 +72,7 @@ class Masked(OutputHead, Value, frozen=True):
         return True
 
     def build(self, width: int, embed: Embed) -> nn.Module:
-        return MaskedModule(width, vocabulary(embed), self.eps)
+        return MaskedModule(width, vocabulary_size(embed), self.eps)
 
 
 class Classify(OutputHead, Value, frozen=True):
@@ -154,7 +143,7 @@ class Logistics(OutputHead, Value, frozen=True):
         return weight[..., 0].log_softmax(-1), share
 
 
-def vocabulary(embed: Embed) -> int:
+def vocabulary_size(embed: Embed) -> int:
     if isinstance(embed, Tokens):
         return embed.vocabulary
     kind = "mixed tokens" if isinstance(embed, Mixed) else type(embed).__name__.lower()

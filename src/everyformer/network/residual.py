@@ -1,30 +1,26 @@
-"""Wiring: what becomes of a sublayer's answer. It owns the norm and the residual path; the sublayer is a function.
+"""Residuals: how a sublayer joins the residual stream. A residual owns the norm and the addition; the sublayer is a function.
 
-    open(x) -> state, step(state, f) -> state, close(state) -> x
+Equations, f the sublayer:
+    post-norm     x <- LN(x + f(x))                                Thickstun (source T) eq. 4-6, Bloem 2019 (source B)
+    pre-norm      x <- x + f(LN x), and a final LN after the stack    source K, which leaves out the final norm
+    no residual   x <- f(x)                                        stacked recurrent nets: no addition, no norm
+    reversible    y1 = x1 + F(LN x2), y2 = x2 + G(LN y1)           Gomez et al. 2017; Kitaev et al. 2020: F attention, G net
+    gated         x <- g(x, ReLU(f(LN x)))                         Parisotto et al. 2019 (GTrXL), with one of their five gates
 
-Equations:
-    post-norm   x <- LN(x + f(x))                              T eq. 4-6, B
-    pre-norm    x <- x + f(LN x), and a last LN after the stack    K; the last norm is what K leaves out
-    chain       x <- f(x)                                      a recurrent net in layers: no residual, no norm
-    reversible  y1 = x1 + F(LN x2), y2 = x2 + G(LN y1)         Gomez et al. 2017; Kitaev et al. 2020: F attention, G net
-    gated       x <- g(x, ReLU(f(LN x)))                       Parisotto et al. 2019 (GTrXL), with one of their five gates
-A step passes on whatever else the sublayer returns (its past).
+A reversible stack has two streams, both x at first: s_0 = s_1 = x, and sublayer n makes s_(n+2) = s_n + f_n(LN s_(n+1)).
+So s_n = s_(n+2) - f_n(LN s_(n+1)): the backward pass computes every sublayer again from the last two streams, which are all that
+is kept of the stack, whatever its depth. Departures: the output is the mean of the last two streams, which the papers leave open;
+in layers of one or three sublayers the streams swap roles from layer to layer.
 
-A reversible stack is two streams, both x at first: s_0 = s_1 = x, and sublayer n makes s_(n+2) = s_n + f_n(LN s_(n+1)).
-So s_n = s_(n+2) - f_n(LN s_(n+1)): the backward pass computes every sublayer again from the last two streams, which are all
-that is kept of the stack, whatever its depth. Departures: the output is the mean of the last two, which the papers leave
-open; layers of one or three sublayers swap the streams' roles from layer to layer.
-
-The gates of GTrXL, s the sigmoid, every W and U a map without bias, b (b_g) learned, * by element:
+The gates of GTrXL, s the sigmoid, every W and U a map without bias, b (b_g) learned, * elementwise:
     input         s(W x) * x + y
     output        x + s(W x - b) * y
     highway       s(W x + b) * x + (1 - s(W x + b)) * y
     sigmoid_tanh  x + s(W y - b) * tanh(U y)
     gru           r = s(W_r y + U_r x), z = s(W_z y + U_z x - b), h = tanh(W_h y + U_h (r * x)); (1 - z) * x + z * h
     none          x + y, which is TrXL-I: only the norm is moved
-With b > 0 all but the first and the last begin near the identity. The norm is on what enters a sublayer alone (identity map
-reordering), so nothing but gates is on the way from the input to the output; two linear maps would then follow each other,
-hence the ReLU.
+With b > 0 all but the first and the last start near the identity. The norm is applied to the input of a sublayer only (identity map
+reordering), so nothing but gates is on the path from input to output. Two linear maps would then follow each other, hence the ReLU.
 """
 
 from __future__ import annotations
@@ -40,87 +36,87 @@ from torch.utils.checkpoint import checkpoint
 from everyformer.network.norm import LayerNorm, Norm
 from everyformer.value import Share, Value
 
-Carried = TypeVar("Carried")
-Sublayer = Callable[[Tensor], tuple[Tensor, Carried]]
+Kept = TypeVar("Kept")
+Branch = Callable[[Tensor], tuple[Tensor, Kept]]  # a sublayer as a function; it also returns its cache entry
 
 
 class Residual:
-    """A value that builds one `Step` for every sublayer and one pair of `Ends` for the stack."""
+    """A value that builds one `ResidualModule` for every sublayer and one `StreamModule` for the stack."""
 
     __slots__ = ()
     norm: Norm | None
 
-    def step(self, width: int) -> ResidualModule:
+    def build(self, width: int) -> ResidualModule:
         raise NotImplementedError
 
-    def ends(self, width: int) -> Stream:
+    def build_stream(self, width: int) -> StreamModule:
         raise NotImplementedError
 
 
 class ResidualModule(nn.Module):
-    """How one sublayer changes the state, and what of the state it sees."""
+    """Adds the output of one sublayer to the stream. The stream is a tensor, except in a reversible stack."""
 
-    def stream(self, state: Any) -> Tensor:
-        """What the sublayer reads of the state, before the norm: this is what a segment memory keeps."""
-        assert isinstance(state, Tensor)
-        return state
+    def input(self, stream: Any) -> Tensor:
+        """The part of the stream that the sublayer reads, before the norm. A segment memory keeps this."""
+        assert isinstance(stream, Tensor)
+        return stream
 
-    def view(self, x_BTD: Tensor, visible_BT: Tensor | None) -> Tensor:
-        """What reaches the sublayer of a stream, or of one kept from before."""
+    def normalize(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
+        """The input as the sublayer reads it."""
         return x_BTD
 
-    def forward(self, state: Any, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Any, Carried]:
+    def forward(self, stream: Any, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[Any, Kept]:
         raise NotImplementedError
 
 
-class Stream(nn.Module):
-    """How the state begins, and how it becomes the stack's output."""
+class StreamModule(nn.Module):
+    """Starts the stream of a stack from its input, and makes the stack's output of it."""
 
-    recomputes: ClassVar[bool] = False  # does the wiring itself keep little for the backward pass?
+    recomputes: ClassVar[bool] = False  # whether the residual itself recomputes activations in the backward pass
 
-    def open(self, x_BTD: Tensor, again: bool = False) -> Any:
-        """`again`: may sublayers be computed a second time in the backward pass? Not where what they return is kept."""
+    def start(self, x_BTD: Tensor, recompute: bool = False) -> Any:
+        """`recompute`: whether sublayers may be computed again in the backward pass. Not if their cache entries are kept."""
         return x_BTD
 
-    def close(self, state: Any, visible_BT: Tensor | None) -> Tensor:
-        assert isinstance(state, Tensor)
-        return state
+    def finish(self, stream: Any, visible_BT: Tensor | None) -> Tensor:
+        assert isinstance(stream, Tensor)
+        return stream
 
 
 class PostNorm(Residual, Value, frozen=True):
     norm: Norm = LayerNorm()
     dropout: Share = 0.0
 
-    def step(self, width: int) -> ResidualModule:
+    def build(self, width: int) -> ResidualModule:
         return PostNormModule(self.norm.build(width), self.dropout)
 
-    def ends(self, width: int) -> Stream:
-        return Stream()
+    def build_stream(self, width: int) -> StreamModule:
+        return StreamModule()
 
 
 class PreNorm(Residual, Value, frozen=True):
     norm: Norm = LayerNorm()
     dropout: Share = 0.0
-    last: bool = True  # a norm after the stack
+    final_norm: bool = True
 
-    def step(self, width: int) -> ResidualModule:
+    def build(self, width: int) -> ResidualModule:
         return PreNormModule(self.norm.build(width), self.dropout)
 
-    def ends(self, width: int) -> Stream:
-        return NormedStream(self.norm.build(width)) if self.last else Stream()
+    def build_stream(self, width: int) -> StreamModule:
+        return NormedStreamModule(self.norm.build(width)) if self.final_norm else StreamModule()
 
 
 class NoResidual(Residual, Value, frozen=True):
-    """One after the other, with nothing beside. Dropout of what each answers (Zaremba et al. 2014)."""
+    """Sublayers one after the other, without addition or norm. Dropout is on the output of each (Zaremba et al. 2014)."""
 
     dropout: Share = 0.0
     norm: ClassVar[Norm | None] = None  # type: ignore[misc]
 
-    def step(self, width: int) -> ResidualModule:
+    def build(self, width: int) -> ResidualModule:
         return NoResidualModule(self.dropout)
 
-    def ends(self, width: int) -> Stream:
-        return Stream()
+    def build_stream(self, width: int) -> StreamModule:
+        return StreamModule()
 
 
 class NoResidualModule(ResidualModule):
@@ -128,9 +124,9 @@ class NoResidualModule(ResidualModule):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, state: Tensor, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Tensor, Carried]:
-        y_BTD, carried = f(state)
-        return self.dropout(y_BTD), carried
+    def forward(self, stream: Tensor, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[Tensor, Kept]:
+        y_BTD, kept = f(stream)
+        return self.dropout(y_BTD), kept
 
 
 class PostNormModule(ResidualModule):
@@ -138,63 +134,63 @@ class PostNormModule(ResidualModule):
         super().__init__()
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
-    def forward(self, state: Tensor, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Tensor, Carried]:
-        y_BTD, carried = f(state)
-        return self.norm(state + self.dropout(y_BTD), visible_BT), carried
+    def forward(self, stream: Tensor, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[Tensor, Kept]:
+        y_BTD, kept = f(stream)
+        return self.norm(stream + self.dropout(y_BTD), visible_BT), kept
 
 
 class NormedResidualModule(ResidualModule):
-    """A step whose sublayer reads the normed stream."""
+    """A residual whose sublayer reads the normalized stream."""
 
     def __init__(self, norm: nn.Module, dropout: float):
         super().__init__()
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
-    def view(self, x_BTD: Tensor, visible_BT: Tensor | None) -> Tensor:
+    def normalize(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
         normed_BTD: Tensor = self.norm(x_BTD, visible_BT)
         return normed_BTD
 
 
 class PreNormModule(NormedResidualModule):
-    def forward(self, state: Tensor, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Tensor, Carried]:
-        y_BTD, carried = f(self.view(state, visible_BT))
-        return state + self.dropout(y_BTD), carried
+    def forward(self, stream: Tensor, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[Tensor, Kept]:
+        y_BTD, kept = f(self.normalize(stream, visible_BT))
+        return stream + self.dropout(y_BTD), kept
 
 
-class NormedStream(Stream):
+class NormedStreamModule(StreamModule):
     def __init__(self, norm: nn.Module):
         super().__init__()
         self.norm = norm
 
-    def close(self, state: Any, visible_BT: Tensor | None) -> Tensor:
-        x_BTD = self.norm(state, visible_BT)
+    def finish(self, stream: Any, visible_BT: Tensor | None) -> Tensor:
+        x_BTD = self.norm(stream, visible_BT)
         assert isinstance(x_BTD, Tensor)
         return x_BTD
 
 
 GateName = Literal["input", "output", "highway", "sigmoid_tanh", "gru", "none"]
-MAPS = {"none": "", "sigmoid_tanh": "w u", "gru": "w_r u_r w_z u_z w_h u_h"}  # of each gate; the others have one
+MAPS = {"none": "", "sigmoid_tanh": "w u", "gru": "w_r u_r w_z u_z w_h u_h"}  # the other gates have one map, w
 
 
 class Gated(Residual, Value, frozen=True):
-    """A gate where others add: GTrXL. `bias` is where b_g begins: the larger, the less of a sublayer comes through."""
+    """A gate in place of the addition: GTrXL. `bias` is the initial b_g: the larger, the less of a sublayer passes."""
 
     gate: GateName = "gru"
     norm: Norm = LayerNorm()
     dropout: Share = 0.0
     bias: float | None = None  # None: 2 for gru, 1 for the others, as in the paper
-    last: bool = False  # a norm after the stack
+    final_norm: bool = False
 
-    def step(self, width: int) -> ResidualModule:
+    def build(self, width: int) -> ResidualModule:
         bias = self.bias if self.bias is not None else 2.0 if self.gate == "gru" else 1.0
         return GatedModule(self.norm.build(width), self.dropout, Gate(width, self.gate, bias))
 
-    def ends(self, width: int) -> Stream:
-        return NormedStream(self.norm.build(width)) if self.last else Stream()
+    def build_stream(self, width: int) -> StreamModule:
+        return NormedStreamModule(self.norm.build(width)) if self.final_norm else StreamModule()
 
 
 class Gate(nn.Module):
-    """What becomes of the stream x and a sublayer's answer y."""
+    """Combines the stream x and the output y of a sublayer."""
 
     def __init__(self, width: int, kind: GateName, bias: float):
         super().__init__()
@@ -221,7 +217,7 @@ class Gate(nn.Module):
 
 
 def _mix(x_BTD: Tensor, y_BTD: Tensor, share_BTD: Tensor) -> Tensor:
-    """(1 - share) x + share y. Under autocast the three may differ in precision, which lerp does not take."""
+    """(1 - share) x + share y. Under autocast the three may differ in dtype, which lerp does not support."""
     exact = torch.promote_types(torch.promote_types(x_BTD.dtype, y_BTD.dtype), share_BTD.dtype)
     return torch.lerp(x_BTD.to(exact), y_BTD.to(exact), share_BTD.to(exact))
 
@@ -231,63 +227,63 @@ class GatedModule(NormedResidualModule):
         super().__init__(norm, dropout)
         self.gate = gate
 
-    def forward(self, state: Tensor, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Tensor, Carried]:
-        y_BTD, carried = f(self.view(state, visible_BT))
-        return self.gate(state, self.dropout(F.relu(y_BTD))), carried
+    def forward(self, stream: Tensor, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[Tensor, Kept]:
+        y_BTD, kept = f(self.normalize(stream, visible_BT))
+        return self.gate(stream, self.dropout(F.relu(y_BTD))), kept
 
 
 class Reversible(Residual, Value, frozen=True):
-    """Two streams that can be computed backwards: activations of one layer are kept, whatever the depth.
+    """Two streams that can be computed backwards, so that the activations of one layer are kept, whatever the depth.
 
-    A stream comes back to rounding, so keep the weights in float32; low precision by autocast is fine.
+    The streams are recovered to rounding error, so keep the weights in float32; autocast to a lower precision is fine.
     """
 
     norm: Norm = LayerNorm()
     dropout: Share = 0.0
-    last: bool = True  # a norm after the stack
+    final_norm: bool = True
 
-    def step(self, width: int) -> ResidualModule:
+    def build(self, width: int) -> ResidualModule:
         return ReversibleModule(self.norm.build(width), self.dropout)
 
-    def ends(self, width: int) -> Stream:
-        return ReversibleStream(self.norm.build(width) if self.last else None)
+    def build_stream(self, width: int) -> StreamModule:
+        return ReversibleStreamModule(self.norm.build(width) if self.final_norm else None)
 
 
 class ReversibleTape:
-    """The way back through a reversible stack: its last two streams, and in the backward pass the two at hand."""
+    """Recovers the streams of a reversible stack in the backward pass. Holds the last two, then the two being computed."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Tensor] = {}
         self.steps = 0
 
-    def end(self, steps: int, *last: Tensor) -> None:
-        self.steps, self.streams = steps, {steps + number: s.detach() for number, s in enumerate(last)}
+    def finish(self, steps: int, *last: Tensor) -> None:
+        self.steps, self.streams = steps, {steps + i: s.detach() for i, s in enumerate(last)}
 
-    def run(self, number: int, s_BTD: Tensor, f: Sublayer[Carried]) -> tuple[Tensor, Carried]:
-        """f of stream number + 1, keeping nothing; the backward pass computes it again and finds stream `number` by it."""
-        first, sloped = [s_BTD], s_BTD.requires_grad
+    def run(self, number: int, s_BTD: Tensor, f: Branch[Kept]) -> tuple[Tensor, Kept]:
+        """Returns f of stream number + 1 without keeping activations. The backward pass computes it again to recover stream `number`."""
+        first, requires_grad = [s_BTD], s_BTD.requires_grad
 
-        def compute(_: Tensor) -> tuple[Tensor, Carried]:
+        def compute(_: Tensor) -> tuple[Tensor, Kept]:
             if first:
                 return f(first.pop())
-            y_BTD, carried = f(self.streams[number + 1].detach().requires_grad_(sloped))
-            self._back(number, y_BTD.detach())
-            return y_BTD, carried
+            y_BTD, kept = f(self.streams[number + 1].detach().requires_grad_(requires_grad))
+            self._recover(number, y_BTD.detach())
+            return y_BTD, kept
 
-        # The empty tensor says on which device random numbers are drawn: dropout falls as it fell.
-        again: tuple[Tensor, Carried] = checkpoint(compute, s_BTD.new_empty(0), use_reentrant=False, early_stop=False)
-        return again
+        # The empty tensor names the device whose random state is restored, so that dropout is the same.
+        output: tuple[Tensor, Kept] = checkpoint(compute, s_BTD.new_empty(0), use_reentrant=False, early_stop=False)
+        return output
 
-    def _back(self, number: int, y_BTD: Tensor) -> None:
+    def _recover(self, number: int, y_BTD: Tensor) -> None:
         if number:
             self.streams[number] = self.streams[number + 2] - y_BTD
         for done in (number + 2, *(() if number else (1,))):
-            if done < self.steps:  # the last two stay, for a second backward pass
+            if done < self.steps:  # the last two are kept for a second backward pass
                 del self.streams[done]
 
 
-class Pair(NamedTuple):
-    """The state of a reversible stack after some steps; `trail` where the backward pass goes back along it."""
+class TwoStreams(NamedTuple):
+    """The streams of a reversible stack after some sublayers, with the tape that recovers them, if any."""
 
     x1_BTD: Tensor
     x2_BTD: Tensor
@@ -296,33 +292,34 @@ class Pair(NamedTuple):
 
 
 class ReversibleModule(NormedResidualModule):
-    def stream(self, state: Pair) -> Tensor:
-        return state.x2_BTD
+    def input(self, stream: Any) -> Tensor:
+        x2_BTD: Tensor = stream.x2_BTD
+        return x2_BTD
 
-    def forward(self, state: Pair, f: Sublayer[Carried], visible_BT: Tensor | None) -> tuple[Pair, Carried]:
-        def branch(x_BTD: Tensor) -> tuple[Tensor, Carried]:
-            y_BTD, carried = f(self.view(x_BTD, visible_BT))
-            return self.dropout(y_BTD), carried
+    def forward(self, stream: TwoStreams, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[TwoStreams, Kept]:
+        def branch(x_BTD: Tensor) -> tuple[Tensor, Kept]:
+            y_BTD, kept = f(self.normalize(x_BTD, visible_BT))
+            return self.dropout(y_BTD), kept
 
-        x1_BTD, x2_BTD, steps, tape = state
-        y_BTD, carried = branch(x2_BTD) if tape is None else tape.run(steps, x2_BTD, branch)
-        return Pair(x2_BTD, x1_BTD + y_BTD, steps + 1, tape), carried
+        x1_BTD, x2_BTD, steps, tape = stream
+        y_BTD, kept = branch(x2_BTD) if tape is None else tape.run(steps, x2_BTD, branch)
+        return TwoStreams(x2_BTD, x1_BTD + y_BTD, steps + 1, tape), kept
 
 
-class ReversibleStream(Stream):
+class ReversibleStreamModule(StreamModule):
     recomputes = True
 
     def __init__(self, norm: nn.Module | None):
         super().__init__()
         self.norm = norm
 
-    def open(self, x_BTD: Tensor, again: bool = False) -> Pair:
-        back = again and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        return Pair(x_BTD, x_BTD, 0, ReversibleTape() if back else None)
+    def start(self, x_BTD: Tensor, recompute: bool = False) -> TwoStreams:
+        recompute = recompute and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        return TwoStreams(x_BTD, x_BTD, 0, ReversibleTape() if recompute else None)
 
-    def close(self, state: Any, visible_BT: Tensor | None) -> Tensor:
-        x1_BTD, x2_BTD, steps, tape = state
+    def finish(self, stream: Any, visible_BT: Tensor | None) -> Tensor:
+        x1_BTD, x2_BTD, steps, tape = stream
         if tape is not None:
-            tape.end(steps, x1_BTD, x2_BTD)
+            tape.finish(steps, x1_BTD, x2_BTD)
         x_BTD: Tensor = (x1_BTD + x2_BTD) / 2
         return x_BTD if self.norm is None else self.norm(x_BTD, visible_BT)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, load_model, save_model
 
-from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
 from everyformer.value import from_json, to_json
 
 

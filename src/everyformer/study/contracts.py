@@ -37,9 +37,11 @@ from everyformer.attention.context import Probe
 from everyformer.family.table import find
 from everyformer.network.cache import Cache
 from everyformer.network.feedforward import FeedForwardModule
-from everyformer.network.halting import Halt
-from everyformer.network.model import EncoderDecoder, Model, Network, Output, PairNetwork
-from everyformer.network.ponder import Ponder
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.multi_head_attention import Attention
+from everyformer.network.network import Network, Output, PairNetwork
+from everyformer.network.ponder_rnn import PonderRnn
+from everyformer.network.repeat import Halt
 from everyformer.network.store import load, save
 from everyformer.study.example import Example, example, parts
 from everyformer.value import nearest
@@ -137,11 +139,9 @@ def contracts(
 
 
 def _describe(value: Model) -> str:
-    if not value.body.each:
+    attention = value.body.layers[0].sublayers[0]
+    if not isinstance(attention, Attention):
         return repr(value.body)
-    attention = value.body.each[0].attention
-    if attention is None:
-        return f"a model of width {value.width}"
     score_mods = ", ".join(type(score_mod).__name__ for score_mod in attention.score_mods) or "no rule"
     place = type(value.position).__name__ if value.position else "no position"
     return (
@@ -162,11 +162,11 @@ def _future(network: Network, given: Example) -> float | None:
 
 
 def _cache(network: Network, given: Example) -> float | None:
-    return _in_pieces(network, given, Cache())
+    return _in_pieces(network, given, Cache(max_length=2 * given.length))
 
 
 def _segments(network: Network, given: Example) -> float | None:
-    return _in_pieces(network, given, Cache(hidden=True))
+    return _in_pieces(network, given, Cache(max_length=2 * given.length, segment_memory=True))
 
 
 def _in_pieces(network: Network, given: Example, begin: Cache) -> float | None:
@@ -182,7 +182,7 @@ def _in_pieces(network: Network, given: Example, begin: Cache) -> float | None:
         data = given.pad(start, 0) if start else given
         cache, hidden = begin, []
         for left, right in pairwise((0, *(cut + start for cut in cuts), data.length)):
-            output = data.cut(left, right).run(network, cache=cache, memory=0)
+            output = data.cut(left, right).run(network, cache=cache)
             cache = output.cache or cache
             hidden.append(output.hidden)
         worst = max(worst, _distance(torch.cat(hidden, dim=1)[:, start:], whole.hidden))
@@ -196,10 +196,10 @@ def _rewind(network: Network, given: Example) -> float | None:
     other = given.change_after(half)
     straight, worst = given.run(network).hidden[:, half:], 0.0
     order = torch.arange(len(given.inputs), device=given.inputs.device).flip(0)
-    for begin in (Cache(), Cache(hidden=True)):
-        begun = given.cut(0, half).run(network, cache=begin, memory=0).cache
+    for begin in (Cache(max_length=2 * given.length), Cache(max_length=2 * given.length, segment_memory=True)):
+        begun = given.cut(0, half).run(network, cache=begin).cache
         assert begun is not None
-        astray = other.cut(half).run(network, cache=begun, memory=0).cache
+        astray = other.cut(half).run(network, cache=begun).cache
         assert astray is not None
         again = given.cut(half).run(network, cache=astray.roll_back(given.length - half)).hidden
         turned = given.cut(half).rows(order).run(network, cache=begun.reorder(order)).hidden
@@ -236,7 +236,7 @@ def _kernels(network: Network, given: Example) -> float | None:
     direction = torch.randn_like(wanted.hidden)
     gradients = _gradients(network, wanted, direction)
     worst = 0.0
-    for kernel in KERNELS if network.value.body.each else ("auto",):  # a recurrent body has one fast way
+    for kernel in KERNELS if any(network.value.body.patterns()) else ("auto",):  # a recurrent body has one fast way
         if kernel in ("reference", "flex"):
             continue
         try:
@@ -323,7 +323,8 @@ def _chunks(network: Network, given: Example) -> float | None:
 
 def _halting(network: Network, given: Example) -> float | None:
     body = network.value.body
-    if not isinstance(body, Halt | Ponder) or (isinstance(body, Halt) and body.mode == "t2t"):
+    ponders = any(isinstance(sublayer, PonderRnn) for sublayer in body.sublayers())
+    if not (isinstance(body, Halt) or ponders) or (isinstance(body, Halt) and body.mode == "t2t"):
         return None
     probe, padded = Probe(), given.pad(1, 2) if given.is_sequence and network.class_token is None else given
     padded.run(network, probe=probe)

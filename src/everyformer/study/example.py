@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from everyformer.attention.context import SideInputs
 from everyformer.attention.pattern import Graph, SameDocument
 from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
-from everyformer.network.model import EncoderDecoder, EncoderOutput, Model, Network, Output, PairNetwork
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import EncoderOutput, Network, Output, PairNetwork
 from everyformer.network.position import Position
 
 
@@ -80,7 +82,11 @@ class Example:
         return replace(self, inputs=change(self.inputs), per_token=per_token)
 
     def run(self, network: Network, **options: Any) -> Output:
-        output: Output = network(self.inputs, **self.per_token, **self.whole, **options)
+        given = self.per_token | self.whole | options
+        side = {name: given.pop(name) for name in ("documents", "edges", "segments") if name in given}
+        if side:
+            given["side_inputs"] = SideInputs(**side)
+        output: Output = network(self.inputs, **given)
         return output
 
 
@@ -90,7 +96,7 @@ def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source
     limit = value.limit()
     length = min(length, limit or length)
     inputs = _inputs(value.embed, value.position, batch, length, random, value.class_token)
-    patterns = list(value.body.parts())
+    patterns = list(value.body.patterns())
     per_token: dict[str, Tensor] = {}
     whole: dict[str, Any] = {}
     if any(isinstance(part, SameDocument) for part in patterns):
@@ -103,7 +109,7 @@ def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source
     if source_width is not None:
         visible = torch.ones(batch, 5, dtype=torch.bool)
         visible[0, 3:] = False
-        whole["source"] = EncoderOutput(
+        whole["encoder_output"] = EncoderOutput(
             torch.randn(batch, 5, source_width, generator=random, dtype=torch.float64), visible
         )
     return Example(inputs, per_token, whole)
@@ -113,7 +119,7 @@ def parts(network: Network | PairNetwork) -> list[tuple[Network, int | None]]:
     """The single networks inside, each with the width of the source it needs."""
     if isinstance(network, PairNetwork):
         return [(network.encoder, None), (network.decoder, network.value.encoder.width)]
-    crosses = any(layer.cross for layer in network.value.body.each)
+    crosses = "encoder_output" in network.reads
     return [(network, network.value.width if crosses else None)]
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from everyformer.attention.context import Probe
 from everyformer.data.tokenizer import Tokenizer
 from everyformer.infer.spans import Spans, spans
-from everyformer.network.halting import Halt, Repeat
-from everyformer.network.model import Network, PairNetwork
+from everyformer.network.network import Network, PairNetwork
+from everyformer.network.repeat import Halt, Repeat
 from everyformer.task.work import Work
 
 if TYPE_CHECKING:
@@ -67,8 +67,10 @@ def reading(network: Network | PairNetwork, work: Work, text: str | None = None)
             f"a {type(network.value.body).__name__.lower()} has no weights of what came before to draw; give a run of a "
             "model with attention, or of lstm"
         )
-    if network.value.body.each:
-        row = "step" if isinstance(network.value.body, Repeat | Halt) and len(network.value.body.each) == 1 else "layer"
+    if network.value.body.layers:
+        row = (
+            "step" if isinstance(network.value.body, Repeat | Halt) and len(network.value.body.layers) == 1 else "layer"
+        )
         return Sight(found, names, "who looks at whom: queries go down, keys across", row=row)
     title = "what is left of whom in the state: positions go down, what came before across; from short to long memory"
     return Sight([grouped(weight_DQK) for weight_DQK in found], names, title, "group")

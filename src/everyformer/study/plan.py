@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from everyformer.attention.span import DynamicSpanModule, SpanModule
 from everyformer.family.table import find, parameters
 from everyformer.network.model import EncoderDecoder
-from everyformer.network.ponder import PonderCell
+from everyformer.network.ponder_rnn import PonderCell
 from everyformer.study import malloc
 from everyformer.study.tally import Tally
 from everyformer.task.work import Batch, Work
@@ -200,7 +200,7 @@ def _filling(learner: Learner) -> Iterator[None]:
 
 def _carried(learner: Learner) -> int:
     """How many numbers the last step left for the next."""
-    return sum(x.numel() for cache in learner.carried if cache is not None for x in cache.tensors().values())
+    return sum(x.numel() for cache in learner.carried if cache is not None for x in cache.state_dict().values())
 
 
 def _largest(recipe: Recipe, work: Work) -> Batch:

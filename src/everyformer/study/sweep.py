@@ -30,15 +30,18 @@ from everyformer.attention.projection import (
 )
 from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, Shaw, T5Bias
 from everyformer.attention.span import DynamicSpan, Span
-from everyformer.network.depth import Attention, Depth, Layer, Stack
+from everyformer.network.convolution import Convolution
+from everyformer.network.depth import Depth, Stack
 from everyformer.network.embed import Embed, Features, Tokens
-from everyformer.network.feedforward import Convolution, FeedForward
-from everyformer.network.halting import Halt, Repeat
+from everyformer.network.feedforward import FeedForward
+from everyformer.network.layer import Layer
 from everyformer.network.legal import illegal_reasons
+from everyformer.network.lstm import AblatedLstm, Lstm
 from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, RMSNorm, SequenceNorm
 from everyformer.network.output_head import Classify, Language, Logistics, OutputHead, PerToken
-from everyformer.network.ponder import Ponder
+from everyformer.network.ponder_rnn import PonderRnn
 from everyformer.network.position import (
     Axial,
     Concatenated,
@@ -51,8 +54,9 @@ from everyformer.network.position import (
     Sinusoidal,
     TimePosition,
 )
-from everyformer.network.recurrent import AblatedLstm, Lstm
-from everyformer.network.residual import Gated, PostNorm, PreNorm, Residual, Reversible
+from everyformer.network.repeat import Halt, Repeat
+from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
+from everyformer.network.sublayer import Sublayer
 from everyformer.study.contracts import CONTRACTS, Report, contracts
 
 WIDTH, VOCABULARY = 24, 17
@@ -101,7 +105,7 @@ RESIDUALS: tuple[Residual, ...] = (
     PostNorm(),
     PreNorm(),
     PreNorm(RMSNorm()),
-    PreNorm(LayerNorm(bias=False), last=False),
+    PreNorm(LayerNorm(bias=False), final_norm=False),
     PostNorm(BatchNorm()),
     PreNorm(InstanceNorm()),
     PostNorm(SequenceNorm()),
@@ -162,16 +166,22 @@ DEPTHS: tuple[Callable[[Layer, Residual], Depth], ...] = (
     lambda layer, residual: Halt(2, (layer,), residual, None, "freeze", epsilon=0.3),
     lambda layer, residual: Halt(2, (layer,), residual, TimePosition(), "t2t", epsilon=0.3),
 )
+
+
+def _stack(num_layers: int, *sublayers: Sublayer, residual: Residual = NoResidual()) -> Depth:
+    return Stack(num_layers, (Layer(sublayers),), residual)
+
+
 BODIES: tuple[Depth, ...] = (  # those without attention
-    Lstm(2),
-    Lstm(2, activation="sigmoid", bias=False),
-    Lstm(2, PreNorm(), forget=False),
-    Lstm(1, PostNorm(), bidirectional=True),
-    AblatedLstm(2),
-    AblatedLstm(2, Reversible(), activation="sigmoid", bias=False),
-    AblatedLstm(2, bidirectional=True),
-    Ponder(1, 3, epsilon=0.3, bias=-0.5),
-    Ponder(2, 2, PreNorm(), "rnn", epsilon=0.3, bias=-0.5),
+    _stack(2, Lstm()),
+    _stack(2, Lstm(activation="sigmoid", bias=False)),
+    _stack(2, Lstm(forget=False), residual=PreNorm()),
+    _stack(1, Lstm(bidirectional=True), residual=PostNorm()),
+    _stack(2, AblatedLstm()),
+    _stack(2, AblatedLstm(activation="sigmoid", bias=False), residual=Reversible()),
+    _stack(2, AblatedLstm(bidirectional=True)),
+    _stack(1, PonderRnn(3, epsilon=0.3, bias=-0.5)),
+    _stack(2, PonderRnn(2, "rnn", epsilon=0.3, bias=-0.5), residual=PreNorm()),
 )
 
 
@@ -264,7 +274,7 @@ def _model(
     output: tuple[Embed, tuple[OutputHead, ...]],
     depth: Callable[[Layer, Residual], Depth],
 ) -> Model | None:
-    body = depth(Layer(Attention(heads, pattern, score_mods), net), residual)
+    body = depth(Layer((Attention(heads, pattern, score_mods), net)), residual)
     return _legal(Model(width=WIDTH, embed=output[0], position=position, body=body, outputs=output[1]))
 
 
@@ -283,8 +293,8 @@ def sweep(
     for done, model in enumerate(models, 1):
         if model is not None:
             # What a kernel computes depends on pattern and rules alone: each of their pairs is checked once.
-            attention = model.body.each[0].attention if model.body.each else None
-            kind = (attention.pattern, attention.score_mods) if attention else model.body
+            first = model.body.layers[0].sublayers[0]
+            kind = (first.pattern, first.score_mods) if isinstance(first, Attention) else model.body
             known = ("kernels", "flex") if kind in seen else ()
             seen.add(kind)
             report.findings += contracts(model, [name for name in only or SWEPT if name not in known]).findings

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention.context import SideInputs
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.files import existing, written
 from everyformer.data.graphs import Graph, open_graph
@@ -27,7 +28,8 @@ from everyformer.data.records import is_records, records
 from everyformer.data.stream import groups
 from everyformer.data.tokenizer import Ids, Kind
 from everyformer.network.embed import Features, Nodes, Patches
-from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.network.output_head import OutputHead, PerToken
 from everyformer.task.work import (
@@ -124,7 +126,7 @@ class ClassWork(Work):
 
     def answer(self, output: Any, batch: Batch) -> Tensor:
         """B, classes."""
-        return output.head(self.head).float()
+        return output.logits_of(self.head).float()
 
     def shared(self) -> dict[str, Tensor] | None:
         return None
@@ -410,10 +412,12 @@ class GraphWork(ClassWork):
 
     def call(self, network: Any, batch: Batch, kernel: str) -> Any:
         assert batch.shared is not None
-        return network(batch.shared["feature_1NF"], edges=batch.shared["edge_NN"], kernel=kernel)
+        return network(
+            batch.shared["feature_1NF"], side_inputs=SideInputs(edges=batch.shared["edge_NN"]), kernel=kernel
+        )
 
     def answer(self, output: Any, batch: Batch) -> Tensor:
-        return output.head(self.head)[0, batch["node_B"]].float()
+        return output.logits_of(self.head)[0, batch["node_B"]].float()
 
 
 def _check_features(value: Model, width: int, name: str) -> None:

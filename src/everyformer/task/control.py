@@ -35,9 +35,10 @@ from torch import Tensor
 from everyformer.data.environments import Environment, Vector, fingerprint
 from everyformer.data.images import pillow
 from everyformer.infer.act import Agent, play
-from everyformer.network.cache import Cache
+from everyformer.network.cache import Cache, SegmentMemory
 from everyformer.network.embed import Features
-from everyformer.network.model import EncoderDecoder, Model, Network, Output, PairNetwork
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, Output, PairNetwork
 from everyformer.network.output_head import OutputHead, PerToken
 from everyformer.task.work import Batch, Task, Work, check_split, draw, epoch_rows
 from everyformer.value import NotNegative, Part, Positive, Size, Value
@@ -131,7 +132,8 @@ class ControlWork(Work):
 
     def adapt(self, value: Model | EncoderDecoder) -> Model | EncoderDecoder:
         one = _reader(value)
-        memory = (self.task.memory or one.memory or MEMORY) if self.task.remembers else 0
+        length = self.task.memory or (one.memory.length if one.memory else MEMORY)
+        memory = SegmentMemory(length) if self.task.remembers else None
         return replace(one, embed=Features(self.one.inputs), outputs=self.heads(), memory=memory)
 
     def fit(self, value: Model | EncoderDecoder) -> None:
@@ -141,13 +143,16 @@ class ControlWork(Work):
                 f"{self.task.environment} shows {self.one.inputs} numbers and has actions of {self.one.choices} choices, but the "
                 f"model is made for {one.embed} and {one.outputs}; begin a new run"
             )
-        needs = {part.needs for part in one.body.parts()}
-        if needs & {"document_BP", "edges_BNN"}:
+        needs = {part.needs for part in one.body.patterns()}
+        if needs & {"documents", "edges"}:
             raise ValueError(
                 "the model asks of every call which document or edges a position has, but an agent is told none: its episodes are kept "
                 "apart without; leave model.episodes out, or choose another member"
             )
-        self.agent = Agent(self.one.choices, (self.task.memory or one.memory) if self.task.remembers else None)
+        self.agent = Agent(
+            self.one.choices,
+            self.task.memory or (one.memory.length if one.memory else None) if self.task.remembers else None,
+        )
 
     def examples(self) -> int:
         return self.task.copies
@@ -172,7 +177,7 @@ class ControlWork(Work):
             name: [] for name in ("input", "first", "action", "told", "value", "reward", "end", "after")
         }
         kept = {name: x.to(weight.device) for name, x in self.kept.items()}
-        cache = Cache.from_tensors(kept) if kept else Cache(hidden=True)
+        cache = Cache.from_state_dict(kept) if kept else Cache(segment_memory=True)
         for time in range(task.segment):
             seen = [copy.seen for copy in self.copies]
             rows["input"].append(torch.from_numpy(np.stack(seen)))
@@ -203,9 +208,9 @@ class ControlWork(Work):
             "worth_BT": gain_BT + x["value"],
         } | {f"past.{name}": x for name, x in self.kept.items()}
         self.kept = {}
-        if cache.layers:
+        if cache.entries:
             assert agent.memory is not None
-            self.kept = {name: x.cpu() for name, x in cache.trim(agent.memory).tensors().items()}
+            self.kept = {name: x.cpu() for name, x in cache.trim(agent.memory).state_dict().items()}
         self.used, self.rollouts, self.steps = 0, self.rollouts + 1, self.steps + task.copies * task.segment
 
     def _another(self, pictures: bool = False) -> Environment:
@@ -224,7 +229,7 @@ class ControlWork(Work):
         for row in end_B.nonzero()[:, 0].tolist():
             self.returns = [*self.returns, self.copies[row].total][-RECENT:]
             self.copies[row].begin()
-        return cache.reset(end_B.to(cache.layers[0].tensors[0].device)) if cache.layers else cache
+        return cache.reset(end_B.to(cache.entries[0].tensors[0].device)) if cache.entries else cache
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         if not self.rollout:  # asked by a plan. Two segments, because the first has nothing to remember.
@@ -272,7 +277,7 @@ class ControlWork(Work):
             here_P, size_P = place_P[chosen_P], length_P[chosen_P]
             if not len(here_P):
                 continue
-            cache = Cache.from_tensors(kept).reorder(here_P // length) if kept and chosen_P is going_P else None
+            cache = Cache.from_state_dict(kept).reorder(here_P // length) if kept and chosen_P is going_P else None
             time_T = torch.arange(int(size_P.max()), device=here_P.device)
             visible_PT = time_T < size_P[:, None]
             place_PT = (here_P[:, None] + time_T).clamp(max=first_BT.numel() - 1)

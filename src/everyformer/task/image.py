@@ -24,7 +24,8 @@ from everyformer.data.files import written
 from everyformer.data.images import Pictures, open_pictures, pillow, save_sheet, shrunk
 from everyformer.infer.paint import Scan, paint
 from everyformer.network.embed import Features, Tokens
-from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language, Logistics
 from everyformer.network.position import Grid
 from everyformer.task.work import Batch, Task, Work, check_split, epoch_rows, which
@@ -181,7 +182,7 @@ class PictureWork(Work):
         """The output, and the sum of -log p over all channels."""
         inputs = (batch["source"], batch["given"]) if self.task.shrink > 1 else (batch["given"],)
         output = network(*inputs, kernel=kernel)
-        answer, step_BPN = output.head(self.head).float(), batch["step_BPN"]
+        answer, step_BPN = output.logits_of(self.head).float(), batch["step_BPN"]
         if self.mixture is not None:
             return output, -self.mixture.log_share(answer, step_BPN).sum()
         return output, F.cross_entropy(answer.flatten(0, 1), step_BPN.flatten(), reduction="sum")
@@ -247,7 +248,7 @@ class PictureWork(Work):
                 source = network.encode(self._source(truth_BCYX).to(device))
             network = network.decoder
         return self._bytes(
-            self.scan.fold(paint(network, self.scan, given_BPN, head=self.head, source=source, **choices))
+            self.scan.fold(paint(network, self.scan, given_BPN, head=self.head, encoder_output=source, **choices))
         )
 
     def _seen(self, truth_BCYX: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:

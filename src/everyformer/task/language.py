@@ -32,9 +32,11 @@ from everyformer.infer.evaluate import bits_per_byte, nats, perplexity, side_by_
 from everyformer.infer.generate import generate, stream
 from everyformer.infer.halting import ponder
 from everyformer.infer.spans import spans
+from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions, Prediction
 from everyformer.network.cache import Cache
 from everyformer.network.depth import Stack
-from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language as LanguageHead
 from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, sequence, which
 from everyformer.value import Count, Share, Size, Value
@@ -123,28 +125,29 @@ class LanguageWork(Work):
         return found - 1
 
     def adapt(self, value: Model | EncoderDecoder) -> Model | EncoderDecoder:
-        asked = {"ahead": self.task.ahead, "every_layer": self.task.every_layer}
-        more = {name: given for name, given in asked.items() if given is not None}
-        if not more or not isinstance(value, Model):
+        asked = {"extra_targets": self.task.ahead, "every_layer": self.task.every_layer}
+        changes = {name: given for name, given in asked.items() if given is not None}
+        if not changes or not isinstance(value, Model):
             return value
-        heads = (replace(head, **more) if isinstance(head, LanguageHead) else head for head in value.outputs)
-        return replace(value, outputs=tuple(heads))
+        auxiliary = replace(value.auxiliary or AuxiliaryPredictions(0, False), **changes)
+        return replace(value, auxiliary=auxiliary if auxiliary.extra_targets or auxiliary.every_layer else None)
 
     def fit(self, value: Model | EncoderDecoder) -> None:
         value = sequence(value, "language")
         self.head = which(value, LanguageHead, "language")
         head = value.outputs[self.head]
         assert isinstance(head, LanguageHead)
-        if head.ahead or head.every_layer:
-            self.layers = value.body.layers if head.every_layer and isinstance(value.body, Stack) else 1
-        self.carries = value.memory > 0
+        auxiliary = value.auxiliary
+        if auxiliary is not None:
+            self.layers = value.body.num_layers if auxiliary.every_layer and isinstance(value.body, Stack) else 1
+        self.carries = value.memory is not None
         if self.task.memory and not self.carries:
             raise ValueError(f"a memory of {self.task.memory} says nothing to a model that has none; leave it out")
-        limit = (self.task.segment or value.memory) if self.carries else value.limit()
+        limit = (self.task.segment or value.memory.length) if value.memory else value.limit()
         self.context = self.context or limit or self.task.segment or CONTEXT
-        if head.ahead >= self.context:
+        if auxiliary is not None and auxiliary.extra_targets >= self.context:
             raise ValueError(
-                f"a context of {self.context} has no target {head.ahead} tokens after the next; lower task.ahead"
+                f"a context of {self.context} has no target {auxiliary.extra_targets} tokens after the next; lower task.ahead"
             )
         check_tokens(value, self.tokenizer.vocabulary, self.text.name)
 
@@ -169,11 +172,15 @@ class LanguageWork(Work):
         self, network: Network | PairNetwork, batch: Batch, kernel: str, cache: Cache | None
     ) -> tuple[Tensor, Cache | None]:
         token_BT = batch["token_BT"]
-        cache = cache or (Cache(hidden=True) if self.carries else None)
-        more = {"further": self.lowest()} if self.layers else {}
-        output = network(token_BT[:, :-1], cache=cache, kernel=kernel, **more)
-        loss = _loss(output.head(self.head), token_BT[:, 1:])
-        for layer, after, token_BTV in output.further:
+        cache = cache or (Cache(segment_memory=True) if self.carries else None)
+        predictions: tuple[Prediction, ...] = ()
+        if self.layers:
+            module = AuxiliaryNetwork(network) if isinstance(network, Network) else network
+            output, predictions = module(token_BT[:, :-1], lowest_layer=self.lowest(), cache=cache, kernel=kernel)
+        else:
+            output = network(token_BT[:, :-1], cache=cache, kernel=kernel)
+        loss = _loss(output.logits_of(self.head), token_BT[:, 1:])
+        for layer, after, token_BTV in predictions:
             weight = (self.task.further if after else 1.0) * self.counts(layer)
             loss = loss + weight * _loss(token_BTV[:, : token_BT.shape[1] - 1 - after], token_BT[:, 1 + after :])
         return loss + sum(output.aux.values()) * self.count(batch), output.cache
@@ -192,8 +199,8 @@ class LanguageWork(Work):
         token_N = self.splits[split]
         if limit is not None:
             token_N = token_N[: limit * self.context + 1]
-        if self.carries:
-            segment, memory = self.task.stride or self.context, self.task.memory or network.value.memory
+        if network.value.memory is not None:
+            segment, memory = self.task.stride or self.context, self.task.memory or network.value.memory.length
             rows, lead = side_by_side(len(token_N) - 1, segment, memory)
             total, count = streaming_nll(network, token_N, segment, memory, rows=rows, lead=lead, kernel=kernel)
             how = {"segment": segment, "memory": memory} | ({"rows": rows, "lead": lead} if rows > 1 else {})

@@ -25,7 +25,8 @@ from everyformer.data.stream import Sentences, sentences
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.evaluate import perplexity
-from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Classify
 from everyformer.network.output_head import Masked as MaskedHead
 from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, pad, sequence, which
@@ -172,12 +173,12 @@ class MaskedWork(Work):
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         output = self._call(network, batch, kernel)
-        token_BTV = output.head(self.heads[0])
+        token_BTV = output.logits_of(self.heads[0])
         loss = F.cross_entropy(
             token_BTV.flatten(0, 1).float(), batch["target_BT"].flatten(), reduction="sum", ignore_index=NOWHERE
         )
         if self.task.next_sentence:
-            other_B2 = output.head(self.heads[1]).float()
+            other_B2 = output.logits_of(self.heads[1]).float()
             loss = loss + (F.cross_entropy(other_B2, batch["other_B"], reduction="none") * batch["weight_B"]).sum()
         return loss + sum(output.aux.values()) * self.count(batch) if output.aux else loss
 
@@ -199,12 +200,12 @@ class MaskedWork(Work):
             output = self._call(network, batch, kernel)
             target_BT = batch["target_BT"]
             chosen_BT = target_BT != NOWHERE
-            token_NV = output.head(self.heads[0])[chosen_BT].float()
+            token_NV = output.logits_of(self.heads[0])[chosen_BT].float()
             total += float(F.cross_entropy(token_NV, target_BT[chosen_BT], reduction="sum"))
             right += int((token_NV.argmax(-1) == target_BT[chosen_BT]).sum())
             count += int(chosen_BT.sum())
             if self.task.next_sentence:
-                told += int((output.head(self.heads[1]).argmax(-1) == batch["other_B"]).sum())
+                told += int((output.logits_of(self.heads[1]).argmax(-1) == batch["other_B"]).sum())
         found = {"masked_perplexity": perplexity(total, count), "masked_accuracy": right / count}
         if self.task.next_sentence:
             found["next_sentence_accuracy"] = told / rows
@@ -214,7 +215,7 @@ class MaskedWork(Work):
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
         """A row with its masks, and what the model puts there."""
         batch = self._draw("valid", 1, draw(seed, 0)).to(next(network.parameters()).device)
-        token_BTV = self._call(network, batch, "auto").head(self.heads[0])
+        token_BTV = self._call(network, batch, "auto").logits_of(self.heads[0])
         masked_BT = batch["token_BT"] == MASK
         guess_BT = torch.where(masked_BT, token_BTV.argmax(-1), batch["token_BT"])
         shown = []

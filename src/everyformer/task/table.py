@@ -75,5 +75,5 @@ def _kind(value: Model | EncoderDecoder) -> Literal["text", "sets", "images", "g
     if isinstance(value.embed, Patches):
         return "images"
     if isinstance(value.embed, Features | Nodes):
-        return "graph" if any(isinstance(part, Graph) for part in value.body.parts()) else "sets"
+        return "graph" if any(isinstance(part, Graph) for part in value.body.patterns()) else "sets"
     return "text"

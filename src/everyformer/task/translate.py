@@ -29,9 +29,10 @@ from everyformer.data.pairs import Pairs, open_pairs
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
 from everyformer.infer.evaluate import perplexity
-from everyformer.network.halting import Halt
-from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language
+from everyformer.network.repeat import Halt
 from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, pad, shuffled, which
 from everyformer.value import Count, Share, Size, Value
 
@@ -163,11 +164,11 @@ class TranslateWork(Work):
             batch["given_BT"],
             source_visible=batch["source_visible_BS"],
             visible=batch["visible_BT"],
-            begin=batch.tensors.get("begin_B"),
+            position_offset=batch.tensors.get("begin_B"),
             kernel=kernel,
         )
         visible_BT = batch["visible_BT"]
-        return output, output.head(self.head)[visible_BT].float(), batch["target_BT"][visible_BT]
+        return output, output.logits_of(self.head)[visible_BT].float(), batch["target_BT"][visible_BT]
 
     def _smooth(self, answer_NV: Tensor, target_N: Tensor) -> Tensor:
         return F.cross_entropy(answer_NV, target_N, reduction="sum", label_smoothing=self.task.smoothing)
@@ -194,7 +195,7 @@ class TranslateWork(Work):
         for start in range(0, len(rows), EVALUATED):
             batch = self._pairs(split, rows[start : start + EVALUATED]).to(device)
             output, answer_NV, target_N = self._answer(network, batch, kernel)
-            told_BT = output.head(self.head).argmax(-1)
+            told_BT = output.logits_of(self.head).argmax(-1)
             wrong_BT = (told_BT != batch["target_BT"]) & batch["visible_BT"]
             wrong, missed = wrong + int(wrong_BT.sum()), missed + int(wrong_BT.any(1).sum())
             smooth, count = smooth + float(self._smooth(answer_NV, target_N)), count + self.count(batch)

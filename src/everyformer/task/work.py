@@ -20,7 +20,8 @@ from everyformer.attention.pattern import SameDocument
 from everyformer.data.tokenizer import Ids
 from everyformer.network.cache import Cache
 from everyformer.network.embed import Tokens
-from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import OutputHead
 
 
@@ -205,7 +206,7 @@ def which(value: Model, kind: type[OutputHead], task: str) -> int:
 
 def check_tokens(value: Model, vocabulary: int, name: str) -> None:
     """Are the tokens of a text all that the model reads, and does it know them?"""
-    if any(isinstance(part, SameDocument) for part in value.body.parts()):
+    if any(isinstance(part, SameDocument) for part in value.body.patterns()):
         raise ValueError(
             f"the model keeps the documents of a sequence apart (same_document), but {name} marks none; choose a member without "
             "it, or leave model.episodes out"

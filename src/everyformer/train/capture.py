@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.network.model import EncoderDecoder, Model
-from everyformer.network.output_head import Language
 from everyformer.task.work import Batch
 from everyformer.train.recipe import Run
 
@@ -32,7 +31,7 @@ def unsupported_reason(run: Run, value: Model | EncoderDecoder, processes: int) 
         return "of run.precision=fp16, whose scale is looked at in each"
     if isinstance(value, Model) and value.memory:
         return "that goes on from the memory of the last"
-    if isinstance(value, Model) and any(isinstance(head, Language) and head.every_layer for head in value.outputs):
+    if isinstance(value, Model) and value.auxiliary is not None and value.auxiliary.every_layer:
         return "whose lower layers stop to count one after the other"
     return f"of {processes} processes, which wait for each other in it" if processes > 1 else None
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
-from everyformer.network.depth import Layers
-from everyformer.network.halting import RepeatLayers
+from everyformer.network.depth import DepthModule
+from everyformer.network.repeat import RepeatModule
 from everyformer.task.work import Batch
 
 PATIENCE = timedelta(hours=12)  # the others wait while the first learns a tokenizer, encodes a corpus or evaluates
@@ -144,11 +144,11 @@ def spread(network: nn.Module, here: World, shard: bool) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(here.device.type, (here.size,))
-    stacks = [module for module in network.modules() if isinstance(module, Layers)]
+    stacks = [module for module in network.modules() if isinstance(module, DepthModule)]
     shared = {weight for stack in stacks for weight in stack.shared.parameters()}  # by layers, so of the network itself
     for stack in stacks:
         # A repeated depth is gathered once for all steps, because processes may need different numbers of them.
-        for module in [stack] if isinstance(stack, RepeatLayers) else stack.layers:
+        for module in [stack] if isinstance(stack, RepeatModule) else stack.layers:
             fully_shard(module, mesh=mesh, ignored_params=shared)
     fully_shard(network, mesh=mesh)
     return network

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from everyformer.network.model import Network, PairNetwork
+from everyformer.network.network import Network, PairNetwork
 from everyformer.task.work import Work
 from everyformer.train import checkpoint
 from everyformer.train.distributed import find_device

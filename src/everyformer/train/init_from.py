@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from everyformer.network.model import Network, PairNetwork
+from everyformer.network.network import Network, PairNetwork
 from everyformer.train import checkpoint
 
 HEADS = tuple(f"{side}{part}." for side in ("", "encoder.", "decoder.") for part in ("outputs", "further"))

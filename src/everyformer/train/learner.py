@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from everyformer.attention.attend import check_kernel
 from everyformer.attention.score_mod import ScoreModModule
+from everyformer.network.auxiliary import AuxiliaryNetwork
 from everyformer.network.cache import Cache
-from everyformer.network.halting import GATHERING
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network
+from everyformer.network.repeat import GATHER_KERNELS
 from everyformer.task.work import Batch, Work
 from everyformer.train.capture import Captured, unsupported_reason
 from everyformer.train.distributed import World, spread, syncing
@@ -55,12 +57,14 @@ class Learner:
             set_checkpoint_segments(self.network, run.checkpoint_segments)
         if run.gather:
             set_gather(self.network, True)
-            if run.compile != "no" or run.kernel not in GATHERING:
+            if run.compile != "no" or run.kernel not in GATHER_KERNELS:
                 raise ValueError(
                     f"run.gather looks at who has halted, which a compiled step cannot, and some queries alone are served by the "
-                    f"kernels {', '.join(GATHERING)}; leave run.gather out, or run.compile and run.kernel"
+                    f"kernels {', '.join(GATHER_KERNELS)}; leave run.gather out, or run.compile and run.kernel"
                 )
-        self.called = spread(self.network, here, run.shard)
+        auxiliary = isinstance(self.network, Network) and self.network.auxiliary is not None
+        module = AuxiliaryNetwork(self.network) if auxiliary else self.network
+        self.called = spread(module, here, run.shard)
         if run.compile != "no":
             self.called = torch.compile(self.called)  # type: ignore[assignment]
         self.optimizers = optimizers(self.network, recipe.optim)
@@ -144,7 +148,7 @@ class Learner:
 
     def left(self) -> dict[str, Tensor]:
         """What the last step left for the next, of all rows of the batch in their order; empty where it leaves nothing."""
-        mine = [cache.tensors() for cache in self.carried if cache is not None]
+        mine = [cache.state_dict() for cache in self.carried if cache is not None]
         parts = [part for parts in self.here.gather([_on_cpu(one) for one in mine]) for part in parts]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
@@ -152,7 +156,7 @@ class Learner:
         """Begin with what `left` told, of as many processes as there were then."""
         mine = self.here.share(Batch(left))
         parts = [mine.rows(*bounds).to(self.here.device) for bounds in pairwise(self._pieces(mine))]
-        self.carried = [Cache.from_tensors(part.tensors) for part in parts]
+        self.carried = [Cache.from_state_dict(part.tensors) for part in parts]
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -21,7 +21,8 @@ from typing import Any, Literal
 import torch
 from msgspec.structs import replace
 
-from everyformer.network.model import EncoderDecoder, Model, Network, PairNetwork
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
 from everyformer.task.work import Batch, Work
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World, restarted, world

@@ -1,0 +1,88 @@
+"""A layer: a sequence of sublayers, each wrapped in the residual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from everyformer.attention.context import Context
+from everyformer.network.cache import Entry, LayerInputs
+from everyformer.network.position import Position
+from everyformer.network.residual import Residual, ResidualModule
+from everyformer.network.sublayer import Sublayer, SublayerModule
+from everyformer.value import Value
+
+
+class Layer(Value, frozen=True):
+    """Sublayers in order, as in Layer((Attention(...), FeedForward(...))).
+
+    A `position` is added to the input of the layer, from a table of its own (Al-Rfou et al. 2018).
+    """
+
+    sublayers: tuple[Sublayer, ...]
+    position: Position | None = None
+
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if not self.sublayers:
+            raise ValueError("layer.sublayers is empty: give at least one sublayer, such as Attention or FeedForward")
+
+
+class LayerModule(nn.Module):
+    """Runs the sublayers. It does not distinguish their kinds."""
+
+    def __init__(self, width: int, value: Layer, residual: Residual):
+        super().__init__()
+        self.sublayers = nn.ModuleList(sublayer.build(width) for sublayer in value.sublayers)
+        self.position = value.position.build(width) if value.position else None
+        self.residuals = nn.ModuleList(residual.build(width) for _ in value.sublayers)
+
+    def new_entries(self, segment_memory: bool = False) -> list[Entry]:
+        """The entries of an empty cache, one for each sublayer that keeps one."""
+        entries = (sublayer.new_entry(segment_memory) for sublayer in self._sublayers())
+        return [entry for entry in entries if entry is not None]
+
+    def forward(self, stream: Any, context: Context, entries: Sequence[Entry | None]) -> tuple[Any, list[Entry | None]]:
+        """`entries` has one item for each sublayer that keeps one; None keeps nothing. The new entries are returned."""
+        stream, left = self.add_position(stream, context), list(entries)
+        new_entries: list[Entry | None] = []
+        for sublayer, residual in zip(self._sublayers(), self._residuals(), strict=True):
+            keeps = sublayer.new_entry() is not None
+            stream, new = run(sublayer, residual, stream, context, left.pop(0) if keeps else None)
+            new_entries += [new] if keeps else []
+        if context.call.layer_outputs is not None:
+            context.call.layer_outputs.append(stream)
+        return stream, new_entries
+
+    def add_position(self, stream: Any, context: Context) -> Any:
+        return (
+            stream if self.position is None else self.position(stream, context.positions.query_positions().clamp(min=0))
+        )
+
+    def max_distances(self) -> list[int | None]:
+        """How far back the entry of each sublayer must reach with the weights as they are; None: to the start."""
+        return [one.max_distance() for one in self._sublayers() if one.new_entry() is not None]
+
+    def _sublayers(self) -> list[SublayerModule]:
+        return list(self.sublayers)  # type: ignore[arg-type]
+
+    def _residuals(self) -> list[ResidualModule]:
+        return list(self.residuals)  # type: ignore[arg-type]
+
+
+def run(
+    sublayer: SublayerModule, residual: ResidualModule, stream: Any, context: Context, entry: Entry | None
+) -> tuple[Any, Entry | None]:
+    """Runs one sublayer in its residual.
+
+    The inputs of a sublayer are kept as they are before the norm, so that the norm of a later call applies to them.
+    """
+    inputs: LayerInputs | None = None
+    if isinstance(entry, LayerInputs):
+        inputs = entry.append(residual.input(stream))
+        entry = replace(entry, normalize=residual.normalize)
+    stream, new = residual(stream, sublayer.execution(context, entry), context.positions.visible_BQ())
+    return stream, new if inputs is None else inputs

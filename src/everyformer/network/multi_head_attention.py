@@ -1,0 +1,223 @@
+"""Multi-head attention as a sublayer: self-attention (`Attention`) and attention to an encoder output (`CrossAttention`).
+
+    y = merge(attend(q, k, v, pattern, score_mods)),   q, k, v = project(x)        Vaswani et al. 2017
+
+How heads are projected and merged is in attention/projection.py, the attention function itself in attention/attend.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from everyformer.attention.attend import attend
+from everyformer.attention.context import Context
+from everyformer.attention.hashing import Hash, hashing
+from everyformer.attention.legal import attention_reasons, head_reasons, position_limit
+from everyformer.attention.pattern import And, Full, Pattern, Visible, max_distance
+from everyformer.attention.projection import Projection
+from everyformer.attention.score_mod import ScoreMod, ScoreModModule, narrow_pattern
+from everyformer.network.cache import EncoderKV, Entry, KVCache, LayerInputs
+from everyformer.network.sublayer import Execution, Sublayer, SublayerModule
+from everyformer.value import Share, Value
+
+
+class Attention(Sublayer, Value, frozen=True):
+    """Self-attention: who attends to whom, how strongly, through which heads. `dropout` is that of the attention weights."""
+
+    heads: Projection
+    pattern: Pattern = Full()
+    score_mods: tuple[ScoreMod, ...] = ()
+    dropout: Share = 0.0
+    carries: ClassVar[str | None] = "key-value cache"
+
+    def build(self, width: int) -> AttentionModule:
+        return AttentionModule(width, self)
+
+    def mixes_positions(self) -> bool:
+        return True
+
+    def attends_to_future(self) -> bool:
+        return self.pattern.attends_to_future(heads=self.heads.heads)
+
+    def patterns(self) -> tuple[Pattern, ...]:
+        return (self.pattern,)
+
+    def reads(self) -> set[str]:
+        return {part.needs for part in self.pattern.walk() if part.needs}
+
+    def whole_sequence_reason(self, before: int, batch: int, context: Context) -> str | None:
+        if hashing(self.pattern):
+            return f"in the pattern {self.pattern} later positions decide to which keys earlier queries attend"
+        allowed = context.mask(self.pattern, batch, self.heads.heads)[..., :before, before:]
+        return f"the pattern {self.pattern} lets cached positions attend to new ones" if bool(allowed.any()) else None
+
+    def position_limit(self) -> int | None:
+        return position_limit(self.score_mods)
+
+    def illegal_reasons(self, width: int) -> Iterator[str]:
+        yield from attention_reasons(width, self.heads, self.pattern, self.score_mods, self.dropout)
+
+
+class CrossAttention(Sublayer, Value, frozen=True):
+    """Attention of a decoder to the encoder output."""
+
+    heads: Projection
+    pattern: Pattern = Full()
+    dropout: Share = 0.0
+    carries: ClassVar[str | None] = "encoder keys and values"
+
+    def build(self, width: int) -> CrossAttentionModule:
+        return CrossAttentionModule(width, self)
+
+    def reads(self) -> set[str]:
+        return {"encoder_output"}
+
+    def illegal_reasons(self, width: int) -> Iterator[str]:
+        yield from head_reasons(width, self.heads, self.pattern)
+        if not all(isinstance(part, Full | Visible | And) for part in self.pattern.walk()):
+            yield f"the pattern {self.pattern} compares positions of two different sequences; use full in cross-attention"
+
+
+class AttentionModule(SublayerModule):
+    """Projects the input, appends keys and values to those of the cache, attends, merges the heads."""
+
+    updates: ClassVar[bool] = True
+
+    def __init__(self, width: int, value: Attention):
+        super().__init__()
+        self.value = value
+        self.heads = value.heads.build(width)
+        sizes = (self.heads.heads, self.heads.key_width, self.heads.value_width)
+        self.score_mods = nn.ModuleList(score_mod.build(*sizes) for score_mod in value.score_mods)
+        self.hash = next((Hash(part, *sizes[:2]) for part in hashing(value.pattern)), None)
+        self.gathers = not value.score_mods and self.hash is None
+
+    def share_score_mods(self, known: dict[Any, nn.Module]) -> None:
+        """Takes the modules of shared score modifications from earlier attentions, and adds its own for later ones."""
+        for i, score_mod in enumerate(self.value.score_mods):
+            if score_mod.shared:
+                key = (score_mod, self.heads.heads, self.heads.key_width, self.heads.value_width)
+                self.score_mods[i] = known.setdefault(key, self.score_mods[i])
+
+    def new_entry(self, segment_memory: bool = False) -> Entry:
+        return LayerInputs(detached=True) if segment_memory else KVCache()
+
+    def max_distance(self) -> int | None:
+        # A hashed key that is too far away to be attended to still decides whether a query is alone in its bucket.
+        if self.hash is not None or torch.compiler.is_compiling():
+            return None
+        return max_distance(narrow_pattern(self.value.pattern, self._score_mods()))
+
+    def output_map(self) -> nn.Linear | None:
+        return self.heads.out
+
+    def execution(self, context: Context, entry: Entry | None) -> Execution:
+        # The second computation of a reversible stack starts from a stream that is equal to rounding only: a key could fall into
+        # another bucket. So the hashes of the first are kept.
+        hashes: list[Tensor] = []
+        return lambda x_BTD: self(x_BTD, context, entry, hashes)
+
+    def forward(
+        self, x_BTD: Tensor, context: Context, entry: Entry | None, hashes: list[Tensor] | None = None
+    ) -> tuple[Tensor, Entry | None]:
+        q_BHQE, k_BHTE, v_BHTE = self.heads.project(x_BTD)
+        new = self._hashed(KVCache((k_BHTE, v_BHTE)))
+        if isinstance(entry, LayerInputs):
+            context, memory = self._from_memory(context, entry)
+            keys = memory.append(new)
+        elif entry is None or isinstance(entry, KVCache):
+            keys = new if entry is None else self._hashed(entry).append(new)
+        else:
+            raise ValueError(
+                "the cache entry is not that of an attention: it is the cache of another model; start with Cache()"
+            )
+        if any(score_mod.reads_inputs for score_mod in self._score_mods()):
+            context = replace(context, side=replace(context.side, query_inputs=x_BTD))
+        if self.hash is not None:
+            hashes = [] if hashes is None else hashes
+            if not hashes:
+                hashes.append(self.hash(keys.bucket_BHKR, context))
+            context = context.with_hashes(hashes[0])
+        return self._attend(q_BHQE, keys, context), keys
+
+    def update(self, x_BTD: Tensor, entry: Entry | None) -> Entry:
+        new = self._hashed(KVCache(self.heads.keys_values(x_BTD)))
+        return self._hashed(entry).append(new) if isinstance(entry, KVCache) else new
+
+    def gather(self, x_BQD: Tensor, context: Context, entry: Entry) -> Tensor:
+        assert isinstance(entry, KVCache)
+        return self._attend(self.heads.query(x_BQD), entry, context)
+
+    def _from_memory(self, context: Context, entry: LayerInputs) -> tuple[Context, KVCache]:
+        """The keys and values of the segment memory, and the context without the keys that no query can attend to."""
+        distance = self.max_distance()
+        cropped = context if distance is None else context.crop(distance)
+        memory_BMD = entry.rows(context.positions.keys - cropped.positions.keys)
+        if memory_BMD is None:
+            return cropped, KVCache()
+        return cropped, self._hashed(KVCache(self.heads.keys_values(memory_BMD)))
+
+    def _hashed(self, entry: KVCache) -> KVCache:
+        """With the buckets of the keys, if this attention hashes and they have none yet."""
+        if self.hash is None or not entry.tensors or entry.bucket_BHKR is not None:
+            return entry
+        return KVCache((*entry.tensors, self.hash.buckets(entry.k_BHKE)))
+
+    def _score_mods(self) -> list[ScoreModModule]:
+        return list(self.score_mods)  # type: ignore[arg-type]
+
+    def _attend(self, q_BHQE: Tensor, keys: KVCache, context: Context) -> Tensor:
+        output_BHQE = attend(
+            q_BHQE,
+            keys.k_BHKE,
+            keys.v_BHKE,
+            self.value.pattern,
+            self._score_mods(),
+            context=context,
+            scale=self.heads.scale,
+            dropout=self.value.dropout if self.training else 0.0,
+        )
+        return self.heads.merge(output_BHQE)
+
+
+class CrossAttentionModule(SublayerModule):
+    """Attends to the encoder output. Its keys and values are computed once and then come from the cache."""
+
+    pointwise: ClassVar[bool] = True
+
+    def __init__(self, width: int, value: CrossAttention):
+        super().__init__()
+        self.value = value
+        self.heads = value.heads.build(width)
+
+    def new_entry(self, segment_memory: bool = False) -> Entry:
+        return EncoderKV()
+
+    def output_map(self) -> nn.Linear | None:
+        return self.heads.out
+
+    def forward(self, x_BTD: Tensor, context: Context, entry: Entry | None) -> tuple[Tensor, Entry]:
+        if context.encoder is None:
+            raise ValueError("the model attends to an encoder output, but none is given; call it with encoder_output=")
+        if entry is not None and not isinstance(entry, EncoderKV):
+            raise ValueError(
+                "the cache entry is not that of cross-attention: it is the cache of another model; start with Cache()"
+            )
+        if entry is None or not entry.tensors:
+            entry = EncoderKV(self.heads.keys_values(context.encoder.x_BSD))
+        k_BHSE, v_BHSE = entry.tensors
+        output_BHQE = attend(
+            self.heads.query(x_BTD),
+            k_BHSE,
+            v_BHSE,
+            self.value.pattern,
+            context=context.encoder.context,
+            scale=self.heads.scale,
+            dropout=self.value.dropout if self.training else 0.0,
+        )
+        return self.heads.merge(output_BHQE), entry

@@ -1,0 +1,350 @@
+"""Networks: the modules that `Model` and `EncoderDecoder` build. Embed, add positions, run the body, compute the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everyformer.attention.attend import UnsupportedKernel
+from everyformer.attention.context import Call, Context, EncoderContext, Positions, Probe, SideInputs
+from everyformer.network.cache import Cache, EncoderKV
+from everyformer.network.depth import DepthModule
+from everyformer.network.embed import EmbedModule, Mixed, Patches, check_limit
+from everyformer.network.inputs import (
+    by_position,
+    check_ids,
+    check_position_offset,
+    check_range,
+    check_visible,
+    checked_edges,
+    count_positions,
+    joined_documents,
+    joined_positions,
+)
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.output_head import Language
+
+SPARE = 64  # positions beyond the longest span that a segment memory keeps in training, because spans may grow
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a network returns. `aux` holds auxiliary losses by name, to be added to the loss."""
+
+    hidden: Tensor  # B, T, D
+    logits: Any = None  # of the output head, or a tuple if there are several
+    cache: Cache | None = None
+    aux: dict[str, Tensor] = field(default_factory=dict)
+
+    def logits_of(self, index: int) -> Any:
+        """The logits of one of the output heads."""
+        return self.logits[index] if isinstance(self.logits, tuple) else self.logits
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """An encoded source sequence, to which cross-attention attends."""
+
+    x_BSD: Tensor
+    visible_BS: Tensor | None = None
+    aux: dict[str, Tensor] = field(default_factory=dict)  # auxiliary losses of the encoder
+
+    def __post_init__(self) -> None:
+        if self.x_BSD.dim() != 3:
+            raise ValueError(f"an encoder output has the shape batch, time, width, not {tuple(self.x_BSD.shape)}")
+        check_visible(self.visible_BS, self.x_BSD.shape[0], self.x_BSD.shape[1])
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Switches the network to evaluation mode, and back to its mode afterwards."""
+    training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(training)
+
+
+class Network(nn.Module):
+    """Built from a `Model`, which it keeps as `value`."""
+
+    def __init__(self, value: Model):
+        super().__init__()
+        self.value = value
+        position = value.position
+        self.embed: EmbedModule = value.embed.build(position.content_width(value.width) if position else value.width)
+        self.class_token = nn.Parameter(torch.randn(1, 1, value.width) * 0.02) if value.class_token else None
+        self.segments = nn.Embedding(value.segments, value.width) if value.segments else None
+        self.position = position.build(value.width) if position else None
+        self.limit = value.limit()
+        self.norm = value.norm.build(value.width) if value.norm else None
+        self.dropout = nn.Dropout(value.dropout)
+        self.body: DepthModule = value.body.build(value.width)
+        self.reads = set[str]().union(*(sublayer.reads() for sublayer in value.body.sublayers()))
+        self.outputs = nn.ModuleList(head.build(value.width, value.embed) for head in value.outputs)
+        language = next((head for head in value.outputs if isinstance(head, Language)), None)
+        self.auxiliary: nn.ModuleList | None = None
+        if value.auxiliary is not None and language is not None:
+            layers = len(self.body.layer_modules())
+            self.auxiliary = value.auxiliary.build(value.width, value.embed, language, layers)
+
+    def forward(
+        self,
+        inputs: Any,
+        *,
+        visible: Tensor | None = None,
+        cache: Cache | None = None,
+        encoder_output: EncoderOutput | None = None,
+        side_inputs: SideInputs | None = None,
+        position_offset: Tensor | None = None,
+        kernel: str = "auto",
+        probe: Probe | None = None,
+    ) -> Output:
+        """Runs the model on inputs (tokens B, T; images; features; a tuple of parts).
+
+        visible           B, T booleans: False where a token is padding, on either side. Default: no padding
+        cache             `Cache()` to start one, the last output's to continue. Default: nothing is kept
+        encoder_output    what `PairNetwork.encode` returns, for a decoder
+        side_inputs       documents, edges and segments, for models that read them
+        position_offset   B whole numbers: the first position of each sequence. Default: 0
+        kernel            how attention is computed; see everyformer.attention.attend
+        probe             records the attention weights of every layer
+        """
+        x_BTD, visible = self._embed(inputs, visible)
+        side, before = side_inputs or SideInputs(), cache or Cache()
+        self._check_call(side, cache, encoder_output, x_BTD.shape[0], kernel)
+        if position_offset is not None:
+            check_position_offset(position_offset, x_BTD.shape[0], before)
+        position_BK = joined_positions(before, visible, x_BTD, position_offset)
+        document_BK = joined_documents(before, side.documents, x_BTD)
+        keys = before.length + x_BTD.shape[1]
+        edges = checked_edges(side.edges, x_BTD.shape[0], keys, position_BK)
+        records_layers = probe is not None and probe.records_layers
+        context = Context(
+            Positions(x_BTD.shape[1], keys, x_BTD.device, key_BK=position_BK),
+            SideInputs(by_position(document_BK, position_BK), edges),
+            Call(
+                kernel, probe if probe and probe.records_weights else None, layer_outputs=[] if records_layers else None
+            ),
+        )
+        context = replace(context, encoder=self._encoder_context(encoder_output, x_BTD, context))
+        if before.length:
+            self._check_causal(before.length, x_BTD.shape[0], context)
+        x_BTD = self._add_positions(x_BTD, context, side.segments)
+        entries = None if cache is None else before.entries or self.body.new_entries(before.segment_memory)
+        x_BTD, new_entries = self.body(x_BTD, context, entries)
+        visible_BT = context.positions.visible_BQ()
+        if probe is not None and context.call.layer_outputs is not None:
+            probe.layers += [self.body.stream.finish(x, visible_BT) for x in context.call.layer_outputs[:-1]]
+        if new_entries is not None:
+            padded = before.has_padding or visible is not None
+            cache = replace(
+                before,
+                length=keys,
+                entries=new_entries,
+                position_BK=position_BK,
+                document_BK=document_BK,
+                has_padding=padded,
+            )
+            cache = self._trim(cache)
+        logits = tuple(head(x_BTD, visible_BT, self.embed) for head in self.outputs)
+        return Output(
+            x_BTD, logits if len(logits) > 1 else logits[0] if logits else None, cache, _sums(context.call.losses)
+        )
+
+    def max_distance(self) -> int | None:
+        """How far back any layer can attend with the weights as they are: a cache needs no more. None: to the start."""
+        distances = [distance for layer in self.body.layer_modules() for distance in layer.max_distances()]
+        known = [distance for distance in distances if distance is not None]
+        return max(known) if distances and len(known) == len(distances) else None
+
+    def _embed(self, inputs: Any, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The embedded tokens, with the class token before them, and which of them are visible."""
+        self.embed.check(inputs)
+        x_BTD = self.embed(inputs)
+        batch, length = x_BTD.shape[:2]
+        check_visible(visible, batch, length)
+        if visible is not None:  # padding may contain anything, NaN too
+            x_BTD = x_BTD.masked_fill(~visible[..., None], 0.0)
+        if self.class_token is not None:
+            x_BTD = torch.cat((self.class_token.expand(batch, -1, -1), x_BTD), dim=1)
+            visible = None if visible is None else torch.cat((visible.new_ones(batch, 1), visible), dim=1)
+        return x_BTD, visible
+
+    def _add_positions(self, x_BTD: Tensor, context: Context, segments: Tensor | None) -> Tensor:
+        """Adds the segment embedding and the position, then the norm and the dropout of the embedding."""
+        if self.segments is not None:
+            if segments is None:
+                segments = torch.zeros(x_BTD.shape[:2], dtype=torch.long, device=x_BTD.device)
+            check_ids(segments, x_BTD, "segments")
+            check_range(segments, self.segments.num_embeddings, "segment")
+            x_BTD = x_BTD + self.segments(segments)
+        elif segments is not None:
+            raise ValueError("segments are given, but the model has no segment embeddings; build it with segments=2")
+        position_BT = context.positions.query_positions()
+        if self.limit is not None:
+            self._check_limit(x_BTD.shape[1], position_BT, context)
+        if self.position is not None:
+            x_BTD = self.position(x_BTD, position_BT.clamp(min=0))
+        x_BTD = x_BTD if self.norm is None else self.norm(x_BTD, context.positions.visible_BQ())
+        return self.dropout(x_BTD)
+
+    def _trim(self, cache: Cache) -> Cache:
+        """Drops the positions beyond the cache's length, and those that no layer can attend to."""
+        length = cache.max_length
+        if length is None and self.value.memory is not None:
+            length = self.value.memory.length
+        if length is None:
+            return cache
+        distance = self.max_distance()
+        if distance is not None:
+            spare = SPARE if self.training and any(self.value.body.patterns()) else 0
+            length = min(length, max(1, distance + spare))
+        return cache.trim(length)
+
+    def _check_limit(self, length: int, position_BT: Tensor, context: Context) -> None:
+        if isinstance(self.value.embed, Patches) and length != self.limit:
+            raise ValueError(
+                f"the image has {length} tokens with the class token, but the model's positions are for {self.limit}; "
+                "give images of the size it was built for"
+            )
+        if context.positions.key_BK is None:
+            check_limit(context.positions.keys, self.limit)
+        elif not torch.compiler.is_compiling():
+            check_limit(int(position_BT.max()) + 1, self.limit)
+
+    def _check_call(
+        self, side: SideInputs, cache: Cache | None, encoder_output: EncoderOutput | None, batch: int, kernel: str
+    ) -> None:
+        given = {"documents": side.documents, "edges": side.edges, "encoder_output": encoder_output}
+        for name, x in given.items():
+            if x is not None and name not in self.reads:
+                raise ValueError(f"{name} is given, but nothing in the model reads it; leave it out")
+        if (
+            kernel not in ("auto", "reference")
+            and not any(self.value.body.patterns())
+            and "encoder_output" not in self.reads
+        ):
+            raise UnsupportedKernel(
+                f"kernel={kernel} computes attention, but the model has none; use auto or reference"
+            )
+        if cache is not None:
+            self._check_cache(cache, batch, encoder_output)
+
+    def _check_cache(self, cache: Cache, batch: int, encoder_output: EncoderOutput | None) -> None:
+        if not isinstance(cache, Cache):
+            raise ValueError(f"cache is a {type(cache).__name__}: give Cache() to start, then the last output's cache")
+        if self.class_token is not None:
+            raise ValueError("a model with a class token needs its whole sequence in one call; call it without cache=")
+        if isinstance(self.value.embed, Mixed):
+            raise ValueError("a mixed sequence needs all its parts in one call; call it without cache=")
+        if cache.batch not in (None, batch):
+            raise ValueError(
+                f"the cache has {cache.batch} sequences, the input {batch}; reorder the cache, or start with Cache()"
+            )
+        expected = [type(entry) for entry in self.body.new_entries(cache.segment_memory)]
+        if cache.entries and [type(entry) for entry in cache.entries] != expected:
+            raise ValueError(
+                f"the cache has {len(cache.entries)} entries, this model has {len(expected)}, or they are of other kinds: it is the "
+                "cache of another model; start with Cache()"
+            )
+        lengths = {x.shape[2] for entry in cache.entries if isinstance(entry, EncoderKV) for x in entry.tensors}
+        if encoder_output is not None and lengths - {encoder_output.x_BSD.shape[1]}:
+            raise ValueError(
+                f"the cache is that of an encoder output of {max(lengths)} positions, but this one has "
+                f"{encoder_output.x_BSD.shape[1]}; start with Cache()"
+            )
+
+    def _check_causal(self, before: int, batch: int, context: Context) -> None:
+        """Raises ValueError if a cached position would depend on a new one: its output is already computed."""
+        if torch.compiler.is_compiling():
+            return
+        whole = replace(context, positions=replace(context.positions, queries=context.positions.keys))
+        for sublayer in self.value.body.sublayers():
+            if sublayer.attends_to_future() and (reason := sublayer.whole_sequence_reason(before, batch, whole)):
+                raise ValueError(
+                    f"{reason}; give the whole sequence in one call without cache=, or make the model causal"
+                )
+
+    def _encoder_context(
+        self, encoder_output: EncoderOutput | None, x_BTD: Tensor, context: Context
+    ) -> EncoderContext | None:
+        if encoder_output is None:
+            return None
+        if not isinstance(encoder_output, EncoderOutput):
+            raise ValueError(
+                f"encoder_output is a {type(encoder_output).__name__}: give an EncoderOutput, as encode() returns it"
+            )
+        x_BSD, visible_BS = encoder_output.x_BSD, encoder_output.visible_BS
+        if (x_BSD.shape[0], x_BSD.shape[2]) != (x_BTD.shape[0], self.value.width):
+            raise ValueError(
+                f"the encoder output has {x_BSD.shape[0]} sequences of width {x_BSD.shape[2]}, the model's input {x_BTD.shape[0]} of width "
+                f"{self.value.width}; make them equal"
+            )
+        if x_BSD.dtype != x_BTD.dtype and not torch.is_autocast_enabled(x_BTD.device.type):
+            raise ValueError(f"the encoder output is {x_BSD.dtype}, the model {x_BTD.dtype}; use one dtype")
+        position_BS = None if visible_BS is None else count_positions(visible_BS, 0)
+        here = context.positions
+        positions = Positions(here.queries, x_BSD.shape[1], here.device, here.query_positions(), position_BS)
+        return EncoderContext(x_BSD, Context(positions, SideInputs(), context.call))
+
+
+def _sums(losses: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The auxiliary losses by name."""
+    sums: dict[str, Tensor] = {}
+    for name, loss in losses:
+        sums[name] = sums[name] + loss if name in sums else loss
+    return sums
+
+
+class PairNetwork(nn.Module):
+    """Encoder and decoder. Call `encode` once, then `decode` as often as needed."""
+
+    def __init__(self, value: EncoderDecoder):
+        super().__init__()
+        self.value = value
+        self.encoder, self.decoder = value.encoder.build(), value.decoder.build()
+        if value.share_embedding:
+            self.decoder.embed = self.encoder.embed
+
+    def encode(
+        self,
+        inputs: Any,
+        *,
+        visible: Tensor | None = None,
+        position_offset: Tensor | None = None,
+        kernel: str = "auto",
+        probe: Probe | None = None,
+    ) -> EncoderOutput:
+        output: Output = self.encoder(
+            inputs, visible=visible, position_offset=position_offset, kernel=kernel, probe=probe
+        )
+        return EncoderOutput(output.hidden, visible, output.aux)
+
+    def decode(self, inputs: Any, encoder_output: EncoderOutput, **options: Any) -> Output:
+        """The decoder's output; the options are those of `Network`."""
+        output: Output = self.decoder(inputs, encoder_output=encoder_output, **options)
+        return output
+
+    def forward(
+        self,
+        source: Any,
+        target: Any,
+        *,
+        source_visible: Tensor | None = None,
+        visible: Tensor | None = None,
+        position_offset: Tensor | None = None,
+        kernel: str = "auto",
+        probe: Probe | None = None,
+    ) -> Output:
+        options: dict[str, Any] = {"position_offset": position_offset, "kernel": kernel, "probe": probe}
+        encoder_output = self.encode(source, visible=source_visible, **options)
+        output = self.decode(target, encoder_output, visible=visible, **options)
+        losses = {name: loss + output.aux.get(name, 0) for name, loss in encoder_output.aux.items()}
+        return replace(output, aux=output.aux | losses)

@@ -1,0 +1,50 @@
+"""A linear recurrence computed in parallel: c_t = x_t + f_t c_{t-1} for all t."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def scan(f_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+    """Returns c_t = x_t + f_t c_{t-1} for all t, in O(log T) depth and O(T) work. There is no division, so f may be 0.
+
+    Two neighbouring steps are combined into one, c_{t+1} = (x_{t+1} + f_{t+1} x_t) + f_{t+1} f_t c_{t-1}. This halves the length, and
+    so on recursively; the other positions then follow from their neighbours. The gradient is a scan from the end:
+    g_t = dL/dc_t + f_{t+1} g_{t+1}.
+    """
+    if torch.compiler.is_compiling():
+        return _halve(f_BTD, x_BTD)  # the compiler derives the gradient
+    c_BTD: Tensor = _Scan.apply(f_BTD, x_BTD)  # type: ignore[no-untyped-call]
+    return c_BTD
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, f_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+        c_BTD = _halve(f_BTD, x_BTD)
+        ctx.save_for_backward(f_BTD, c_BTD)
+        return c_BTD
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        f_BTD, c_BTD = ctx.saved_tensors
+        later_BTD = torch.cat((f_BTD[:, 1:], torch.zeros_like(f_BTD[:, :1])), dim=1)
+        g_BTD = scan(later_BTD.flip(1), gradients[0].flip(1)).flip(1)
+        before_BTD = torch.cat((torch.zeros_like(c_BTD[:, :1]), c_BTD[:, :-1]), dim=1)
+        return g_BTD * before_BTD, g_BTD
+
+
+def _halve(f_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+    length = x_BTD.shape[1]
+    if length == 1:
+        return x_BTD
+    first_f, first_x, second_f, second_x = f_BTD[:, ::2], x_BTD[:, ::2], f_BTD[:, 1::2], x_BTD[:, 1::2]
+    pairs = length // 2
+    second = _halve(second_f * first_f[:, :pairs], torch.addcmul(second_x, second_f, first_x[:, :pairs]))
+    between = torch.addcmul(first_x[:, 1:], first_f[:, 1:], second[:, : first_x.shape[1] - 1])
+    c_BTD = torch.empty_like(x_BTD)
+    c_BTD[:, :1], c_BTD[:, 2::2], c_BTD[:, 1::2] = first_x[:, :1], between, second
+    return c_BTD
