@@ -23,10 +23,10 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import has_data
 from everyformer.attention.kernels.request import HALF
 from everyformer.attention.pattern import Chunked, Hashed, Pattern
 
@@ -91,7 +91,7 @@ def _buckets_at_once(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
     batch, heads, keys, width = k_BHKE.shape
     rounds, half = rotation_RHEN.shape[0], rotation_RHEN.shape[-1]
     found_BHKR = torch.empty(batch, heads, keys, rounds, dtype=torch.int64, device=k_BHKE.device)
-    if isinstance(k_BHKE, FakeTensor):
+    if not has_data(k_BHKE):
         return found_BHKR
     sizes = {"M": 64, "N": max(16, 1 << (half - 1).bit_length()), "E": max(16, 1 << (width - 1).bit_length())}
     programs.buckets[(-(-keys // 64), batch * heads)](

@@ -32,10 +32,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import can_read
 from everyformer.attention.hashing import hashing
 from everyformer.network.cache import Entry, KVCache
 from everyformer.network.depth import Layer, Layered, LayerModule, Layers, Source
@@ -191,7 +191,7 @@ class RepeatLayers(Layers):
     ) -> tuple[Tensor, list[Entry]]:
         """A step of the positions that run, put together; of the others the keys alone."""
         blind = context.probe is not None or context.hidden or context.kernel not in GATHERING
-        count = len(runs_BT[0]) if blind or _blind(runs_BT) else int(runs_BT.sum(1).max())
+        count = len(runs_BT[0]) if blind or not can_read(runs_BT) else int(runs_BT.sum(1).max())
         if count > GATHER * len(runs_BT[0]):
             return self._step(here_BTD, context, cache, source)
         index_BQ = (~runs_BT).to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
@@ -228,13 +228,7 @@ def mean(ponder_BT: Tensor, visible_BT: Tensor | None) -> Tensor:
 
 def none(runs_BT: Tensor) -> bool:
     """Has every position halted? Where data cannot be looked at: no."""
-    return not _blind(runs_BT) and not bool(runs_BT.any())
-
-
-def _blind(x: Tensor) -> bool:
-    """Is this a pass that cannot look at data?"""
-    imagined = torch.compiler.is_compiling() or isinstance(x, FakeTensor) or x.is_meta
-    return imagined or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return can_read(runs_BT) and not bool(runs_BT.any())
 
 
 def shares(weights: list[Tensor], steps: int, mode: Mode = "graves") -> Tensor:

@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from everyformer.attention.has_data import has_data
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Causal, Full
 
@@ -76,7 +76,7 @@ def dense(
 
 def _cudnn_serves(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool) -> bool:
     """Whether there is cuDNN's kernel for this: it alone takes values narrower than keys."""
-    if q.device.type != "cuda" or isinstance(q, FakeTensor) or torch.compiler.is_compiling():
+    if q.device.type != "cuda" or torch.compiler.is_compiling() or not has_data(q):
         return False
     return bool(can_use_cudnn_attention(SDPAParams(q, k, v, None, dropout, causal, False)))
 
