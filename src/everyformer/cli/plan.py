@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from everyformer.cli.room import with_room
+from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.terminal import console, next_command
 
 
@@ -55,7 +55,7 @@ def plan(
     if memory is not None and not 0 < memory < math.inf:
         raise ValueError(f"--memory {memory:g}: give the GiB that the run may take, more than 0, or leave it out")
     limit = None if memory is None else int(memory * 2**30)
-    found = with_room(recipe, lambda: make(recipe, limit=limit, measure=measure))
+    found = explain_out_of_memory(recipe, lambda: make(recipe, limit=limit, measure=measure))
     if as_json:
         names = (
             "parameters",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
+from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.progress import metrics, watching
-from everyformer.cli.room import with_room
 from everyformer.cli.terminal import Lasting, console, next_command
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def train(
     recipe = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from)
     folder = run_folder(out, find(member).name)
     with watching(screen) as listener:
-        trained = with_room(recipe, lambda: begin(recipe, folder, listeners=(listener,)))
+        trained = explain_out_of_memory(recipe, lambda: begin(recipe, folder, listeners=(listener,)))
     _finish(screen, trained, folder)
     return exit_code(trained)
 
@@ -83,7 +83,7 @@ def resume(run: Path, /, *settings: str, step: int | Literal["best"] | None = No
     if not checkpoint.steps(run):
         screen.print(f"{run} has no checkpoint: it begins anew", soft_wrap=True)
     with watching(screen) as listener:
-        trained = with_room(
+        trained = explain_out_of_memory(
             recipe, lambda: go_on(run, step=step, steps=steps, settings=settings, listeners=(listener,))
         )
     _finish(screen, trained, run)

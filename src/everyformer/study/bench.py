@@ -27,7 +27,7 @@ from everyformer.attention.hashing import Hash, hashing, with_places
 from everyformer.attention.pattern import Causal, Hashed, Local, Pattern, Window, fixed, strided
 from everyformer.attention.score_mod import ScoreMod
 from everyformer.attention.span import Span
-from everyformer.study.tally import Tally
+from everyformer.study.cost import CostCounter
 from everyformer.value import nearest
 
 TOKENS = 65_536  # in a pass on a GPU: as many sequences as make so many
@@ -156,6 +156,6 @@ def _time(once: Callable[[], None], device: torch.device) -> float:
 
 
 def _memory(once: Callable[[], None], device: torch.device) -> int:
-    with Tally(device) as tally:
+    with CostCounter(device) as cost:
         once()
-    return tally.peak
+    return cost.peak
