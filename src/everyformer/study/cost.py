@@ -112,9 +112,8 @@ class CostCounter(TorchDispatchMode):
             products = sum(x.numel() for x in weights if x.dim() == 2)
             self.flops += _RECURRENT[packet] * 2 * args[0].shape[0] * args[0].shape[1] * products
             if self.fake is not None and packet is _aten.mkldnn_rnn_layer and args[15]:
-                # oneDNN's workspace for the backward pass, which fake tensors lack: it allocates 60 bytes for each element
-                # of the output and touches about 36 of them, as measured.
-                output = (*output[:3], output[0].new_empty(36 * output[0].numel(), dtype=torch.uint8))
+                # oneDNN's workspace for the backward pass, which fake tensors lack: 60 bytes per element of the output.
+                output = (*output[:3], output[0].new_empty(60 * output[0].numel(), dtype=torch.uint8))
         temporary = []
         if packet is _aten._safe_softmax and _device(output).type == self.device.type:
             temporary = [self._allocate(output.numel() * size) for size in (output.element_size(), 1)]
@@ -135,6 +134,8 @@ class CostCounter(TorchDispatchMode):
         elif any(isinstance(x, FakeTensor) for x in inputs) or _is_large(inputs):
             # The number of rows that a mask selects depends on its values, which fake tensors do not read.
             return func(*(_masks_to_indices(x) if isinstance(x, list | tuple) else x for x in args), **kwargs)
+        if func is _aten.lift_fresh.default and args[0].is_floating_point():  # torch.tensor(0.5)
+            return self.fake.from_tensor(args[0])
         with unset_fake_temporarily():
             return func(*args, **kwargs)
 
