@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from everyformer import Attention, Cache, EncoderDecoder, Language, LayerNorm, PreNorm, Probe, Reversible, Standard
 from everyformer.network.cache import KVCache
-from everyformer.study.tally import Tally
+from everyformer.study.cost import CostCounter
 from everyformer.train.learner import set_checkpoint_segments
 from tests.network import close, model, ready, tokens
 from tests.network.test_residual import EPS, HEADS, NET, sublayers
@@ -117,7 +117,7 @@ def kept(residual: Any, layers: int) -> tuple[int, int]:
     body = model("causal", width=64, net=NET, layers=layers, residual=residual).build().train()
     token_BT = tokens(batch=16, length=32)
     body(token_BT)  # what is made once
-    with Tally(torch.device("cpu")) as tally:
+    with CostCounter(torch.device("cpu")) as tally:
         tally.add(list(body.parameters()))
         weights = tally.live
         loss = body(token_BT).hidden.square().sum()
