@@ -35,7 +35,7 @@ def probed(*given: Any, **options: Any) -> Tensor:
     """The weights of one attention."""
     q, k = given[:2]
     probe = Probe()
-    attend(*given, context=Context(q.shape[2], k.shape[2], CPU, probe=probe), **options)
+    attend(*given, context=Context.of(q.shape[2], k.shape[2], CPU, probe=probe), **options)
     return probe.weights[0]
 
 
@@ -152,7 +152,7 @@ def test_more_queries_than_keys_stand_at_one_row_of_positions() -> None:
     """Query i stands at K - Q + i, be that negative: patterns and rules count alike."""
     q, k, v = draw(5, 4, width=4)
     score_mod = Rotary().build(2, 4, 5)
-    placed = Context(5, 4, CPU, query_BQ=torch.arange(-1, 4)[None])
+    placed = Context.of(5, 4, CPU, query_BQ=torch.arange(-1, 4)[None])
     torch.testing.assert_close(
         attend(q, k, v, Causal(), [score_mod]), attend(q, k, v, Causal(), [score_mod], context=placed), **CLOSE
     )
@@ -163,7 +163,7 @@ def test_more_queries_than_keys_stand_at_one_row_of_positions() -> None:
 def test_looking_at_a_pattern_does_not_change_the_scene() -> None:
     q, k, v = draw(6, 6)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 2, 2]])
-    fresh, looked_at = (Context(6, 6, CPU, document_BP=documents) for _ in range(2))
+    fresh, looked_at = (Context.of(6, 6, CPU, documents=documents) for _ in range(2))
     pattern = SameDocument()
     pattern.mask(6, heads=2, context=looked_at)  # the first sequence's only
     torch.testing.assert_close(attend(q, k, v, pattern, context=looked_at), attend(q, k, v, pattern, context=fresh))
@@ -184,13 +184,13 @@ def test_looking_at_a_pattern_does_not_change_the_scene() -> None:
         ({"dropout": 1.0}, "dropout is 1.0: it is a probability"),
         ({"dropout": -0.1}, "dropout is -0.1: it is a probability"),
         ({"kernel": "sdqa"}, "no kernel is named 'sdqa'; did you mean sdpa?"),
-        ({"context": Context(1, 6, CPU)}, "the scene is of 1 queries and 6 keys, q and k of 4 and 6"),
+        ({"context": Context.of(1, 6, CPU)}, "the scene is of 1 queries and 6 keys, q and k of 4 and 6"),
         (
-            {"q": (2, 2, 7, 3), "context": Context(7, 6, CPU, key_BK=torch.arange(6)[None])},
+            {"q": (2, 2, 7, 3), "context": Context.of(7, 6, CPU, key_BK=torch.arange(6)[None])},
             "7 queries cannot be the last of 6 keys",
         ),
-        ({"pattern": SameDocument()}, "call the model with documents="),
-        ({"pattern": Graph()}, "call the model with edges="),
+        ({"pattern": SameDocument()}, "SideInputs.documents="),
+        ({"pattern": Graph()}, "SideInputs.edges="),
         ({"pattern": "causal"}, "the pattern is 'causal': give a pattern, as parse"),
         ({"score_mods": (Rotary(),)}, "is a value: give its module, rule.build"),
     ],

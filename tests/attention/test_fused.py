@@ -15,7 +15,7 @@ from everyformer import member
 from everyformer.attention import hashing
 from everyformer.attention.attend import UnsupportedKernel, attend, choose
 from everyformer.attention.context import Context
-from everyformer.attention.hashing import Hash, with_places
+from everyformer.attention.hashing import Hash
 from everyformer.attention.kernels import fused, reference
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
@@ -61,10 +61,10 @@ def request_of(
     torch.manual_seed(0)
     pattern, drawn = parse(text), torch.randn(3, batch, heads, length, WIDTH, device=DEVICE)
     q, k, v = (x.requires_grad_() for x in drawn.to(torch.bfloat16 if CUDA else torch.float32).float())
-    context = Context(length, length, DEVICE, x_BQD=torch.randn(batch, length, 8, device=DEVICE))
+    context = Context.of(length, length, DEVICE, query_inputs=torch.randn(batch, length, 8, device=DEVICE))
     if isinstance(pattern, Hashed):
         hash_ = Hash(pattern, heads, WIDTH).to(DEVICE)
-        context = with_places(context, hash_(hash_.buckets(k), context))
+        context = context.with_hashes(hash_(hash_.buckets(k), context))
     modules = [score_mod.build(heads, WIDTH, WIDTH).to(DEVICE) for score_mod in score_mods]
     weights = [weight for module in modules for weight in module.parameters()]
     for weight in weights:
@@ -143,7 +143,7 @@ def test_buckets_at_once_are_those_of_each_round():
 def test_heads_and_sequences_may_be_too_large(length, width, told):
     with FakeTensorMode():
         q = torch.empty(1, 8, length, width, device="cuda", dtype=torch.bfloat16)
-        request = Request(q, q, q, parse("causal & window(9)"), (), (), Context(length, length, q.device), 0.1, 0.0)
+        request = Request(q, q, q, parse("causal & window(9)"), (), (), Context.of(length, length, q.device), 0.1, 0.0)
         found = fused.unsupported_reason(request)
     assert found is None if told is None else told in found
 
@@ -156,7 +156,7 @@ def test_the_sparse_member_is_served_at_its_size(uses):
     for layer in value.body.each:
         with FakeTensorMode():
             q = torch.empty(1, form.heads, length, 64, device="cuda", dtype=torch.bfloat16)
-            request = Request(q, q, q, layer.attention.pattern, (), (), Context(length, length, q.device), 0.1, 0.0)
+            request = Request(q, q, q, layer.attention.pattern, (), (), Context.of(length, length, q.device), 0.1, 0.0)
             assert fused.unsupported_reason(request) is None and choose(request, "auto") is fused
 
 

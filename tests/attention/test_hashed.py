@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from everyformer import Attention, Chunked, Context, FourTerm, Hashed, Pattern, Rotary, Shared, T5Bias, parse
 from everyformer.attention.attend import attend, choose
-from everyformer.attention.hashing import Hash, buckets, with_places
+from everyformer.attention.hashing import Hash, buckets
 from everyformer.attention.kernels import hashed as kernel
 from everyformer.attention.kernels.request import Request
 from tests.spec import lsh
@@ -44,9 +44,9 @@ def draw(keys: int = LENGTH, queries: int | None = None) -> tuple[Tensor, Tensor
 
 def scene_of(pattern: Hashed | Chunked, k: Tensor, **given: Any) -> Context:
     torch.manual_seed(3)
-    context = Context(**({"queries": k.shape[2], "keys": k.shape[2], "device": CPU} | given))
+    context = Context.of(**({"queries": k.shape[2], "keys": k.shape[2], "device": CPU} | given))
     hashes = Hash(pattern, HEADS, WIDTH)
-    return with_places(context, hashes(hashes.buckets(k), context))
+    return context.with_hashes(hashes(hashes.buckets(k), context))
 
 
 @pytest.mark.spec(111)
@@ -99,7 +99,7 @@ def test_attention_is_the_merge_of_the_rounds_with_each_key_counted_once(pattern
             heads.append(lsh.attend(q_TE, v_TE, found))
         wanted.append(torch.cat(heads, dim=1) @ layer.heads.out.weight.T)
     for name in ("reference", "sdpa", "hashed") if isinstance(pattern, Hashed) else ("reference", "sdpa"):
-        answer, _ = layer(x_BTD, Context(LENGTH, LENGTH, CPU, kernel=name), None)
+        answer, _ = layer(x_BTD, Context.of(LENGTH, LENGTH, CPU, kernel=name), None)
         torch.testing.assert_close(answer, torch.stack(wanted), rtol=0, atol=1e-12)
 
 
@@ -200,13 +200,13 @@ def test_auto_takes_the_kernel_where_it_computes_less():
 
     def chosen(keys: int, queries: int) -> Any:
         q, k, v = (torch.empty(1, 1, n, 4) for n in (queries, keys, keys))
-        context = Context(queries, keys, CPU, place_BHRP=torch.zeros(1, 1, 3, keys + 1, dtype=torch.long))
+        context = Context.of(queries, keys, CPU, hashes=torch.zeros(1, 1, 3, keys + 1, dtype=torch.long))
         return choose(Request(q, k, v, pattern, (), (), context, 1.0, 0.0), "auto").__name__.split(".")[-1]
 
     assert [chosen(2048, 2048), chosen(512, 512), chosen(2048, 1)] == ["hashed", "sdpa", "sdpa"]
 
 
-ELSEWHERE = Context(5, 5, CPU, query_BQ=torch.zeros(1, 5, dtype=torch.long), place_BHRP=torch.zeros(1, 1, 1, 1))
+ELSEWHERE = Context.of(5, 5, CPU, query_BQ=torch.zeros(1, 5, dtype=torch.long), hashes=torch.zeros(1, 1, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ ELSEWHERE = Context(5, 5, CPU, query_BQ=torch.zeros(1, 5, dtype=torch.long), pla
     [
         (lambda: Hashed(2, 5, 3), "hashed.buckets is 5: they are directions and their opposites; make it even"),
         (lambda: parse("chunked(2, 3, 4)"), "chunked.buckets is 3"),
-        (lambda: Hashed(2, 4, 3).mask(5), "the keys decide who sees whom in hashed and chunked: attend within a model"),
+        (lambda: Hashed(2, 4, 3).mask(5), "the patterns hashed and chunked need hashed keys"),
         (lambda: attend(*draw(5), Hashed(2, 4, 3), kernel="hashed"), "attend within a model, which hashes them"),
         (
             lambda: attend(*draw(5), parse("causal"), kernel="hashed"),

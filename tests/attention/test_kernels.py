@@ -33,7 +33,7 @@ class Steps(Pattern, Value, frozen=True):
 
     step: Size
 
-    def allows(self, b: Any, h: Any, q: Any, k: Any, context: Context | None) -> Any:
+    def allows(self, b: Any, h: Any, q: Any, k: Any) -> Any:
         return (q - k) % self.step == 0
 
 
@@ -42,7 +42,7 @@ class Further(Pattern, Value, frozen=True):
 
     step: Size
 
-    def allows(self, b: Any, h: Any, q: Any, k: Any, context: Context | None) -> Any:
+    def allows(self, b: Any, h: Any, q: Any, k: Any) -> Any:
         return q - k == self.step * h
 
 
@@ -174,9 +174,9 @@ def scenes() -> dict[str, Context]:
     documents = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1], [3, 2, 1, 1, 2, 3]])
     edges = torch.arange(108).view(3, 6, 6) % 5 < 2
     return {
-        "right": Context(6, 6, CPU, key_BK=right, document_BP=documents, edges_BNN=edges),
-        "left": Context(6, 6, CPU, key_BK=left, document_BP=documents, edges_BNN=edges),
-        "none": Context(6, 6, CPU, document_BP=documents, edges_BNN=edges),
+        "right": Context.of(6, 6, CPU, key_BK=right, documents=documents, edges=edges),
+        "left": Context.of(6, 6, CPU, key_BK=left, documents=documents, edges=edges),
+        "none": Context.of(6, 6, CPU, documents=documents, edges=edges),
     }
 
 
@@ -196,9 +196,9 @@ def test_padding_documents_and_edges_in_every_kernel(pattern: Pattern, padding: 
     with torch.no_grad():
         q, k, v = draw(6, 6, batch=3)
         y = attend(q, k, v, pattern, context=context, kernel=kernel)
-    documents, edges = context.document_BP, context.edges_BNN
+    documents, edges = context.side.documents, context.side.edges
     assert documents is not None and edges is not None
-    place_BK = context.key_positions().expand(3, 6)
+    place_BK = context.positions.key_positions().expand(3, 6)
     sees: dict[str, Callable[[int, int, int], bool]] = {
         "causal": lambda b, i, j: j <= i,
         "same_document | prefix(1)": lambda b, i, j: j < 1 or bool(documents[b, i] == documents[b, j]),
@@ -266,12 +266,16 @@ WEIGHTS, PROBE = "Shaw's value terms", "a probe wants the weights"
         ("flex", {}, "FlexAttention has no backward pass on cpu; train with sdpa, blocked or reference"),
         (
             "blocked",
-            {"context": Context(6, 6, CPU, key_BK=torch.tensor([[-1, 0, 1, 2, 3, 4]]))},
+            {"context": Context.of(6, 6, CPU, key_BK=torch.tensor([[-1, 0, 1, 2, 3, 4]]))},
             "left padding.*use sdpa",
         ),
-        ("blocked", {"context": Context(6, 6, CPU, query_BQ=torch.arange(6)[None])}, "do not stand at their numbers"),
+        (
+            "blocked",
+            {"context": Context.of(6, 6, CPU, query_BQ=torch.arange(6)[None])},
+            "do not stand at their numbers",
+        ),
         *((kernel, {"score_mods": [Shaw(2, values=True)]}, WEIGHTS) for kernel in ("sdpa", "flex", "blocked")),
-        *((kernel, {"context": Context(6, 6, CPU, probe=Probe())}, PROBE) for kernel in ("sdpa", "flex", "blocked")),
+        *((kernel, {"context": Context.of(6, 6, CPU, probe=Probe())}, PROBE) for kernel in ("sdpa", "flex", "blocked")),
     ],
 )
 def test_a_kernel_that_cannot_serve_says_why(kernel: str, options: dict[str, Any], reason: str) -> None:
@@ -286,7 +290,7 @@ def chosen(pattern: Pattern, queries: int, keys: int, score_mods: Sequence[Score
     """The name of the kernel that `auto` takes."""
     q, k, v = (torch.zeros(1, HEADS, size, 1) for size in (queries, keys, keys))
     answers = tuple(score_mod for score_mod in build(score_mods) if score_mod.needs_weights)
-    request = Request(q, k, v, pattern, (), answers, Context(queries, keys, CPU, **context), 1.0, 0.0)
+    request = Request(q, k, v, pattern, (), answers, Context.of(queries, keys, CPU, **context), 1.0, 0.0)
     return next(name for name, kernel in KERNELS.items() if kernel is choose(request, "auto"))
 
 
@@ -302,7 +306,7 @@ def test_auto_follows_its_rule() -> None:
     assert chosen(local, 1023, 2048) == "sdpa"  # fewer than 1,024 queries
     assert chosen(local, 1, 2048) == "sdpa"
     assert chosen(Full(), 1024, 1024) == chosen(Causal(), 1024, 1024) == "sdpa"
-    assert chosen(SameDocument(), 1024, 1024, document_BP=torch.zeros(1, 1024).long()) == "sdpa"  # may be anything
+    assert chosen(SameDocument(), 1024, 1024, documents=torch.zeros(1, 1024).long()) == "sdpa"  # may be anything
     assert chosen(local, 1024, 1024, key_BK=torch.arange(1024)[None] - 1) == "sdpa"  # left padding: blocked cannot
     assert chosen(local, 1024, 1024, probe=Probe()) == "reference"
     assert chosen(local, 1024, 1024, score_mods=(Shaw(2, values=True),)) == "reference"

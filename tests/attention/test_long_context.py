@@ -92,7 +92,7 @@ def inputs(queries: int) -> Tensor:
 
 
 def context(queries: int, keys: int) -> Context:
-    return Context(queries, keys, CPU, x_BQD=inputs(queries))
+    return Context.of(queries, keys, CPU, query_inputs=inputs(queries))
 
 
 def module_of(score_mod: ScoreMod) -> Any:
@@ -253,5 +253,5 @@ def test_folded_terms_do_not_lose_their_distance_far_from_the_start() -> None:
     q, k, v = (x.detach().float() for x in draw(9, 9))
     at_BT = torch.arange(9)[None] + 1_000_000
     here = attend(q, k, v, Causal(), [score_mod])
-    far = attend(q, k, v, Causal(), [score_mod], context=Context(9, 9, CPU, key_BK=at_BT))
+    far = attend(q, k, v, Causal(), [score_mod], context=Context.of(9, 9, CPU, key_BK=at_BT))
     torch.testing.assert_close(far, here, rtol=1e-5, atol=1e-5)

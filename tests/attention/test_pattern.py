@@ -45,7 +45,7 @@ class Antidiagonal(Pattern, Value, frozen=True):
 
     total: Count
 
-    def allows(self, b: Any, h: Any, q: Any, k: Any, context: Context | None) -> Any:
+    def allows(self, b: Any, h: Any, q: Any, k: Any) -> Any:
         return q + k == self.total
 
 
@@ -83,7 +83,7 @@ swept = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 def mask(pattern: Pattern) -> torch.Tensor:
-    context = Context(LENGTH, LENGTH, CPU, document_BP=DOCUMENTS, edges_BNN=EDGES)
+    context = Context.of(LENGTH, LENGTH, CPU, documents=DOCUMENTS, edges=EDGES)
     return pattern.mask(LENGTH, heads=HEADS, context=context)
 
 
@@ -156,16 +156,16 @@ def test_patterns_of_data_read_it() -> None:
     documents = torch.tensor([[0, 0, 1, 1, 0], [2, 2, 2, 3, 3]])
     edges = torch.rand(2, 5, 5) < 0.5
     place = torch.tensor([[0, 1, -1, 2, -1], [-1, -1, 0, 1, 2]])
-    by_document = Context(5, 5, CPU, document_BP=documents).mask(SameDocument(), 2, 1)
+    by_document = Context.of(5, 5, CPU, documents=documents).mask(SameDocument(), 2, 1)
     assert torch.equal(by_document[:, 0], documents[:, :, None] == documents[:, None, :])
-    assert torch.equal(Context(5, 5, CPU, edges_BNN=edges).mask(Graph(), 2, 1)[:, 0], edges)
-    padded = Context(5, 5, CPU, key_BK=place)
+    assert torch.equal(Context.of(5, 5, CPU, edges=edges).mask(Graph(), 2, 1)[:, 0], edges)
+    padded = Context.of(5, 5, CPU, key_BK=place)
     for pattern in (Visible(), Full()):  # what is not visible is seen by nobody, named or not
         assert torch.equal(
             padded.mask(pattern, 2, 1).expand(2, 1, 5, 5)[:, 0], (place >= 0)[:, None, :].expand(2, 5, 5)
         )
     # Positions, not places: a document is read at the position of its token.
-    shifted = Context(5, 5, CPU, key_BK=place, document_BP=documents)
+    shifted = Context.of(5, 5, CPU, key_BK=place, documents=documents)
     there = documents.gather(1, place.clamp(min=0))
     wanted = there[:, :, None] == there[:, None, :]
     assert torch.equal(shifted.mask(SameDocument(), 2, 1)[:, 0], wanted & (place >= 0)[:, None, :])
@@ -341,7 +341,7 @@ def test_large_numbers_hide_no_look_ahead(text, ahead):
 class Peek(Pattern, Value, frozen=True):
     """What comes a hundred later: a number that no field has."""
 
-    def allows(self, b, h, q, k, context):
+    def allows(self, b, h, q, k):
         return (k <= q) | (k == q + 100)
 
 

@@ -202,7 +202,7 @@ def test_cross_attention_over_a_sequence_of_another_length(source: int) -> None:
     torch.testing.assert_close(run(heads, x_BTD, source_BSD)[0], wanted, **CLOSE)
     layer = Attention(Standard(HEADS, merge_bias=False)).build(WIDTH)
     layer.heads.load_state_dict(heads.state_dict())
-    context = Context(TIME, source, x_BTD.device)
+    context = Context.of(TIME, source, x_BTD.device)
     torch.testing.assert_close(layer.across(x_BTD, Source(source_BSD, context), None)[0][0], wanted, **CLOSE)
 
 

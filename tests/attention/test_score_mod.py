@@ -41,9 +41,9 @@ def build(score_mod: ScoreMod) -> Any:
 def bias(score_mod: Any, positions: int, queries: int | None = None) -> Tensor:
     """What the rule adds to every score, H, Q, K, where q and k are zero."""
     queries = queries or positions
-    context = Context(queries, positions, CPU)
+    context = Context.of(queries, positions, CPU)
     term = score_mod.bias(torch.zeros(1, HEADS, queries, WIDTH), torch.zeros(1, HEADS, positions, WIDTH), 1.0, context)
-    return term(*context.indices(1, HEADS)).expand(1, HEADS, queries, positions)[0]
+    return term(*context.positions.indices(1, HEADS)).expand(1, HEADS, queries, positions)[0]
 
 
 @pytest.mark.spec(37)
@@ -92,7 +92,7 @@ def test_t5_buckets_are_the_published_ones(bidirectional: bool, buckets: int, re
 @pytest.mark.spec(37)
 def test_rotary_is_a_complex_rotation() -> None:
     q, k, _ = draw(5, 5)
-    turned = build(Rotary(base=50.0)).transform(q, k, Context(5, 5, CPU))
+    turned = build(Rotary(base=50.0)).transform(q, k, Context.of(5, 5, CPU))
     for x, y in zip((q, k), turned, strict=True):
         for b, h, i in product(range(BATCH), range(HEADS), range(5)):
             torch.testing.assert_close(y[b, h, i], spec.rotate(x[b, h, i], i, 50.0), **CLOSE)
@@ -102,7 +102,7 @@ def test_rotary_is_a_complex_rotation() -> None:
 def test_rotary_products_depend_on_the_distance_alone() -> None:
     x, y = torch.randn(WIDTH), torch.randn(WIDTH)
     q, k = (one.expand(1, 1, 9, WIDTH) for one in (x, y))
-    turned_q, turned_k = build(Rotary()).transform(q, k, Context(9, 9, CPU))
+    turned_q, turned_k = build(Rotary()).transform(q, k, Context.of(9, 9, CPU))
     score_QK = (turned_q @ turned_k.transpose(-1, -2))[0, 0]
     for offset in range(-8, 9):
         diagonal = score_QK.diagonal(offset)
@@ -148,7 +148,7 @@ def test_rules_speak_of_positions_not_of_places(score_mod: ScoreMod) -> None:
     place = torch.tensor([-1, 0, 1, -1, 2, 3, 4, 5])
     real = (place >= 0).nonzero()[:, 0]
     scattered = [torch.randn_like(x).index_copy(2, real, x[:, :, :6]) for x in (q, k, v)]
-    context = Context(8, 8, CPU, key_BK=place[None])
+    context = Context.of(8, 8, CPU, key_BK=place[None])
     torch.testing.assert_close(attend(*scattered, Causal(), [module], context=context)[:, :, real], straight, **CLOSE)
 
 
@@ -186,4 +186,4 @@ def test_a_wrong_number_is_named(make: Any, reason: str) -> None:
 @pytest.mark.parametrize("key_BK", [None, torch.arange(7)[None]])
 def test_positions_past_the_grid_are_refused(key_BK: Tensor | None) -> None:
     with pytest.raises(ValueError, match=r"image_bias knows 0 \+ 2 x 3 positions, but 7 are given"):
-        attend(*draw(7, 7), score_mods=[build(ImageBias(2, 3))], context=Context(7, 7, CPU, key_BK=key_BK))
+        attend(*draw(7, 7), score_mods=[build(ImageBias(2, 3))], context=Context.of(7, 7, CPU, key_BK=key_BK))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from everyformer.attention import attend as waist
 from everyformer.attention import span as span_module
 from everyformer.attention.attend import attend
-from everyformer.attention.context import Context
+from everyformer.attention.context import Call, Context, Positions
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Causal, Window, for_head
 from everyformer.attention.score_mod import Rotary, ScoreMod, Shaw
@@ -68,9 +68,7 @@ def test_a_head_sees_all_that_its_span_shows(z: float, step: int, monkeypatch: p
     assert isinstance(for_head(pattern, 0), Window)
     for distance in range(40):
         shown = bool(spec.soft_mask(torch.tensor(z), 4, distance) > 0) and distance <= 12
-        window = bool(
-            pattern.allows(torch.tensor(0), torch.tensor(0), torch.tensor(50), torch.tensor(50 - distance), None)
-        )
+        window = bool(pattern.allows(torch.tensor(0), torch.tensor(0), torch.tensor(50), torch.tensor(50 - distance)))
         assert window >= shown
         assert step > 1 or distance == 0 or window == shown  # a window has at least the query itself
 
@@ -105,8 +103,8 @@ def test_keys_that_nobody_sees_are_not_read(
 ) -> None:
     """The fused kernel is given few of the keys and answers as the equation does, gradients too."""
     modules, qkv, keys = [built(score_mod) for score_mod in score_mods], draw(queries, 40), 40
-    context = Context(
-        queries, keys, CPU, key_BK=holes(keys) if padded else None, x_BQD=torch.randn(BATCH, queries, WIDE)
+    context = Context.of(
+        queries, keys, CPU, key_BK=holes(keys) if padded else None, query_inputs=torch.randn(BATCH, queries, WIDE)
     )
     pattern = Causal() if score_mods else parse("causal & window(6)")
     wanted = attend(*qkv, pattern, modules, context=context, kernel="reference")
@@ -118,7 +116,7 @@ def test_keys_that_nobody_sees_are_not_read(
         return fused(q, k, v, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    found = attend(*qkv, pattern, modules, context=replace(context, made={}), kernel="sdpa")
+    found = attend(*qkv, pattern, modules, context=replace(context, call=Call()), kernel="sdpa")
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     assert given[0] <= queries + 8 + 8 * padded < keys  # at most the longest span before the first query, and a hole
     weights = [*qkv, *(weight for module in modules for weight in module.parameters())]
@@ -167,7 +165,7 @@ def test_a_span_stays_between_nothing_and_the_longest() -> None:
 def test_a_dynamic_span_costs_its_mean_over_heads_and_real_tokens() -> None:
     """lambda / M sum_h z, on average over the tokens that are no padding."""
     module, x_BQD, key_BK = built(DynamicSpan(WIDE, 8, cost=0.5)), torch.randn(BATCH, 20, WIDE), holes(20)
-    context = Context(20, 20, CPU, key_BK=key_BK, x_BQD=x_BQD)
+    context = Context.of(20, 20, CPU, key_BK=key_BK, query_inputs=x_BQD)
     spans = [
         spec.dynamic_span(x_BQD[b, i], module.v_HD[h], module.b_H[h], 8)
         for b, i in (key_BK >= 0).nonzero().tolist()
@@ -175,12 +173,15 @@ def test_a_dynamic_span_costs_its_mean_over_heads_and_real_tokens() -> None:
     ]
     torch.testing.assert_close(module.penalty(context), 0.5 * sum(spans) / len(spans))
     torch.testing.assert_close(
-        module.penalty(replace(context, key_BK=None)), 0.5 * module._spans(context).mean(), rtol=0, atol=0
+        module.penalty(replace(context, positions=Positions(20, 20, CPU))),
+        0.5 * module._spans(context).mean(),
+        rtol=0,
+        atol=0,
     )
 
 
 def test_a_dynamic_span_says_what_it_lacks() -> None:
-    with pytest.raises(ValueError, match="give attend a scene with x_BQD="):
+    with pytest.raises(ValueError, match="give attend a scene with query_inputs="):
         attend(*draw(3, 3), Causal(), [built(DynamicSpan(WIDE, 8))])
 
 
@@ -192,7 +193,7 @@ def test_spans_are_told_apart_in_low_precision() -> None:
     found = {}
     for dtype in (torch.float64, torch.bfloat16):
         q = torch.zeros(1, HEADS, 1, WIDTH, dtype=dtype)
-        context = Context(1, 1, CPU, query_BQ=torch.tensor([[1010]]), key_BK=torch.tensor([[0]]))
+        context = Context.of(1, 1, CPU, query_BQ=torch.tensor([[1010]]), key_BK=torch.tensor([[0]]))
         found[dtype] = module.bias(q, q, 1.0, context)(*at).detach()
     assert found[torch.bfloat16].dtype == torch.bfloat16
     assert math.isclose(found[torch.float64], math.log((32 + 995.5 - 1010) / 32), rel_tol=1e-6)

@@ -102,7 +102,7 @@ def test_it_errs_at_most_twice_as_much_as_the_plain_kernel(text, dtype):
     [
         ("causal & window(8)", {"score_mods": [Alibi().build(HEADS, 6, 4)]}, "adds to the score"),
         ("causal & window(8)", {"dropout": 0.5}, "dropped"),
-        ("causal & window(8)", {"context": Context(32, 32, CPU, key_BK=torch.arange(32)[None])}, "padding"),
+        ("causal & window(8)", {"context": Context.of(32, 32, CPU, key_BK=torch.arange(32)[None])}, "padding"),
         ("causal & window(7)", {}, "no union of whole tiles; use blocked"),  # 32 is no multiple of 7
         ("causal & window(32)", {}, "no union of whole tiles"),  # that is all
         ("window(8)", {}, "no union of whole tiles"),

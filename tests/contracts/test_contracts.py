@@ -191,7 +191,7 @@ class Ahead(ScoreModModule):
     """A rule that lets the length of the sequence into the score."""
 
     def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        return q_BHQE * context.keys, k_BHKE
+        return q_BHQE * context.positions.keys, k_BHKE
 
 
 def test_future_notices_a_norm_over_positions():

@@ -13,7 +13,7 @@ import everyformer
 from everyformer.attention.attend import UnsupportedKernel, attend, choose
 from everyformer.attention.context import Context
 from everyformer.attention.four_term import FourTerm
-from everyformer.attention.hashing import Hash, with_places
+from everyformer.attention.hashing import Hash
 from everyformer.attention.kernels import blocked, fused
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
@@ -60,10 +60,10 @@ def output_and_gradients(tensors, pattern, score_mods, dtype, kernel):
     leaves = [x.to(dtype).requires_grad_() for x in tensors]
     torch.manual_seed(1)
     modules = [score_mod.build(4, 64, 64).cuda().to(dtype) for score_mod in score_mods]
-    parsed, context = parse(pattern), Context(leaves[0].shape[2], leaves[1].shape[2], leaves[0].device)
+    parsed, context = parse(pattern), Context.of(leaves[0].shape[2], leaves[1].shape[2], leaves[0].device)
     if isinstance(parsed, Hashed):
         hash_ = Hash(parsed, 4, 64).cuda()
-        context = with_places(context, hash_(hash_.buckets(leaves[1]), context))
+        context = context.with_hashes(hash_(hash_.buckets(leaves[1]), context))
     output = attend(*leaves, parsed, modules, context=context, kernel=kernel)
     torch.manual_seed(2)
     output_gradient = torch.randn(output.shape, device="cuda", dtype=torch.float64).to(dtype)
@@ -90,7 +90,7 @@ def test_error_of_sparse_kernels_is_at_most_twice_that_of_the_reference(kernel):
 
 
 def test_auto_chooses_fused_for_long_sparse_passes_in_half_precision():
-    (q, k, v), context = random_qkv(torch.bfloat16, 2048, 2048), Context(2048, 2048, torch.device("cuda"))
+    (q, k, v), context = random_qkv(torch.bfloat16, 2048, 2048), Context.of(2048, 2048, torch.device("cuda"))
     request = Request(q, k, v, parse("causal & window(64)"), (), (), context, 0.125, 0.0)
     assert choose(request, "auto") is fused
     assert choose(replace(request, dropout=0.1), "auto") is blocked
@@ -121,7 +121,7 @@ def test_the_output_of_a_query_without_visible_keys_is_zero(kernel, dtype):
     assert all((x == 0).all() for x in (output, *gradients))
     position_BK = torch.arange(256, device="cuda").repeat(2, 1)
     position_BK[0, 128:] = -1
-    context = Context(256, 256, torch.device("cuda"), key_BK=position_BK)
+    context = Context.of(256, 256, torch.device("cuda"), key_BK=position_BK)
     output = attend(*tensors, parse("~causal"), context=context, kernel=kernel)
     assert (output[0, :, 127] == 0).all() and torch.isfinite(output).all()
     assert all(torch.isfinite(x).all() for x in torch.autograd.grad(output.float().square().sum(), tensors))

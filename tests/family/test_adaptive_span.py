@@ -45,7 +45,7 @@ def small(**changes) -> Any:
 def test_attention_is_the_papers(dynamic, itself):
     """Over the keys 1 (with itself: 0) to S back, with p of the distance; the same p in both heads and layers."""
     network, x_TD = small(dynamic=dynamic, itself=itself), randn(LENGTH, 8)
-    context = Context(LENGTH, LENGTH, x_TD.device)
+    context = Context.of(LENGTH, LENGTH, x_TD.device)
     for layer in network.body.layers:
         heads, (distance, span) = layer.attention.heads, layer.attention.score_mods
         p_RE = distance.key_RE.flip(0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from everyformer import Cache, Causal, Chunked, Context, Hashed, Local, Model, build, contracts, generate, member
-from everyformer.attention.hashing import Hash, with_places
+from everyformer.attention.hashing import Hash
 from everyformer.family.table import parameters
 from tests.network import close, ready, tokens
 
@@ -134,9 +134,9 @@ def test_more_rounds_find_more_of_what_full_attention_sees():
     found = []
     for rounds in (1, 2, 4, 8, 16):
         torch.manual_seed(0)
-        pattern, context = Hashed(rounds, 8, 64), Context(64, 64, q.device)
+        pattern, context = Hashed(rounds, 8, 64), Context.of(64, 64, q.device)
         hashes = Hash(pattern, 2, 8).double()
-        context = with_places(context, hashes(hashes.buckets(k), context))
+        context = context.with_hashes(hashes(hashes.buckets(k), context))
         found.append(float((weight * context.mask(pattern, 8, 2)[:, :, 1:]).sum(-1).mean()))
     assert found == sorted(found) and found[0] < 0.5 and found[-1] > 0.9
 
@@ -144,8 +144,8 @@ def test_more_rounds_find_more_of_what_full_attention_sees():
 def test_full_is_what_so_many_rounds_find_that_nothing_is_missed():
     """With two buckets of all keys and many rounds everybody finds everybody, himself only when alone."""
     pattern = member("reformer", "tiny", form="full").body.each[0].attention.pattern
-    context, hashes = Context(8, 8, torch.device("cpu")), Hash(Hashed(64, 2, 8), 1, 4)
-    context = with_places(context, hashes(hashes.buckets(torch.randn(1, 1, 8, 4)), context))
+    context, hashes = Context.of(8, 8, torch.device("cpu")), Hash(Hashed(64, 2, 8), 1, 4)
+    context = context.with_hashes(hashes(hashes.buckets(torch.randn(1, 1, 8, 4)), context))
     assert torch.equal(pattern.mask(8), context.mask(Hashed(64, 2, 8), 1, 1)[0])
 
 

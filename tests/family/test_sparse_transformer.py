@@ -57,7 +57,7 @@ def test_attention_is_attend_over_the_sets(kind, uses):
         for h, sets in enumerate(wanted[uses]):
             w_q, w_k, w_v = (torch.cat((weight[h], bias[h][:, None]), dim=1) for weight, bias in (q, k, v))
             answers.append(sparse.attend(one, sets, w_q, w_k, w_v))
-        found, _ = layer.attention(x_TD[None], Context(LENGTH, LENGTH, x_TD.device), None)
+        found, _ = layer.attention(x_TD[None], Context.of(LENGTH, LENGTH, x_TD.device), None)
         close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T + heads.out.bias)
 
 

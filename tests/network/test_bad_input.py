@@ -167,7 +167,7 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     # what comes one a token
     (
         call("documents", X),
-        "the pattern same_document knows no documents: call the model with documents=, one id a token",
+        "the pattern same_document has no documents: call the model with side_inputs=SideInputs(documents=...), one id per token",
     ),
     (call("documents", X, documents=X[:, :5]), "documents are torch.int64 of the shape (2, 5): give whole numbers"),
     (call("documents", X, documents=X.float()), "documents are torch.float32 of the shape (2, 6): give whole numbers"),
@@ -180,7 +180,10 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (call("segments", X, segments=TRUE.long() * 2), "segments go from 2 to 2, but the model knows 0 to 1"),
     (call("language", X, segments=TRUE.long()), "segments are given, but the model has none; build it with segments=2"),
     # edges
-    (call("graph", X), "the pattern graph has no edges: give graph(((0, 1), ...)) or call the model with edges="),
+    (
+        call("graph", X),
+        "the pattern graph has no edges: give graph(((0, 1), ...)) or call the model with side_inputs=SideInputs(edges=...)",
+    ),
     (
         call("graph", X, edges=torch.ones(6, 6)),
         "edges are torch.float32 of the shape (6, 6): give booleans of the shape N, N",

@@ -67,7 +67,7 @@ class PixelsThenText(Pattern, Value, frozen=True):
 
     pixels: Size
 
-    def allows(self, b: Any, h: Any, q: Any, k: Any, context: Any) -> Any:
+    def allows(self, b: Any, h: Any, q: Any, k: Any) -> Any:
         return (k < self.pixels) | ((q >= self.pixels) & (k <= q))
 
 

@@ -57,9 +57,9 @@ def test_chunked_attention_equals_reformer_with_the_same_rotations(rounds, sides
     layer.heads.out = None  # their module has no output projection
     q_BHTE, _, _ = layer.heads.project(theirs["x"])
     count_BHQK = key_counts(q_BHTE.detach(), layer.hash.rotation_RHEN, pattern.bidirectional)
-    once = layer(theirs["x"], Context(16, 16, q_BHTE.device), None)[0]
+    once = layer(theirs["x"], Context.of(16, 16, q_BHTE.device), None)[0]
     layer.score_mods.append(AddLogCount(count_BHQK.log()))
-    counted = layer(theirs["x"], Context(16, 16, q_BHTE.device), None)[0]
+    counted = layer(theirs["x"], Context.of(16, 16, q_BHTE.device), None)[0]
     assert (counted - theirs["output"]).abs().max() < 1e-5  # they add 1e-6 to the mean square when they normalize keys
     assert ((once - theirs["output"]).abs().max() > 1e-3) == (rounds > 1 or bool((count_BHQK > 1).any()))
 

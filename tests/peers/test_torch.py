@@ -85,7 +85,7 @@ def test_multihead_attention_is_equal_with_masks(mask, kernel, side):
     theirs, ours = attention(pattern)
     x_BTD, seen_BT = randn(2, 7, WIDTH), visible(side, (7, 4), 7)
     position_BT = None if seen_BT is None else torch.arange(7).masked_fill(~seen_BT, -1)
-    context = Context(7, 7, x_BTD.device, key_BK=position_BT, kernel=kernel)
+    context = Context.of(7, 7, x_BTD.device, key_BK=position_BT, kernel=kernel)
     expected_BTD, weights_BHQK = theirs(
         x_BTD,
         x_BTD,
@@ -99,7 +99,7 @@ def test_multihead_attention_is_equal_with_masks(mask, kernel, side):
     assert error(output_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
 
     probe = ef.Probe()
-    ours(x_BTD, Context(7, 7, x_BTD.device, key_BK=position_BT, probe=probe), None)
+    ours(x_BTD, Context.of(7, 7, x_BTD.device, key_BK=position_BT, probe=probe), None)
     row_BHQ = seen_BT[:, None, :].expand(-1, HEADS, -1)
     assert error(probe.weights[0][row_BHQ], weights_BHQK[row_BHQ]) < LIMIT
 
@@ -111,7 +111,7 @@ def test_cross_attention_is_equal(side):
     x_BTD, source_BSD, seen_BS = randn(2, 4, WIDTH), randn(2, 7, WIDTH, seed=2), visible(side, (7, 3), 7)
     position_BS = None if seen_BS is None else torch.arange(7).masked_fill(~seen_BS, -1)
     probe = ef.Probe()
-    context = Context(4, 7, x_BTD.device, query_BQ=torch.arange(4)[None], key_BK=position_BS, probe=probe)
+    context = Context.of(4, 7, x_BTD.device, query_BQ=torch.arange(4)[None], key_BK=position_BS, probe=probe)
     expected_BTD, weights_BHQK = theirs(
         x_BTD,
         source_BSD,

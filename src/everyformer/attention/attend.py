@@ -73,7 +73,7 @@ def attend(
 ) -> Tensor:
     """The answer B, H, Q, E' of every query. Without a pattern everybody sees everybody."""
     _check(q_BHQE, k_BHKE, v_BHKE)
-    context = context or Context(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
+    context = context or Context.of(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
     _check_context(context, q_BHQE.shape[0], q_BHQE.shape[2], k_BHKE.shape[2])
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}: it is a probability; give 0 or more and less than 1")
@@ -86,12 +86,12 @@ def attend(
             raise ValueError(
                 f"the rule {score_mod!r} is a value: give its module, rule.build(heads, key_width, value_width)"
             )
-    kernel, seen, end = kernel or context.kernel, pattern, None
+    kernel, seen, end = kernel or context.call.kernel, pattern, None
     asked = partial(_request, q_BHQE, k_BHKE, v_BHKE, score_mods, scale, dropout)
     chosen = None
     if (
         q_BHQE.is_cuda
-        and context.probe is None
+        and context.call.probe is None
         and kernel in ("auto", "fused")
         and [score_mod.soft for score_mod in score_mods] == [True]
     ):
@@ -105,7 +105,7 @@ def attend(
     for score_mod in score_mods:
         cost = score_mod.penalty(request.context)
         if cost is not None:
-            context.costs.append(("penalty", cost))
+            context.call.losses.append(("penalty", cost))
     if chosen is not blocked and seen is not pattern:
         request = replace(request, pattern=pattern)  # the terms hide the rest, and one mask serves every layer
     if chosen is sdpa and end is not None:
@@ -134,7 +134,7 @@ def _request(
 def _in_sight(request: Request, end: int) -> Request:
     """The request without the first keys, where they are too far away for every query."""
     context = request.context.crop(end)
-    count = request.context.keys - context.keys
+    count = request.context.positions.keys - context.positions.keys
     if count == 0:
         return request
 
@@ -165,20 +165,24 @@ def choose(request: Request, kernel: str) -> ModuleType:
 def _sparse(request: Request) -> ModuleType | None:
     """The kernel that leaves most of the scores out, where that is worth its while."""
     pattern, context = request.pattern, request.context
-    if context.queries < 1024 or torch.compiler.is_compiling():
+    if context.positions.queries < 1024 or torch.compiler.is_compiling():
         return None
     if fused.unsupported_reason(request) is None:  # a soft mask in memory would be as large as the scores
         return fused if request.terms or fused.computed_fraction(request) <= LIVE_ELSEWHERE else None
     if type(pattern) is Full or type(pattern) is Causal:
         return None
-    most = LIVE if context.device.type == "cpu" else dict.fromkeys(LIVE, LIVE_ELSEWHERE)
+    most = LIVE if context.positions.device.type == "cpu" else dict.fromkeys(LIVE, LIVE_ELSEWHERE)
     if isinstance(pattern, Hashed) and hashed.unsupported_reason(request) is None:
-        return hashed if hashed.computed_fraction(pattern, context.queries, context.keys) <= most["hashed"] else None
+        return (
+            hashed
+            if hashed.computed_fraction(pattern, context.positions.queries, context.positions.keys) <= most["hashed"]
+            else None
+        )
     if tiled.unsupported_reason(request) is None and tiled.computed_fraction(request) <= most["tiled"]:
         return tiled
     if blocked.unsupported_reason(request) is not None:
         return None
-    share = blocked.computed_fraction(pattern, context.queries, context.keys, request.heads)
+    share = blocked.computed_fraction(pattern, context.positions.queries, context.positions.keys, request.heads)
     return blocked if share <= most["blocked"] else None
 
 
@@ -203,13 +207,13 @@ def _check(q_BHQE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor) -> None:
 
 
 def _check_context(context: Context, batch: int, queries: int, keys: int) -> None:
-    for name, x in (("query_BQ", context.query_BQ), ("key_BK", context.key_BK)):
+    for name, x in (("query_BQ", context.positions.query_BQ), ("key_BK", context.positions.key_BK)):
         if x is not None and x.shape[0] not in (1, batch):
             raise ValueError(f"{name} of the scene is for {x.shape[0]} sequences, q for {batch}; give one row for each")
-    if (context.queries, context.keys) != (queries, keys):
+    if (context.positions.queries, context.positions.keys) != (queries, keys):
         raise ValueError(
-            f"the scene is of {context.queries} queries and {context.keys} keys, q and k of {queries} and {keys}; "
+            f"the scene is of {context.positions.queries} queries and {context.positions.keys} keys, q and k of {queries} and {keys}; "
             "make a scene of their lengths"
         )
-    if queries > keys and context.query_BQ is None and context.key_BK is not None:
+    if queries > keys and context.positions.query_BQ is None and context.positions.key_BK is not None:
         raise ValueError(f"{queries} queries cannot be the last of {keys} keys; say where they stand with query_BQ=")

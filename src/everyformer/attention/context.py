@@ -1,8 +1,11 @@
-"""The scene of one forward pass: where its queries and keys stand, and what is known of each position.
+"""The context of one forward pass: where queries and keys are, what else is known of them, and how the call is run.
 
-The queries are the last Q of the K positions; that one sentence covers the cache and the memory. Padding and empty
-memory slots stand at position -1 and are seen by nobody, so how many there are changes nothing. Positions are counted
-over what is visible, so a sequence has the same positions wherever its padding lies.
+`Positions` holds the positions of queries and keys, `SideInputs` holds what patterns and score modifications look up by position,
+`Call` holds the options of the call and what its layers share. A `Context` is the three together, as one sublayer sees them.
+
+The queries are the last Q of the K positions. This covers the cache and the segment memory. Padding and empty memory slots have
+position -1 and no query attends to them, so their number changes nothing. Positions count visible tokens only, so a sequence has
+the same positions on whichever side its padding is.
 """
 
 from __future__ import annotations
@@ -22,59 +25,55 @@ T = TypeVar("T")
 
 @dataclass
 class Probe:
-    """Watches a forward pass: give one to a model and read the attention weights of every layer from it.
+    """Records a forward pass: pass one to a model and read the attention weights of every layer from it.
 
-    A pass that is watched computes its attention by the reference kernel, because the fast ones never hold weights.
+    A probed pass computes its attention with the reference kernel, because the fast kernels never hold the weights.
     """
 
-    weights: list[Tensor] = field(default_factory=list)  # BHQK of each attention, in the order of execution
+    weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each attention, in the order of execution
     halts: list[Tensor] = field(
         default_factory=list
-    )  # BTN of each halting depth or layer: what each step weighs in the output
-    spans: list[Tensor] = field(default_factory=list)  # BHQ of each attention that has them: how far a query looks
+    )  # B, T, N of each halting depth or sublayer: the weight of each step
+    spans: list[Tensor] = field(default_factory=list)  # B, H, Q of each attention with adaptive spans
+
+
+@dataclass
+class Call:
+    """The options of one call, and what its layers share: memoized tensors and auxiliary losses."""
+
+    kernel: str = "auto"
+    probe: Probe | None = None
+    losses: list[tuple[str, Tensor]] = field(
+        default_factory=list
+    )  # auxiliary losses by name, in the order of execution
+    segment_memory: bool = False
+    layer_outputs: list[Tensor] | None = None  # a list to be filled with the output of every layer, or None
+    memo: dict[Any, Any] = field(default_factory=dict)  # see `Context.memo`
 
 
 @dataclass(frozen=True)
-class Context:
-    """What one attention knows besides q, k and v. `None` positions mean: key j stands at j, query i at K - Q + i."""
+class Positions:
+    """The positions of queries and keys. With None, key j has position j and query i has position K - Q + i."""
 
     queries: int
     keys: int
     device: torch.device
     query_BQ: Tensor | None = None
     key_BK: Tensor | None = None
-    document_BP: Tensor | None = None  # the document of each position, for SameDocument
-    edges_BNN: Tensor | None = None  # who is joined to whom, for Graph without edges of its own
-    place_BHRP: Tensor | None = None  # where each position stands by its hash, in rows, for Hashed and Chunked
-    kernel: str = "auto"
-    probe: Probe | None = None
-    hidden: bool = False  # the past keeps what enters a layer, not its keys
-    x_BQD: Tensor | None = None  # what the queries are made of, for rules that read it
-    max_distance: int | None = None  # no query sees a key further away than this, as far as that is known
-    layers: list[Tensor] | None = field(
-        default=None, compare=False, repr=False
-    )  # where asked for, what leaves each layer
-    costs: list[tuple[str, Tensor]] = field(
-        default_factory=list, compare=False, repr=False
-    )  # what layers and rules add to the loss, by name
-    made: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # see `once`
-    shorter: dict[int, Context] = field(
-        default_factory=dict, compare=False, repr=False
-    )  # by distance, without what is further
 
     @property
-    def in_place(self) -> bool:
-        """Nothing is padded, moved or dropped: positions are plain index arithmetic, known without a look at data."""
+    def in_order(self) -> bool:
+        """Whether nothing is padded, shifted or dropped, so that positions are indices, known without reading data."""
         return self.query_BQ is None and self.key_BK is None
 
     def query_at(self, b: Tensor, i: Tensor) -> Tensor:
-        """The position of query number i."""
+        """The position of the query with index i."""
         if self.query_BQ is not None:
             return self.query_BQ[b % self.query_BQ.shape[0], i]
         return self.key_at(b, i + (self.keys - self.queries))
 
     def key_at(self, b: Tensor, j: Tensor) -> Tensor:
-        """The position of key number j."""
+        """The position of the key with index j."""
         return j if self.key_BK is None else self.key_BK[b % self.key_BK.shape[0], j]
 
     def query_positions(self) -> Tensor:
@@ -92,30 +91,27 @@ class Context:
         return torch.arange(self.keys, device=self.device)[None]
 
     def visible_BQ(self) -> Tensor | None:
-        """Which queries are real, or None when all are."""
-        return None if self.in_place else self.query_positions() >= 0
+        """Which queries are not padding, or None if none is."""
+        return None if self.in_order else self.query_positions() >= 0
 
-    def within(self, distance: int) -> int:
-        """The distance, or less where no query sees a key so far away."""
-        if self.max_distance is not None:
-            distance = min(distance, self.max_distance)
-        return min(distance, self.keys - 1) if self.in_place else distance
+    def indices(self, batch: int, heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The indices b, h, i, j, shaped so that arithmetic on them broadcasts to B, H, Q, K."""
+        sizes = (batch, heads, self.queries, self.keys)
+        b, h, i, j = (
+            torch.arange(size, device=self.device).view([-1 if axis == own else 1 for axis in range(4)])
+            for own, size in enumerate(sizes)
+        )
+        return b, h, i, j
 
-    def crop(self, distance: int) -> Context:
-        """The scene without the first keys that stand further than the distance from every query; the others stay there."""
-        if distance not in self.shorter:
-            count = self._beyond(distance)
-            if count == 0:
-                return self
-            key_BK = self.key_positions()[:, count:]
-            self.shorter[distance] = replace(self, keys=self.keys - count, key_BK=key_BK, made={}, shorter={})
-        # What is made once is kept from attention to attention, what only this one knows is not.
-        return replace(self.shorter[distance], x_BQD=self.x_BQD, max_distance=self.max_distance)
+    def crop(self, distance: int) -> Positions:
+        """The positions without the first keys that are farther than the distance from every query."""
+        count = self._too_far(distance)
+        return self if count == 0 else replace(self, keys=self.keys - count, key_BK=self.key_positions()[:, count:])
 
-    def _beyond(self, distance: int) -> int:
-        """How many of the first keys are too far away for every query; never a query itself."""
+    def _too_far(self, distance: int) -> int:
+        """The number of leading keys that are too far away for every query; never a query itself."""
         before = self.keys - self.queries
-        if self.in_place:
+        if self.in_order:
             return max(0, before - distance)
         if self.query_BQ is not None or self.key_BK is None:
             return 0
@@ -124,30 +120,91 @@ class Context:
         unseen_BM = self.key_BK[:, :before] < (nearest_B1 - distance).clamp(min=0)
         return int(unseen_BM.all(0).long().cumprod(0).sum())
 
-    def indices(self, batch: int, heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """b, h, i, j, shaped so that arithmetic on them broadcasts to B, H, Q, K."""
-        sizes = (batch, heads, self.queries, self.keys)
-        b, h, i, j = (
-            torch.arange(size, device=self.device).view([-1 if axis == place else 1 for axis in range(4)])
-            for place, size in enumerate(sizes)
-        )
-        return b, h, i, j
+
+@dataclass(frozen=True)
+class SideInputs:
+    """What a call knows of its positions besides the tokens. All of it is optional.
+
+    documents      B, P whole numbers: the document of each position, for the pattern `same_document`
+    edges          N, N or B, N, N booleans: True where i attends to j, for the pattern `graph`
+    segments       B, T whole numbers: the segment of each token (BERT's sentences A and B)
+    hashes         B, H, rows, P: the bucket ranks of the keys, for `hashed` and `chunked`; computed by the attention
+    query_inputs   B, Q, D: the vectors from which queries are projected, for score modifications that read them
+    """
+
+    documents: Tensor | None = None
+    edges: Tensor | None = None
+    segments: Tensor | None = None
+    hashes: Tensor | None = None
+    query_inputs: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class EncoderContext:
+    """The encoder's output as cross-attention reads it, with the positions of its keys."""
+
+    x_BSD: Tensor
+    context: Context
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a sublayer knows besides its input and its cache entry."""
+
+    positions: Positions
+    side: SideInputs
+    call: Call = field(compare=False, repr=False)
+    encoder: EncoderContext | None = None
+    max_distance: int | None = None  # no query of this attention attends to a key farther away; None: not known
+
+    @staticmethod
+    def of(
+        queries: int,
+        keys: int,
+        device: torch.device | str = "cpu",
+        *,
+        query_BQ: Tensor | None = None,
+        key_BK: Tensor | None = None,
+        kernel: str = "auto",
+        probe: Probe | None = None,
+        **side: Tensor | None,
+    ) -> Context:
+        """The context of one attention by itself; `side` are the fields of `SideInputs`."""
+        positions = Positions(queries, keys, torch.device(device), query_BQ, key_BK)
+        return Context(positions, SideInputs(**side), Call(kernel, probe))
+
+    def within(self, distance: int) -> int:
+        """The distance, or a smaller one if no query attends to a key that far away."""
+        if self.max_distance is not None:
+            distance = min(distance, self.max_distance)
+        return min(distance, self.positions.keys - 1) if self.positions.in_order else distance
+
+    def crop(self, distance: int) -> Context:
+        """The context without the first keys that are farther than the distance from every query."""
+        positions = self.memo(("crop", distance), lambda: self.positions.crop(distance))
+        return self if positions is self.positions else replace(self, positions=positions)
+
+    def with_hashes(self, hashes: Tensor) -> Context:
+        """The context of one attention that hashes its keys. Masks depend on the hashes, so it has a memo of its own."""
+        return replace(self, side=replace(self.side, hashes=hashes), call=replace(self.call, memo={}))
 
     def mask(self, pattern: Pattern, batch: int, heads: int) -> Tensor:
-        """Who sees whom as booleans that broadcast to B, H, Q, K. Computed once per scene and pattern."""
+        """The pattern as booleans that broadcast to B, H, Q, K. Computed once for each pattern of a call."""
 
         def make() -> tuple[Pattern, Tensor]:
-            b, h, i, j = self.indices(batch, heads)
-            q, k = self.query_at(b, i), self.key_at(b, j)
-            seen = pattern.allows(b, h, q, k, self)
-            return pattern, seen if self.key_BK is None else seen & (k >= 0)
+            b, h, i, j = self.positions.indices(batch, heads)
+            q, k = self.positions.query_at(b, i), self.positions.key_at(b, j)
+            allowed = pattern.bind(self.side)(b, h, q, k)
+            return pattern, allowed if self.positions.key_BK is None else allowed & (k >= 0)
 
-        # The pattern is kept beside its mask, so its id stays its own.
-        return self.once(("mask", id(pattern), batch, heads), make)[1]
+        # The pattern is kept beside its mask, so that no other object gets its id.
+        return self.memo(("mask", id(pattern), batch, heads), make)[1]
 
-    def once(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
-        """What is the same in every attention of a pass, made by the first that asks."""
-        if key not in self.made:
-            self.made[key] = make()
-        found: T = self.made[key]
+    def memo(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
+        """What is the same in every attention of a call with these positions, computed by the first that needs it."""
+        # The positions are kept beside the result, so that no other object gets their id.
+        key = (id(self.positions), *key)
+        if key not in self.call.memo:
+            self.call.memo[key] = (make(), self.positions)
+        found: T = self.call.memo[key][0]
         return found

@@ -71,7 +71,7 @@ class FourTermModule(ScoreModModule):
         content_BHK = scale * (k_BHKE @ self.u_HE.to(dtype)[:, :, None])[..., 0]
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            row = (context.query_at(b, i) - context.key_at(b, j)).clamp(-reach, reach) + reach
+            row = (context.positions.query_at(b, i) - context.positions.key_at(b, j)).clamp(-reach, reach) + reach
             return content_BHK[b, h, j] + picked(place_BHQR, b, h, i, row)
 
         return term

@@ -18,15 +18,14 @@ model's, not the length's. Hashing sees keys as projected, before rules turn the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import has_data
 from everyformer.attention.kernels.request import HALF
 from everyformer.attention.pattern import Chunked, Hashed, Pattern
 
@@ -52,8 +51,8 @@ class Hash(nn.Module):
     def forward(self, bucket_BHKR: Tensor, context: Context) -> Tensor:
         """The table B, H, rows, positions; its last row says who is alone, its last column is for padding."""
         bucket_BHRK = bucket_BHKR.mT
-        if context.key_BK is not None:  # padding has a bucket of its own, behind the others
-            bucket_BHRK = bucket_BHRK.masked_fill(context.key_BK[:, None, None] < 0, self.pattern.buckets)
+        if context.positions.key_BK is not None:  # padding has a bucket of its own, behind the others
+            bucket_BHRK = bucket_BHRK.masked_fill(context.positions.key_BK[:, None, None] < 0, self.pattern.buckets)
         if isinstance(self.pattern, Chunked):
             return _by_position(_chunks(bucket_BHRK, self.pattern, context), context)
         return _by_position(_ranks(bucket_BHRK, self.pattern.buckets), context)
@@ -62,10 +61,6 @@ class Hash(nn.Module):
 def hashing(pattern: Pattern) -> set[Hashed | Chunked]:
     """The parts of a pattern that read hashed keys."""
     return {part for part in pattern.walk() if isinstance(part, Hashed | Chunked)}
-
-
-def with_places(context: Context, place_BHRP: Tensor) -> Context:
-    return replace(context, place_BHRP=place_BHRP, made={}, shorter={})
 
 
 def buckets(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
@@ -91,7 +86,7 @@ def _buckets_at_once(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
     batch, heads, keys, width = k_BHKE.shape
     rounds, half = rotation_RHEN.shape[0], rotation_RHEN.shape[-1]
     found_BHKR = torch.empty(batch, heads, keys, rounds, dtype=torch.int64, device=k_BHKE.device)
-    if isinstance(k_BHKE, FakeTensor):
+    if not has_data(k_BHKE):
         return found_BHKR
     sizes = {"M": 64, "N": max(16, 1 << (half - 1).bit_length()), "E": max(16, 1 << (width - 1).bit_length())}
     programs.buckets[(-(-keys // 64), batch * heads)](
@@ -126,9 +121,9 @@ def _chunks(bucket_BHRK: Tensor, pattern: Chunked, context: Context) -> Tensor:
     """For each round the chunk; for each round the chunk before it, in a circle through all rounds; last, who is alone."""
     place_BHRK, _ = _sorted(bucket_BHRK, pattern.buckets)
     rounds, keys = bucket_BHRK.shape[2:]
-    at_BK = context.key_positions()
+    at_BK = context.positions.key_positions()
     chunks = ((at_BK >= 0).sum(1) + pattern.chunk - 1).view(-1, 1, 1, 1) // pattern.chunk  # in a round
-    first = torch.arange(rounds, device=context.device)[:, None] * chunks
+    first = torch.arange(rounds, device=context.positions.device)[:, None] * chunks
     own = first + place_BHRK // pattern.chunk
     last = (own - 1) % (rounds * chunks)
 
@@ -136,7 +131,7 @@ def _chunks(bucket_BHRK: Tensor, pattern: Chunked, context: Context) -> Tensor:
     alone = torch.ones_like(own[:, :, :1], dtype=torch.bool)
     for sign in (1, -1) if pattern.bidirectional else (1,):
         at_BHRK = (sign * at_BK).masked_fill(at_BK < 0, BUCKET)[:, None, None].expand_as(own)
-        none = torch.full((*own.shape[:2], rounds * -(-keys // pattern.chunk)), BUCKET, device=context.device)
+        none = torch.full((*own.shape[:2], rounds * -(-keys // pattern.chunk)), BUCKET, device=context.positions.device)
         earliest = none.scatter_reduce(-1, own.flatten(2), at_BHRK.flatten(2), "amin")
         for chunk in (own, last):
             alone &= (earliest.gather(-1, chunk.flatten(2)).view_as(own) >= at_BHRK).all(2, keepdim=True)
@@ -145,11 +140,11 @@ def _chunks(bucket_BHRK: Tensor, pattern: Chunked, context: Context) -> Tensor:
 
 def _by_position(place_BHRK: Tensor, context: Context) -> Tensor:
     """The numbers of keys as a table by position, with a last column for padding."""
-    if context.key_BK is None:
+    if context.positions.key_BK is None:
         return F.pad(place_BHRK, (0, 1), value=-2 * BUCKET)
-    spare = int(context.key_BK.max()) + 1
+    spare = int(context.positions.key_BK.max()) + 1
     table_BHRP = place_BHRK.new_full((*place_BHRK.shape[:3], spare + 1), -2 * BUCKET)
-    at_BK = context.key_BK.masked_fill(context.key_BK < 0, spare)
+    at_BK = context.positions.key_BK.masked_fill(context.positions.key_BK < 0, spare)
     table_BHRP = table_BHRP.scatter(-1, at_BK[:, None, None].expand_as(place_BHRK), place_BHRK)
     table_BHRP[..., spare] = -2 * BUCKET
     return table_BHRP

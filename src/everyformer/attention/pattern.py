@@ -13,19 +13,20 @@ j <= i restored by `causal &`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from everyformer.attention.context import Context
+from everyformer.attention.context import Context, SideInputs
 from everyformer.value import Count, Size, Value, snake
 
 MOST = 4096  # positions that are tried, all against all, to see whether a pattern looks ahead
 
 Index = Any  # tensors, in the algebra of indices
+Predicate = Callable[[Index, Index, Index, Index], Any]
 
 
 class Pattern:
@@ -35,8 +36,13 @@ class Pattern:
     needs: ClassVar[str | None] = None  # the field of the scene it reads, when it depends on data
     stable: ClassVar[bool] = True  # do later positions leave alone who sees whom among the earlier ones?
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
+        """Whether the query at position q attends to the key at position k, in head h of sequence b."""
         raise NotImplementedError
+
+    def bind(self, side: SideInputs) -> Predicate:
+        """The predicate, with the side inputs of one call for the patterns that read them."""
+        return self.allows
 
     def __and__(self, other: Pattern) -> Pattern:
         return And(_parts(And, self) + _parts(And, other))
@@ -71,7 +77,7 @@ class Pattern:
     def mask(self, queries: int, keys: int | None = None, heads: int = 1, context: Context | None = None) -> Tensor:
         """Booleans H, Q, K (of the first sequence), the queries being the last of the keys."""
         keys = queries if keys is None else keys
-        context = context or Context(queries, keys, torch.device("cpu"))
+        context = context or Context.of(queries, keys, torch.device("cpu"))
         seen = context.mask(self, 1, heads)
         return seen[0].expand(heads, queries, keys)
 
@@ -115,17 +121,26 @@ class Pattern:
         return live / total
 
 
+class BoundPattern(Pattern):
+    """A pattern whose predicate is made by `bind`, because it or a pattern in it may read side inputs."""
+
+    __slots__ = ()
+
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
+        return self.bind(SideInputs())(b, h, q, k)
+
+
 class Full(Pattern, Value, frozen=True):
     """Everybody sees everybody."""
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return (q <= k) | (q > k)
 
 
 class Causal(Pattern, Value, frozen=True):
     """Nobody sees the future: j <= i."""
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return k <= q
 
 
@@ -134,7 +149,7 @@ class Window(Pattern, Value, frozen=True):
 
     size: Size
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return (q - k < self.size) & (k - q < self.size)
 
 
@@ -143,7 +158,7 @@ class Block(Pattern, Value, frozen=True):
 
     size: Size
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return q // self.size == k // self.size
 
 
@@ -152,7 +167,7 @@ class Stride(Pattern, Value, frozen=True):
 
     step: Size
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return (q - k) % self.step == 0
 
 
@@ -171,7 +186,7 @@ class Summary(Pattern, Value, frozen=True):
                 f"summary.last is {self.last}{skipped}: a block has only {self.size} columns; give {self.size} or fewer{together}"
             )
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return (k + self.skip) % self.size >= self.size - self.last
 
 
@@ -185,7 +200,7 @@ class Local(Pattern, Value, frozen=True):
     size: Size
     memory: Count
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         start = q // self.size * self.size
         return (k >= start - self.memory) & (k < start + self.size)
 
@@ -211,7 +226,7 @@ class Local2d(Pattern, Value, frozen=True):
                 f"local2d.width is {self.width}: {self.columns} columns do not divide into such blocks; give a divisor"
             )
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         first = q - q % (self.height * self.width)  # of the query's block: its upper left corner
         (top, left), (y, x) = (cell(p, self.columns, self.height, self.width) for p in (first, k))
         rows = (y >= top - self.up) & (y < top + self.height)
@@ -223,11 +238,11 @@ class Prefix(Pattern, Value, frozen=True):
 
     length: Count
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return k < self.length
 
 
-class Graph(Pattern, Value, frozen=True):
+class Graph(BoundPattern, Value, frozen=True):
     """Along edges: i sees j if (i, j) is an edge. With no edges of its own it reads those given to the model's call.
 
     An edge (i, j) says that i sees j and nothing more: give (j, i) and (i, i) too where they are meant.
@@ -239,36 +254,41 @@ class Graph(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return Full() if self.edges is None else self
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
-        if self.edges is None:
-            if context is None or context.edges_BNN is None:
-                raise ValueError(
-                    "the pattern graph has no edges: give graph(((0, 1), ...)) or call the model with edges="
-                )
-            table_BNN = context.edges_BNN
-        else:
-            table_BNN = _adjacency(self, q.device)
-        last = table_BNN.shape[-1] - 1
-        inside = (q >= 0) & (k >= 0) & (q <= last) & (k <= last)
-        return inside & table_BNN[b % table_BNN.shape[0], q.clamp(0, last), k.clamp(0, last)]
+    def bind(self, side: SideInputs) -> Predicate:
+        if self.edges is None and side.edges is None:
+            raise ValueError(
+                "the pattern graph has no edges: give graph(((0, 1), ...)) or call the model with side_inputs=SideInputs(edges=...)"
+            )
+
+        def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
+            table_BNN = _adjacency(self, q.device) if side.edges is None or self.edges is not None else side.edges
+            last = table_BNN.shape[-1] - 1
+            inside = (q >= 0) & (k >= 0) & (q <= last) & (k <= last)
+            return inside & table_BNN[b % table_BNN.shape[0], q.clamp(0, last), k.clamp(0, last)]
+
+        return allows
 
 
-class SameDocument(Pattern, Value, frozen=True):
+class SameDocument(BoundPattern, Value, frozen=True):
     """The same document, for several packed into one sequence. Reads the `documents` given to the model's call."""
 
     needs: ClassVar[str | None] = "document_BP"
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
-        if context is None or context.document_BP is None:
+    def bind(self, side: SideInputs) -> Predicate:
+        table_BP = side.documents
+        if table_BP is None:
             raise ValueError(
-                "the pattern same_document knows no documents: call the model with documents=, one id a token"
+                "the pattern same_document has no documents: call the model with side_inputs=SideInputs(documents=...), one id per token"
             )
-        table_BP = context.document_BP
-        b = b % table_BP.shape[0]
-        return table_BP[b, q.clamp(min=0)] == table_BP[b, k.clamp(min=0)]
+
+        def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
+            row = b % table_BP.shape[0]
+            return table_BP[row, q.clamp(min=0)] == table_BP[row, k.clamp(min=0)]
+
+        return allows
 
 
-class Hashed(Pattern, Value, frozen=True):
+class Hashed(BoundPattern, Value, frozen=True):
     """Keys like the query's own: in each round, the last `window` keys before it that fell into its bucket (Reformer).
 
     Looks back only, and what comes later changes nothing. A query hashes as the key of its own position, and sees itself
@@ -287,16 +307,21 @@ class Hashed(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return Causal()
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
-        at = _places(context, b, h)
-        seen = (q == k) & (at(self.rounds, q) == 1)  # alone
-        for number in range(self.rounds):
-            back = at(number, q) - at(number, k)
-            seen = seen | ((back > 0) & (back <= self.window))
-        return seen
+    def bind(self, side: SideInputs) -> Predicate:
+        table_BHRP = _hashes(side)
+
+        def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
+            at = _lookup(table_BHRP, b, h)
+            allowed = (q == k) & (at(self.rounds, q) == 1)  # no round has another key
+            for number in range(self.rounds):
+                back = at(number, q) - at(number, k)
+                allowed = allowed | ((back > 0) & (back <= self.window))
+            return allowed
+
+        return allows
 
 
-class Chunked(Pattern, Value, frozen=True):
+class Chunked(BoundPattern, Value, frozen=True):
     """Reformer's attention as published: positions sorted by bucket are cut into chunks; a query sees its own and the last.
 
     Where the cuts fall depends on all positions: later ones change who sees whom among the earlier, although `both_sides`
@@ -318,15 +343,20 @@ class Chunked(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return Full() if self.bidirectional else Causal()
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
-        at = _places(context, b, h)
-        seen = q != q
-        for number in range(self.rounds):
-            own, last = at(number, q), at(self.rounds + number, q)
-            for row in {number, (number - 1) % self.rounds}:
-                seen = seen | (at(row, k) == own) | (at(row, k) == last)
-        seen = seen & (q != k) if self.bidirectional else seen & (k < q)
-        return seen | ((q == k) & (at(2 * self.rounds, q) == 1))
+    def bind(self, side: SideInputs) -> Predicate:
+        table_BHRP = _hashes(side)
+
+        def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
+            at = _lookup(table_BHRP, b, h)
+            allowed = q != q
+            for number in range(self.rounds):
+                chunk, previous = at(number, q), at(self.rounds + number, q)
+                for row in {number, (number - 1) % self.rounds}:
+                    allowed = allowed | (at(row, k) == chunk) | (at(row, k) == previous)
+            allowed = allowed & (q != k) if self.bidirectional else allowed & (k < q)
+            return allowed | ((q == k) & (at(2 * self.rounds, q) == 1))
+
+        return allows
 
 
 class Visible(Pattern, Value, frozen=True):
@@ -334,11 +364,11 @@ class Visible(Pattern, Value, frozen=True):
 
     needs: ClassVar[str | None] = "key_BK"
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
+    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return (k >= 0) & ((q <= k) | (q > k))
 
 
-class ByHead(Pattern, Value, frozen=True):
+class ByHead(BoundPattern, Value, frozen=True):
     """Head h follows patterns[h mod n]."""
 
     patterns: tuple[Pattern, ...]
@@ -357,15 +387,20 @@ class ByHead(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return ByHead(tuple(part.bound() for part in self.patterns))
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
-        turn = h % len(self.patterns)
-        seen = (turn == 0) & self.patterns[0].allows(b, h, q, k, context)
-        for number, pattern in enumerate(self.patterns[1:], 1):
-            seen = seen | ((turn == number) & pattern.allows(b, h, q, k, context))
-        return seen
+    def bind(self, side: SideInputs) -> Predicate:
+        predicates = [pattern.bind(side) for pattern in self.patterns]
+
+        def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
+            group = h % len(predicates)
+            allowed = (group == 0) & predicates[0](b, h, q, k)
+            for number, predicate in enumerate(predicates[1:], 1):
+                allowed = allowed | ((group == number) & predicate(b, h, q, k))
+            return allowed
+
+        return allows
 
 
-class And(Pattern, Value, frozen=True):
+class And(BoundPattern, Value, frozen=True):
     """All of them."""
 
     parts: tuple[Pattern, ...]
@@ -383,14 +418,19 @@ class And(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return And(tuple(part.bound() for part in self.parts))
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
-        seen = self.parts[0].allows(b, h, q, k, context)
-        for part in self.parts[1:]:
-            seen = seen & part.allows(b, h, q, k, context)
-        return seen
+    def bind(self, side: SideInputs) -> Predicate:
+        predicates = [part.bind(side) for part in self.parts]
+
+        def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
+            allowed = predicates[0](b, h, q, k)
+            for predicate in predicates[1:]:
+                allowed = allowed & predicate(b, h, q, k)
+            return allowed
+
+        return allows
 
 
-class Or(Pattern, Value, frozen=True):
+class Or(BoundPattern, Value, frozen=True):
     """Any of them."""
 
     parts: tuple[Pattern, ...]
@@ -408,14 +448,19 @@ class Or(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return Or(tuple(part.bound() for part in self.parts))
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
-        seen = self.parts[0].allows(b, h, q, k, context)
-        for part in self.parts[1:]:
-            seen = seen | part.allows(b, h, q, k, context)
-        return seen
+    def bind(self, side: SideInputs) -> Predicate:
+        predicates = [part.bind(side) for part in self.parts]
+
+        def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
+            allowed = predicates[0](b, h, q, k)
+            for predicate in predicates[1:]:
+                allowed = allowed | predicate(b, h, q, k)
+            return allowed
+
+        return allows
 
 
-class Not(Pattern, Value, frozen=True):
+class Not(BoundPattern, Value, frozen=True):
     """The others."""
 
     part: Pattern
@@ -429,8 +474,9 @@ class Not(Pattern, Value, frozen=True):
     def bound(self) -> Pattern:
         return self if self.part.bound() == self.part else Full()
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index, context: Context | None) -> Any:
-        return ~self.part.allows(b, h, q, k, context)
+    def bind(self, side: SideInputs) -> Predicate:
+        predicate = self.part.bind(side)
+        return lambda b, h, q, k: ~predicate(b, h, q, k)
 
 
 def strided(stride: int) -> tuple[Pattern, Pattern]:
@@ -497,15 +543,16 @@ def _even(buckets: int, name: str) -> None:
         raise ValueError(f"{name}.buckets is {buckets}: they are directions and their opposites; make it even")
 
 
-def _places(context: Context | None, b: Index, h: Index) -> Any:
-    """A function (row, position) -> the number in that row of the scene's table of hashed places."""
-    if context is None or context.place_BHRP is None:
-        raise ValueError(
-            "the keys decide who sees whom in hashed and chunked: attend within a model, which hashes them"
-        )
-    table_BHRP = context.place_BHRP
+def _hashes(side: SideInputs) -> Tensor:
+    if side.hashes is None:
+        raise ValueError("the patterns hashed and chunked need hashed keys: use them in a model, which hashes its keys")
+    return side.hashes
+
+
+def _lookup(table_BHRP: Tensor, b: Index, h: Index) -> Any:
+    """A function (row, position) -> the number in that row of the table of hashes."""
     b, h, last = b % table_BHRP.shape[0], h % table_BHRP.shape[1], table_BHRP.shape[3]
-    return lambda row, position: table_BHRP[b, h, row, position % last]  # padding stands at -1, the table's end
+    return lambda row, position: table_BHRP[b, h, row, position % last]  # padding has position -1, the last column
 
 
 def _some(parts: tuple[Pattern, ...]) -> None:
@@ -529,8 +576,7 @@ def _rows(pattern: Pattern, length: int, heads: int, step: int | None = None) ->
     )
     for start in range(0, length, step):
         q = torch.arange(start, min(start + step, length), device=device).view(1, -1, 1)
-        context = Context(length, length, device)
-        yield pattern.allows(torch.zeros_like(h), h, q, k, context).expand(heads, q.shape[1], length)
+        yield pattern.bind(SideInputs())(torch.zeros_like(h), h, q, k).expand(heads, q.shape[1], length)
 
 
 def _held_back(pattern: Pattern) -> bool:

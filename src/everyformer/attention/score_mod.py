@@ -117,9 +117,14 @@ def sin_cos_of(
     """`waves` of where the queries or the keys stand."""
 
     def make() -> tuple[Tensor, Tensor]:
-        return sin_cos(context.query_positions() if of == "queries" else context.key_positions(), width, base, dtype)
+        return sin_cos(
+            context.positions.query_positions() if of == "queries" else context.positions.key_positions(),
+            width,
+            base,
+            dtype,
+        )
 
-    return context.once(("waves", of, width, base, dtype), make)
+    return context.memo(("waves", of, width, base, dtype), make)
 
 
 def sin_cos(position_BT: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -161,7 +166,7 @@ class AlibiModule(ScoreModModule):
         slope_H = self.slope_H.to(q_BHQE.dtype)
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            return -slope_H[h] * (context.query_at(b, i) - context.key_at(b, j)).abs()
+            return -slope_H[h] * (context.positions.query_at(b, i) - context.positions.key_at(b, j)).abs()
 
         return term
 
@@ -203,7 +208,7 @@ class ShawModule(ScoreModModule):
         term_BHQR = q_BHQE @ used_RE.to(q_BHQE.dtype).T * scale
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            row = (context.key_at(b, j) - context.query_at(b, i)).clamp(-back, ahead) + back
+            row = (context.positions.key_at(b, j) - context.positions.query_at(b, i)).clamp(-back, ahead) + back
             return picked(term_BHQR, b, h, i, row)
 
         return term
@@ -211,7 +216,7 @@ class ShawModule(ScoreModModule):
     def output(self, weights_BHQK: Tensor, context: Context) -> Tensor | None:
         if self.value_RE is None:
             return None
-        q_BQ, k_BK = context.query_positions(), context.key_positions()
+        q_BQ, k_BK = context.positions.query_positions(), context.positions.key_positions()
         row_BHQK = (k_BK[:, None, None, :] - q_BQ[:, None, :, None]).clamp(-self.back, self.ahead) + self.back
         row_BHQK = row_BHQK.expand_as(weights_BHQK)
         share_BHQR = weights_BHQK.new_zeros(*weights_BHQK.shape[:3], len(self.value_RE))
@@ -261,7 +266,7 @@ class T5BiasModule(ScoreModModule):
         bias_RH = self.bias_RH.to(q_BHQE.dtype)
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            return bias_RH[self.bucket(context.query_at(b, i) - context.key_at(b, j)), h]
+            return bias_RH[self.bucket(context.positions.query_at(b, i) - context.positions.key_at(b, j)), h]
 
         return term
 
@@ -294,9 +299,9 @@ class ImageBiasModule(ScoreModModule):
         return torch.where((cell_q < 0) | (cell_k < 0), self.bias_RH.shape[0] - 1, offset)
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
-        last = context.keys
-        if context.key_BK is not None:  # padding stands nowhere; a compiled graph cannot look at positions
-            last = 0 if torch.compiler.is_compiling() else int(context.key_BK.max()) + 1
+        last = context.positions.keys
+        if context.positions.key_BK is not None:  # padding stands nowhere; a compiled graph cannot look at positions
+            last = 0 if torch.compiler.is_compiling() else int(context.positions.key_BK.max()) + 1
         if last > self.before + self.rows * self.columns:
             raise ValueError(
                 f"image_bias knows {self.before} + {self.rows} x {self.columns} positions, but {last} are given; "
@@ -305,6 +310,6 @@ class ImageBiasModule(ScoreModModule):
         bias_RH = self.bias_RH.to(q_BHQE.dtype)
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            return bias_RH[self._row(context.query_at(b, i), context.key_at(b, j)), h]
+            return bias_RH[self._row(context.positions.query_at(b, i), context.positions.key_at(b, j)), h]
 
         return term

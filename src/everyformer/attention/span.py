@@ -23,7 +23,6 @@ from typing import Annotated, Any
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from everyformer.attention.context import Context
 from everyformer.attention.pattern import ByHead, Pattern, Window
@@ -65,12 +64,13 @@ class SpanModule(ScoreModModule):
         super().__init__()
         self.grows = grows(value)
         self.value = value
+        self.assumed_span: float | None = None  # what a plan assumes; None: the weights' own spans
         self.part_H = nn.Parameter(torch.full((heads,), float(value.start)))
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         z_H = self._spans()
-        if context.probe is not None:
-            context.probe.spans.append(z_H.detach()[None, :, None].expand(q_BHQE.shape[:3]))
+        if context.call.probe is not None:
+            context.call.probe.spans.append(z_H.detach()[None, :, None].expand(q_BHQE.shape[:3]))
         return SoftMask(z_H[None, :, None], self.value, context, q_BHQE.dtype)
 
     def penalty(self, context: Context) -> Tensor:
@@ -78,7 +78,7 @@ class SpanModule(ScoreModModule):
 
     def visible_keys(self, context: Context | None) -> Pattern:
         part_H = self.part_H.full_tensor() if hasattr(self.part_H, "full_tensor") else self.part_H
-        return windows(part_H * self.value.longest, self.value)
+        return windows(part_H * self.value.longest, self.value, self.assumed_span)
 
     def clamp_(self) -> None:
         with torch.no_grad():
@@ -96,17 +96,18 @@ class DynamicSpanModule(ScoreModModule):
         super().__init__()
         self.value = value
         self.grows = grows(value)
+        self.assumed_span: float | None = None
         self.v_HD = nn.Parameter(torch.randn(heads, value.width) * 0.02)
         self.b_H = nn.Parameter(torch.full((heads,), math.log(value.start / (1 - value.start))))
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         z_BHQ = self._spans(context)
-        if context.probe is not None:
-            context.probe.spans.append(z_BHQ.detach())
+        if context.call.probe is not None:
+            context.call.probe.spans.append(z_BHQ.detach())
         return SoftMask(z_BHQ, self.value, context, q_BHQE.dtype)
 
     def penalty(self, context: Context) -> Tensor:
-        z_BHQ, visible_BQ = self._spans(context), context.visible_BQ()
+        z_BHQ, visible_BQ = self._spans(context), context.positions.visible_BQ()
         if visible_BQ is None:
             return self.value.cost * z_BHQ.mean()
         real_BHQ = visible_BQ[:, None].expand_as(z_BHQ)
@@ -116,12 +117,14 @@ class DynamicSpanModule(ScoreModModule):
         if context is None:
             return Window(self.value.longest + 1)
         with torch.no_grad():
-            return windows(self._spans(context).amax((0, 2)), self.value)
+            return windows(self._spans(context).amax((0, 2)), self.value, self.assumed_span)
 
     def _spans(self, context: Context) -> Tensor:
-        if context.x_BQD is None:
-            raise ValueError("a dynamic span reads what the queries are made of; give attend a scene with x_BQD=")
-        x_BQD = at_least_single(context.x_BQD)
+        if context.side.query_inputs is None:
+            raise ValueError(
+                "a dynamic span reads what the queries are made of; give attend a scene with query_inputs="
+            )
+        x_BQD = at_least_single(context.side.query_inputs)
         logit_BQH = x_BQD @ self.v_HD.to(x_BQD.dtype).T + self.b_H.to(x_BQD.dtype)
         return self.value.longest * logit_BQH.sigmoid().transpose(1, 2)
 
@@ -136,7 +139,7 @@ class SoftMask:
     dtype: torch.dtype
 
     def __call__(self, b: Any, h: Any, i: Any, j: Any) -> Tensor:
-        away = (self.context.query_at(b, i) - self.context.key_at(b, j)).abs()
+        away = (self.context.positions.query_at(b, i) - self.context.positions.key_at(b, j)).abs()
         z = self.z_BHQ[b % self.z_BHQ.shape[0], h, i % self.z_BHQ.shape[2]]
         m = ((self.value.ramp + z - away) / self.value.ramp).clamp(0, 1)
         seen = (m > 0) & (away <= self.value.longest)
@@ -144,11 +147,10 @@ class SoftMask:
         return torch.where(seen, m, 1).log().masked_fill(~seen, -torch.inf).to(self.dtype)
 
 
-def windows(z_H: Tensor, value: Span | DynamicSpan) -> Pattern:
-    """What heads with these spans see at most; imagined ones are as they begin."""
+def windows(z_H: Tensor, value: Span | DynamicSpan, assumed: float | None = None) -> Pattern:
+    """Returns the windows that cover these spans. With `assumed`, all spans have this length and `z_H` is not read."""
     most = value.longest + 1
-    imagined = isinstance(z_H, FakeTensor) or z_H.is_meta
-    spans = [value.start * value.longest] * len(z_H) if imagined else z_H.tolist()
+    spans = z_H.tolist() if assumed is None else [assumed] * len(z_H)
     ends = [z + value.ramp if math.isfinite(z) else most for z in spans]  # a step gone wrong is told by its loss
     return _windows(tuple(min(most, coarse(math.ceil(end))) for end in ends))
 

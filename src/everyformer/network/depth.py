@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from everyformer.attention.attend import attend
 from everyformer.attention.context import Context
-from everyformer.attention.hashing import Hash, hashing, with_places
+from everyformer.attention.hashing import Hash, hashing
 from everyformer.attention.pattern import Full, Pattern, max_distance
 from everyformer.attention.projection import Projection
 from everyformer.attention.score_mod import ScoreMod, ScoreModModule, narrow_pattern
@@ -151,12 +151,12 @@ class AttentionModule(nn.Module):
         q_BHQE, k_BHTE, v_BHTE = self.heads.project(x_BTD)
         keys = self.join(keys, KVCache(k_BHTE, v_BHTE))
         if any(score_mod.reads_inputs for score_mod in self.score_mods):
-            context = replace(context, x_BQD=x_BTD)
+            context = replace(context, side=replace(context.side, query_inputs=x_BTD))
         if self.hash is not None:
             places = [] if places is None else places
             if not places:
                 places.append(self.hash(keys.bucket_BHKR, context))
-            context = with_places(context, places[0])
+            context = context.with_hashes(places[0])
         return self._attend(q_BHQE, keys, context), keys
 
     def across(self, x_BTD: Tensor, source: Source, keys: KVCache | None) -> tuple[Tensor, KVCache]:
@@ -231,18 +231,18 @@ class LayerModule(DepthLayer):
     def forward(
         self, state: Any, context: Context, cache: list[Any] | None, source: Source | None
     ) -> tuple[Any, list[Entry]]:
-        visible_BT, left, here = context.visible_BQ(), list(cache or ()), context
+        visible_BT, left, here = context.positions.visible_BQ(), list(cache or ()), context
         state = self._enter(state, context)
         found: list[Entry] = []
         if (attention := self.attention) is not None:
             step: Any = self.steps["attention"]
             before = left.pop(0) if left else None
-            entry = _append(before, step.stream(state), context) if context.hidden else None
+            entry = _append(before, step.stream(state), context) if context.call.segment_memory else None
             if isinstance(
                 before, LayerInputs
             ):  # the norms of a model with a past mix no positions: none has to be marked
                 here = context if (end := attention.max_distance()) is None else context.crop(end)
-                seen_BMD = before.x_BMD[:, context.keys - here.keys :]  # the others need no keys
+                seen_BMD = before.x_BMD[:, context.positions.keys - here.positions.keys :]  # the others need no keys
                 before = KVCache(*attention.heads.keys_values(step.view(seen_BMD, None)))
             # A reversible stack computes this twice, from a stream that comes back to rounding: who saw whom must stay.
             places: list[Tensor] = []
@@ -267,8 +267,8 @@ class LayerModule(DepthLayer):
             state, _ = step(state, lambda x: (_convolve(net, step, x, rows, context), None), visible_BT)
         elif net is not None:
             state, _ = self.steps["feedforward"](state, lambda x: (net(x), None), visible_BT)
-        if context.layers is not None:
-            context.layers.append(state)
+        if context.call.layer_outputs is not None:
+            context.call.layer_outputs.append(state)
         return state, found
 
     def keys(self, state: Any, context: Context, cache: list[Any]) -> list[Entry]:
@@ -277,27 +277,33 @@ class LayerModule(DepthLayer):
         state = self._enter(state, context)
         step: Any = self.steps["attention"]
         entry: Any = cache[0] if cache else None
-        if context.hidden:
+        if context.call.segment_memory:
             return [_append(entry, step.stream(state), context)]
-        new = KVCache(*self.attention.heads.keys_values(step.view(step.stream(state), context.visible_BQ())))
+        new = KVCache(*self.attention.heads.keys_values(step.view(step.stream(state), context.positions.visible_BQ())))
         return [self.attention.join(entry, new)]
 
     def _enter(self, state: Any, context: Context) -> Any:
-        return state if self.position is None else self.position(state, context.query_positions().clamp(min=0))
+        return (
+            state if self.position is None else self.position(state, context.positions.query_positions().clamp(min=0))
+        )
 
 
 def _append(rows: LayerInputs | None, x_BTD: Tensor, context: Context) -> LayerInputs:
-    x_BTD = x_BTD.detach() if context.hidden else x_BTD
+    x_BTD = x_BTD.detach() if context.call.segment_memory else x_BTD
     return LayerInputs(x_BTD) if rows is None else rows.append(x_BTD)
 
 
 def _convolve(net: ConvolutionModule, step: Any, x_BTD: Tensor, rows: LayerInputs | None, context: Context) -> Tensor:
     """The convolution of what is new, which looks back at what the past holds of its inputs."""
     if rows is None:
-        return net(x_BTD, context.visible_BQ())
-    before_BM = None if context.in_place else context.key_positions()[:, : context.keys - context.queries] >= 0
+        return net(x_BTD, context.positions.visible_BQ())
+    before_BM = (
+        None
+        if context.positions.in_order
+        else context.positions.key_positions()[:, : context.positions.keys - context.positions.queries] >= 0
+    )
     tail_BMD, seen_BM = last(rows.x_BMD, net.value.reach, before_BM)
-    now_BT = context.visible_BQ()
+    now_BT = context.positions.visible_BQ()
     if seen_BM is not None and now_BT is not None:
         now_BT = torch.cat((seen_BM, now_BT.expand(x_BTD.shape[:2])), dim=1)
     whole_BTD = torch.cat((step.view(tail_BMD, None), x_BTD), dim=1)
@@ -354,11 +360,11 @@ class StackLayers(Layers):
         recompute = self.recomputing
         checkpoint_segments = self.checkpoint_segments if recompute else 1
         bounds = [len(self.layers) * number // checkpoint_segments for number in range(checkpoint_segments + 1)]
-        state = self.ends.open(x_BTD, again=cache is None and context.probe is None)
+        state = self.ends.open(x_BTD, again=cache is None and context.call.probe is None)
         found: list[Entry] = []
         for section in pairwise(bounds):
             given = (state, context, cache, source, section)
             # Recomputed sections keep only their input; dropout falls alike in both computations.
             state, kept = checkpoint(self.section, *given, use_reentrant=False) if recompute else self.section(*given)
             found += kept
-        return self.ends.close(state, context.visible_BQ()), None if cache is None else tuple(found), {}
+        return self.ends.close(state, context.positions.visible_BQ()), None if cache is None else tuple(found), {}

@@ -32,10 +32,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import can_read
 from everyformer.attention.hashing import hashing
 from everyformer.network.cache import Entry, KVCache
 from everyformer.network.depth import Layer, Layered, LayerModule, Layers, Source
@@ -140,7 +140,7 @@ class RepeatLayers(Layers):
         value, size = self.value, sum(self.entries)
         self.check(cache, value.steps)
         state = self.ends.open(x_BTD)
-        visible_BT = context.visible_BQ()
+        visible_BT = context.positions.visible_BQ()
         account = ActState(value.mode, value.epsilon, real(x_BTD, visible_BT)) if isinstance(value, Halt) else None
         found: list[Entry] = []
         weights: list[Tensor] = []
@@ -153,7 +153,7 @@ class RepeatLayers(Layers):
                 break
             here = state
             if self.position is not None:
-                here = self.position(state, context.query_positions().clamp(min=0), step)
+                here = self.position(state, context.positions.query_positions().clamp(min=0), step)
             if done and self.light:
                 found += self._keys(here, context, given, found[:size])
                 continue
@@ -174,8 +174,8 @@ class RepeatLayers(Layers):
             state = account.y_BTD.to(x_BTD.dtype)  # type: ignore[union-attr]
             if value.cost:
                 costs["ponder"] = value.cost * mean(account.ponder_BT, visible_BT)  # type: ignore[arg-type]
-            if context.probe is not None:
-                context.probe.halts.append(shares(weights, value.steps, value.mode))
+            if context.call.probe is not None:
+                context.call.probe.halts.append(shares(weights, value.steps, value.mode))
         return self.ends.close(state, visible_BT), None if cache is None else tuple(found), costs
 
     def _step(self, state: Any, context: Context, cache: list[Any], source: Source | None) -> tuple[Any, list[Entry]]:
@@ -190,17 +190,19 @@ class RepeatLayers(Layers):
         self, here_BTD: Tensor, context: Context, cache: list[Any], source: Source | None, runs_BT: Tensor
     ) -> tuple[Tensor, list[Entry]]:
         """A step of the positions that run, put together; of the others the keys alone."""
-        blind = context.probe is not None or context.hidden or context.kernel not in GATHERING
-        count = len(runs_BT[0]) if blind or _blind(runs_BT) else int(runs_BT.sum(1).max())
+        blind = context.call.probe is not None or context.call.segment_memory or context.call.kernel not in GATHERING
+        count = len(runs_BT[0]) if blind or not can_read(runs_BT) else int(runs_BT.sum(1).max())
         if count > GATHER * len(runs_BT[0]):
             return self._step(here_BTD, context, cache, source)
         index_BQ = (~runs_BT).to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
-        position_BQ = context.query_positions().expand_as(runs_BT).gather(1, index_BQ)
+        position_BQ = context.positions.query_positions().expand_as(runs_BT).gather(1, index_BQ)
         position_BQ = torch.where(runs_BT.gather(1, index_BQ), position_BQ, -1)
-        some: dict[str, Any] = {"queries": count, "query_BQ": position_BQ, "made": {}, "shorter": {}}
-        near = replace(context, **some, key_BK=context.key_positions())
+        some: dict[str, Any] = {"queries": count, "query_BQ": position_BQ}
+        keys_BK = context.positions.key_positions()
+        near = replace(context, positions=replace(context.positions, **some, key_BK=keys_BK))
         if source is not None:
-            source = replace(source, context=replace(source.context, **some))
+            cross = replace(source.context, positions=replace(source.context.positions, **some))
+            source = replace(source, context=cross)
         entry, *_ = self._keys(here_BTD, context, cache, [])
         assert isinstance(entry, KVCache)
         index_BQD = index_BQ[..., None].expand(-1, -1, here_BTD.shape[-1])
@@ -228,13 +230,7 @@ def mean(ponder_BT: Tensor, visible_BT: Tensor | None) -> Tensor:
 
 def none(runs_BT: Tensor) -> bool:
     """Has every position halted? Where data cannot be looked at: no."""
-    return not _blind(runs_BT) and not bool(runs_BT.any())
-
-
-def _blind(x: Tensor) -> bool:
-    """Is this a pass that cannot look at data?"""
-    imagined = torch.compiler.is_compiling() or isinstance(x, FakeTensor) or x.is_meta
-    return imagined or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return can_read(runs_BT) and not bool(runs_BT.any())
 
 
 def shares(weights: list[Tensor], steps: int, mode: Mode = "graves") -> Tensor:

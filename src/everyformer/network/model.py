@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everyformer.attention.context import Context, Probe
+from everyformer.attention.context import Call, Context, Positions, Probe, SideInputs
 from everyformer.attention.hashing import hashing
 from everyformer.network.cache import Cache, KVCache, RecurrentState
 from everyformer.network.depth import Depth, DepthLayer, Source
@@ -206,17 +206,11 @@ class Network(nn.Module):
         position_BK = positions(before, visible, x_BTD, begin)
         document_BK = joined_documents(before, documents, x_BTD)
         keys = before.length + x_BTD.shape[1]
+        wanted = further is not None and self.further is not None and len(self.further) > 1
         context = Context(
-            queries=x_BTD.shape[1],
-            keys=keys,
-            device=x_BTD.device,
-            key_BK=position_BK,
-            document_BP=by_position(document_BK, position_BK),
-            edges_BNN=checked_edges(edges, batch, keys, position_BK),
-            kernel=kernel,
-            probe=probe,
-            hidden=before.hidden,
-            layers=[] if further is not None and self.further is not None and len(self.further) > 1 else None,
+            Positions(x_BTD.shape[1], keys, x_BTD.device, key_BK=position_BK),
+            SideInputs(by_position(document_BK, position_BK), checked_edges(edges, batch, keys, position_BK)),
+            Call(kernel, probe, segment_memory=before.hidden, layer_outputs=[] if wanted else None),
         )
         if before.length:
             self._check_unseen(before.length, batch, context)
@@ -224,7 +218,7 @@ class Network(nn.Module):
         x_BTD, layers, aux = self.body(
             x_BTD, context, None if cache is None else before.layers, self._source(source, x_BTD, context)
         )
-        for name, cost in context.costs:
+        for name, cost in context.call.losses:
             aux[name] = aux[name] + cost if name in aux else cost
         if cache is not None:
             keep = self.value.memory if memory is None else memory
@@ -233,7 +227,7 @@ class Network(nn.Module):
                 keep = min(keep, max(1, end + spare))
             cache = Cache(keys, layers, position_BK, document_BK, before.hidden, before.holes or visible is not None)
             cache = cache.trim(keep) if keep else cache
-        visible_BT = context.visible_BQ()
+        visible_BT = context.positions.visible_BQ()
         logits = tuple(head(x_BTD, visible_BT, self.embed) for head in self.outputs)
         return Output(
             hidden=x_BTD,
@@ -252,14 +246,14 @@ class Network(nn.Module):
             )
         found: list[tuple[int, int, Tensor]] = []
         ends: Any = getattr(self.body, "ends", None)  # of a stack
-        states = [*(context.layers or (x_BTD,))[:-1], None]  # of the last layer there is the output
+        states = [*(context.call.layer_outputs or (x_BTD,))[:-1], None]  # of the last layer there is the output
         for number, (maps, state) in enumerate(zip(self.further, states, strict=True), 1):
             assert isinstance(maps, nn.ModuleList)
             if number < lowest:  # a gradient of 0, because several processes wait for one of every weight
                 idle = [0 * weight.sum() for weight in maps.parameters()]
                 aux["idle"] = sum(idle, aux.get("idle", x_BTD.new_zeros(())))
             elif len(maps):
-                z_BTD = x_BTD if state is None else ends.close(state, context.visible_BQ())
+                z_BTD = x_BTD if state is None else ends.close(state, context.positions.visible_BQ())
                 first = int(state is None)  # there the next token is the head's
                 found += [(number, tokens, one(z_BTD)) for tokens, one in enumerate(maps, first)]
         return tuple(found)
@@ -281,12 +275,12 @@ class Network(nn.Module):
             x_BTD = x_BTD + self.segments(segments)
         elif segments is not None:
             raise ValueError("segments are given, but the model has none; build it with segments=2")
-        position_BT = context.query_positions()
+        position_BT = context.positions.query_positions()
         if self.limit is not None:
             self._check_limit(x_BTD.shape[1], position_BT, context)
         if self.position is not None:
             x_BTD = self.position(x_BTD, position_BT.clamp(min=0))
-        x_BTD = x_BTD if self.norm is None else self.norm(x_BTD, context.visible_BQ())
+        x_BTD = x_BTD if self.norm is None else self.norm(x_BTD, context.positions.visible_BQ())
         return self.dropout(x_BTD)
 
     def _check_limit(self, length: int, position_BT: Tensor, context: Context) -> None:
@@ -295,8 +289,8 @@ class Network(nn.Module):
                 f"the image has {length} tokens with the class token, the model's positions are for {self.limit}; "
                 "give images of the size it was built for"
             )
-        if context.key_BK is None:
-            check_limit(context.keys, self.limit)
+        if context.positions.key_BK is None:
+            check_limit(context.positions.keys, self.limit)
         elif not torch.compiler.is_compiling():
             check_limit(int(position_BT.max()) + 1, self.limit)
 
@@ -333,7 +327,7 @@ class Network(nn.Module):
             )
         if not self.ahead or torch.compiler.is_compiling():
             return
-        whole = replace(context, queries=context.keys, made={})
+        whole = replace(context, positions=replace(context.positions, queries=context.positions.keys))
         for attention in self.ahead:
             if hashing(attention.pattern):
                 raise ValueError(
@@ -362,14 +356,11 @@ class Network(nn.Module):
             raise ValueError(f"the source is {memory.x_BSD.dtype}, the model {x_BTD.dtype}; make them one")
         visible_BS = memory.visible_BS
         position_BS = None if visible_BS is None else count(visible_BS, 0)
+        here = context.positions
         seen = Context(
-            queries=context.queries,
-            keys=length,
-            device=context.device,
-            query_BQ=context.query_positions(),
-            key_BK=position_BS,
-            kernel=context.kernel,
-            probe=context.probe,
+            Positions(here.queries, length, here.device, here.query_positions(), position_BS),
+            SideInputs(),
+            context.call,
         )
         return Source(memory.x_BSD, seen)
 

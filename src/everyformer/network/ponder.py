@@ -10,8 +10,8 @@ Symbols: `steps` M, `rest` eps, `cost` tau, `bias` b_h at the start; `cell` is S
 Departures: W writes x_t + delta, which is the flag put beside x_t, and the cost without brackets and tau. Of the lstm h_t^n alone
 halts and answers, the mean is of h and c. In several layers each ponders by itself. The cost is a mean, not Graves' sum over t.
 
-Steps that no sequence of the batch needs are not computed; a compiled or a recorded pass computes all of them, an imagined one
-(a plan) as many as a new net takes, 1/sigma(b_h). A position that is padding changes nothing of the state.
+Steps that no sequence of the batch needs are not computed; a compiled or a recorded pass computes all of them.
+A new net takes 1/sigma(b_h) steps. A position that is padding changes nothing of the state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from everyformer.attention.context import Context
@@ -72,8 +71,9 @@ class PonderCell(nn.Module):
             Plain(width + 1, width) if value.cell == "rnn" else Cell(width + 1, width, "ifco", "tanh", True, True)
         )
         self.unit = HaltingUnit(width, value.bias)
-        self.begins = min(value.steps, math.ceil(1 + math.exp(-max(value.bias, -700.0))))
-        self.grows = f"{self.begins} steps on an input, at most {value.steps}"
+        self.max_steps = value.steps  # a plan lowers it to the initial number of steps
+        self.initial_steps = min(value.steps, math.ceil(1 + math.exp(-max(value.bias, -700.0))))
+        self.grows = f"{self.initial_steps} steps on an input, at most {value.steps}"
 
     def forward(
         self, x_BTD: Tensor, visible_BT: Tensor | None, before_BC: Tensor | None, context: Context, keep: bool
@@ -83,18 +83,17 @@ class PonderCell(nn.Module):
         runs_BT, own = real(x_BTD, visible_BT), self.cell.own
         later_BTF = self.cell.of_x(F.pad(x_BTD, (0, 1)))
         first_BTF = later_BTF + self.cell.of_x.weight[:, -1]  # what the flag adds
-        limit = self.begins if isinstance(x_BTD, FakeTensor) else self.value.steps
         states, ponders, halts = [], [], []
         for time, inputs in enumerate(zip(first_BTF.unbind(1), later_BTF.unbind(1), strict=True)):
             account, weights = ActState("graves", self.value.epsilon, runs_BT[:, time, None]), []
             now_BC, seen_B1 = state_BC, account.runs_BT
-            for step in range(limit):
+            for step in range(self.max_steps):
                 if step and none(account.runs_BT):
                     break
                 now_BC = self.cell.after(inputs[min(step, 1)], now_BC)
                 now_B1C = now_BC[:, None]
                 halt_B1 = self.unit(now_B1C[..., :own].to(x_BTD.dtype))
-                weights.append(account.add(halt_B1, now_B1C, step + 1 == limit))
+                weights.append(account.add(halt_B1, now_B1C, step + 1 == self.max_steps))
             mean_B1C, ponder_B1 = account.y_BTD, account.ponder_BT
             assert isinstance(mean_B1C, Tensor) and isinstance(ponder_B1, Tensor)
             state_BC = torch.where(seen_B1, mean_B1C[:, 0], state_BC)
@@ -102,8 +101,8 @@ class PonderCell(nn.Module):
             ponders.append(ponder_B1)
             halts.append(weights)
         if self.value.cost:
-            context.costs.append(("ponder", self.value.cost * mean(torch.cat(ponders, dim=1), visible_BT)))
-        if context.probe is not None:
-            context.probe.halts.append(torch.cat([shares(one, self.value.steps) for one in halts], dim=1))
+            context.call.losses.append(("ponder", self.value.cost * mean(torch.cat(ponders, dim=1), visible_BT)))
+        if context.call.probe is not None:
+            context.call.probe.halts.append(torch.cat([shares(one, self.value.steps) for one in halts], dim=1))
         state_BTC = torch.stack(states, dim=1)
         return state_BTC[..., :own].to(x_BTD.dtype), state_BTC if keep else None

@@ -145,7 +145,7 @@ class Cell(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """h of every position, and where `keep` says so the states [h; c] (of the ablated c) of them, or of the last ones."""
         h_BD, c_BD = self._split(begin(x_BTD, before_BC, self.size))
-        plain = context.kernel == "reference" or x_BTD.shape[1] == 1
+        plain = context.call.kernel == "reference" or x_BTD.shape[1] == 1
         if plain or (self.of_h is not None and not self.fuses):
             h_BTD, c_BTD = self._steps(x_BTD, visible_BT, h_BD, c_BD)
         elif self.of_h is None:
@@ -158,8 +158,8 @@ class Cell(nn.Module):
                 c_BTD = self._scanned(x_BTD, visible_BT, torch.cat((h_BD[:, None], h_BTD[:, :-1]), dim=1), c_BD)
         if h_BTD is None:
             h_BTD = self.activation(c_BTD).to(x_BTD.dtype)
-        if context.probe is not None:
-            context.probe.weights.append(self._weights(x_BTD, visible_BT, h_BD, h_BTD))
+        if context.call.probe is not None:
+            context.call.probe.weights.append(self._weights(x_BTD, visible_BT, h_BD, h_BTD))
         if not keep:
             return h_BTD, None
         return h_BTD, c_BTD if self.of_h is None else torch.cat((h_BTD[:, -c_BTD.shape[1] :], c_BTD), dim=-1)
@@ -283,13 +283,13 @@ class RecurrentLayer(DepthLayer):
             raise ValueError(
                 "a layer that reads both ways needs its sequence at once, and its past has answered already; call it without past"
             )
-        if before is not None and context.probe is not None and before.x_BMD.shape[1]:
+        if before is not None and context.call.probe is not None and before.x_BMD.shape[1]:
             raise ValueError("what a past holds cannot be told apart by position; probe a call without past")
-        if context.kernel not in ("auto", "reference"):
+        if context.call.kernel not in ("auto", "reference"):
             raise UnsupportedKernel(
-                f"kernel={context.kernel} computes attention, and a recurrent layer has none; use auto or reference"
+                f"kernel={context.call.kernel} computes attention, and a recurrent layer has none; use auto or reference"
             )
-        visible_BT = context.visible_BQ()
+        visible_BT = context.positions.visible_BQ()
         state, found = self.step(
             state, lambda x: self._read(x, visible_BT, context, before, cache is not None), visible_BT
         )
@@ -306,12 +306,12 @@ class RecurrentLayer(DepthLayer):
             back = None if visible_BT is None else visible_BT.flip(1)
             other_BTD, _ = self.cells[1](x_BTD.flip(1), back, None, context, False)
             h_BTD = torch.cat((h_BTD, other_BTD.flip(1)), dim=-1)
-            if context.probe is not None:
-                there, back_BDQK = context.probe.weights[-2:]
-                context.probe.weights[-2:] = [torch.cat((there, back_BDQK.flip(2, 3)), dim=1)]
+            if context.call.probe is not None:
+                there, back_BDQK = context.call.probe.weights[-2:]
+                context.call.probe.weights[-2:] = [torch.cat((there, back_BDQK.flip(2, 3)), dim=1)]
         if state is None:
             return h_BTD, None
-        found = state.detach() if context.hidden else state
+        found = state.detach() if context.call.segment_memory else state
         if before is not None and last_BC is not None and found.shape[1] == x_BTD.shape[1]:
             found = torch.cat((before.x_BMD.to(found.dtype), found), dim=1)
         return h_BTD, RecurrentState(found)

@@ -23,7 +23,7 @@ from torch import Tensor
 from everyformer.attention.attend import attend
 from everyformer.attention.context import Context
 from everyformer.attention.four_term import FourTerm
-from everyformer.attention.hashing import Hash, hashing, with_places
+from everyformer.attention.hashing import Hash, hashing
 from everyformer.attention.pattern import Causal, Hashed, Local, Pattern, Window, fixed, strided
 from everyformer.attention.score_mod import ScoreMod
 from everyformer.attention.span import Span
@@ -131,9 +131,9 @@ def _pass(kind: tuple[Pattern, tuple[ScoreMod, ...]], qkv: list[Tensor]) -> Call
     slope = torch.randn_like(q)
 
     def once() -> None:
-        context = Context(q.shape[2], q.shape[2], q.device)
+        context = Context.of(q.shape[2], q.shape[2], q.device)
         for hash_ in hashes:  # which is a part of the work
-            context = with_places(context, hash_(hash_.buckets(qkv[1]), context))
+            context = context.with_hashes(hash_(hash_.buckets(qkv[1]), context))
         torch.autograd.grad(attend(qkv[0], qkv[1], qkv[2], pattern, modules, context=context), weights, slope)
 
     return once

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.attention.context import Context
-from everyformer.attention.hashing import Hash, hashing, with_places
+from everyformer.attention.hashing import Hash, hashing
 from everyformer.attention.pattern import Graph, Pattern, SameDocument, Visible, for_head
 from everyformer.value import nearest, snake
 
@@ -51,13 +51,13 @@ def example_context(pattern: Pattern, length: int) -> tuple[Context, list[str]]:
     if any(isinstance(part, Visible) for part in parts):
         key_BK = torch.where(at_P < length - length // 4, at_P, -1)[None]
         said.append("visible is shown with the last quarter as padding")
-    context = Context(length, length, at_P.device, key_BK=key_BK, document_BP=document_BP, edges_BNN=edges_BNN)
+    context = Context.of(length, length, at_P.device, key_BK=key_BK, documents=document_BP, edges=edges_BNN)
     for part in hashing(pattern):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             hashes = Hash(part, 1, 8)
             bucket_BHKR = hashes.buckets(torch.randn(1, 1, length, 8))
-        context = with_places(context, hashes(bucket_BHKR, context))
+        context = context.with_hashes(hashes(bucket_BHKR, context))
         said.append(f"{snake(type(part).__name__)} is shown with random keys")
     return context, said
 

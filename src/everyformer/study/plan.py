@@ -28,8 +28,10 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from everyformer.attention.span import DynamicSpanModule, SpanModule
 from everyformer.family.table import find, parameters
 from everyformer.network.model import EncoderDecoder
+from everyformer.network.ponder import PonderCell
 from everyformer.study import malloc
 from everyformer.study.tally import Tally
 from everyformer.task.work import Batch, Work
@@ -145,6 +147,7 @@ def _walk(
     with torch.random.fork_rng(devices=[]):
         with tally, device:
             learner = _learner(plain, work, device)
+        _assume_initial(learner.network)
         batch = _largest(recipe, work)  # a real one: code looks at it
         count = work.count(batch)
         learner.scaler = torch.amp.GradScaler(device.type, enabled=False)  # it would look at the gradients
@@ -156,6 +159,15 @@ def _walk(
                 _step(learner, batch.rows(0, rows), count)
     tally.repeat(begun, REPEATED)
     return tally, learner, batch, count
+
+
+def _assume_initial(network: nn.Module) -> None:
+    """Give spans and pondering their initial lengths: fake tensors have no values from which to read others."""
+    for module in network.modules():
+        if isinstance(module, SpanModule | DynamicSpanModule):
+            module.assumed_span = module.value.start * module.value.longest
+        elif isinstance(module, PonderCell):
+            module.max_steps = module.initial_steps
 
 
 def _taken(tally: Tally) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer.attention.context import Context
+from everyformer.attention.context import Context, SideInputs
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.kernels.sdpa import dense, shown
 from everyformer.attention.pattern import Pattern, Stride, alternatives, for_head
@@ -52,8 +52,10 @@ def run(request: Request) -> Tensor:
     context = request.context
     answer_BHQE = request.q_BHQE.new_zeros(*request.q_BHQE.shape[:3], request.v_BHKE.shape[-1])
     for heads, pattern in _groups(request.pattern, request.heads):
-        parts = plan(pattern, context.queries, context.keys, request.heads, context.device)
-        head_H = torch.tensor(heads, device=context.device)
+        parts = plan(
+            pattern, context.positions.queries, context.positions.keys, request.heads, context.positions.device
+        )
+        head_H = torch.tensor(heads, device=context.positions.device)
         pieces = [_attend(request, part, head_H, alone=len(parts) == 1) for part in parts]
         answer_BHQE = answer_BHQE.index_copy(1, head_H, _merge(pieces))
     return answer_BHQE
@@ -77,28 +79,30 @@ def _groups(pattern: Pattern, heads: int) -> list[tuple[list[int], Pattern]]:
 
 def _same_order(context: Context) -> bool:
     """Does every visible key stand at the position of its number, in all sequences alike?"""
-    if context.in_place:
+    if context.positions.in_order:
         return True
-    if context.query_BQ is not None or context.key_BK is None:
+    if context.positions.query_BQ is not None or context.positions.key_BK is None:
         return False
-    key_BK = context.key_BK
-    return bool(((key_BK == torch.arange(context.keys, device=context.device)) | (key_BK < 0)).all())
+    key_BK = context.positions.key_BK
+    return bool(
+        ((key_BK == torch.arange(context.positions.keys, device=context.positions.device)) | (key_BK < 0)).all()
+    )
 
 
 def _attend(request: Request, part: Part, head_H: Tensor, alone: bool) -> tuple[Tensor, Tensor | None]:
     """The part's answer B, H, Q, E and its log-sum-exp B, H, Q, 1 (not needed where the part is alone)."""
-    context, queries = request.context, request.context.queries
-    i_NQ, j_NK = part.i_NQ.clamp(max=queries - 1), part.j_NK.clamp(max=context.keys - 1)
+    context, queries = request.context, request.context.positions.queries
+    i_NQ, j_NK = part.i_NQ.clamp(max=queries - 1), part.j_NK.clamp(max=context.positions.keys - 1)
     q = request.q_BHQE[:, head_H][:, :, i_NQ]  # a rule may have made them wider than the values
     k = request.k_BHKE[:, head_H][:, :, j_NK]
     v_BHNKE = request.v_BHKE[:, head_H][:, :, j_NK]
 
-    b = torch.arange(request.batch, device=context.device).view(-1, 1, 1, 1, 1)
+    b = torch.arange(request.batch, device=context.positions.device).view(-1, 1, 1, 1, 1)
     h, i, j = head_H.view(-1, 1, 1, 1), i_NQ[:, :, None], j_NK[:, None, :]
-    k_at = context.key_at(b, j)
-    seen = part.pattern.allows(b, h, context.query_at(b, i), k_at, context)
-    seen = seen & (part.i_NQ < queries)[:, :, None] & (part.j_NK < context.keys)[:, None, :]
-    seen = seen if context.key_BK is None else seen & (k_at >= 0)
+    k_at = context.positions.key_at(b, j)
+    seen = part.pattern.bind(context.side)(b, h, context.positions.query_at(b, i), k_at)
+    seen = seen & (part.i_NQ < queries)[:, :, None] & (part.j_NK < context.positions.keys)[:, None, :]
+    seen = seen if context.positions.key_BK is None else seen & (k_at >= 0)
     bias = q.new_zeros(())
     for term in request.terms:
         bias = bias + term(b, h, i, j)
@@ -186,7 +190,7 @@ def _live(pattern: Pattern, at_Q: Tensor, keys: int, heads: int) -> Tensor:
     for start in range(0, len(at_Q), step):
         q_Q1 = at_Q[start : start + step, None]
         zero, h = torch.zeros((), dtype=torch.long), torch.arange(heads).view(-1, 1, 1)
-        seen = pattern.allows(zero, h, q_Q1, k_K, Context(len(at_Q), keys, k_K.device))
+        seen = pattern.bind(SideInputs())(zero, h, q_Q1, k_K)
         # Most patterns read no head and come back without that axis.
         seen_QK = (seen.any(0) if seen.dim() == 3 else seen).expand(len(q_Q1), keys)
         rows.append(_pad_rows(seen_QK, FINEST).unflatten(0, (-1, FINEST)).any(1))

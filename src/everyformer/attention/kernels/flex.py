@@ -45,7 +45,7 @@ def run(request: Request) -> Tensor:
             return s
 
     block_mask = _block_mask(request.pattern, context, request.batch, request.heads)
-    answer = _kernel(context.device.type)(
+    answer = _kernel(context.positions.device.type)(
         request.q_BHQE,
         request.k_BHKE,
         request.v_BHKE,
@@ -58,24 +58,30 @@ def run(request: Request) -> Tensor:
 
 
 def _block_mask(pattern: Pattern, context: Context, batch: int, heads: int) -> BlockMask:
-    if context.in_place and pattern.bound() == pattern:
-        return _static_block_mask(pattern, context.queries, context.keys, heads, context.device)
+    if context.positions.in_order and pattern.bound() == pattern:
+        return _static_block_mask(
+            pattern, context.positions.queries, context.positions.keys, heads, context.positions.device
+        )
     return _make(pattern, context, batch, heads)
 
 
 @lru_cache(maxsize=64)
 def _static_block_mask(pattern: Pattern, queries: int, keys: int, heads: int, device: torch.device) -> BlockMask:
     with torch.inference_mode(False):  # what is kept must serve training too
-        return _make(pattern, Context(queries, keys, device), 1, heads)
+        return _make(pattern, Context.of(queries, keys, device), 1, heads)
 
 
 def _make(pattern: Pattern, context: Context, batch: int, heads: int) -> BlockMask:
-    def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        k = context.key_at(b, j)
-        seen = pattern.allows(b, h, context.query_at(b, i), k, context)
-        return seen if context.key_BK is None else seen & (k >= 0)
+    predicate = pattern.bind(context.side)
 
-    return create_block_mask(allows, batch, heads, context.queries, context.keys, device=context.device)
+    def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        k = context.positions.key_at(b, j)
+        seen = predicate(b, h, context.positions.query_at(b, i), k)
+        return seen if context.positions.key_BK is None else seen & (k >= 0)
+
+    return create_block_mask(
+        allows, batch, heads, context.positions.queries, context.positions.keys, device=context.positions.device
+    )
 
 
 @lru_cache(maxsize=2)

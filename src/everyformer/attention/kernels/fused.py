@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
+from everyformer.attention.has_data import has_data
 from everyformer.attention.hashing import BUCKET
 from everyformer.attention.kernels.request import HALF, Request
 from everyformer.attention.pattern import (
@@ -116,8 +116,8 @@ def unsupported_reason(request: Request) -> str | None:
         return reason
     if (width := _width(request)) > WIDEST:
         return f"heads are wider than {WIDEST}; use blocked"
-    if request.heads * request.context.keys * width >= 2**31:
-        return f"{request.heads} heads of {width} numbers at {request.context.keys} positions are 2^31 or more; use blocked"
+    if request.heads * request.context.positions.keys * width >= 2**31:
+        return f"{request.heads} heads of {width} numbers at {request.context.positions.keys} positions are 2^31 or more; use blocked"
     if parts_of(request) is None:
         return f"{request.pattern} is no union of windows, blocks, strides and summaries, nor hashed; use blocked"
     return None
@@ -126,14 +126,14 @@ def unsupported_reason(request: Request) -> str | None:
 def computed_fraction(request: Request) -> float:
     """The share of the T x T scores that this kernel computes."""
     groups = parts_of(request) or []
-    return sum(part.share(request.context.keys) for parts in groups for part in parts) / max(1, len(groups))
+    return sum(part.share(request.context.positions.keys) for parts in groups for part in parts) / max(1, len(groups))
 
 
 def parts_of(request: Request) -> list[tuple[Part, ...]] | None:
     """The parts of each group of heads: head h is of group h mod their number. None where the pattern has no such parts."""
     pattern = request.pattern
     if isinstance(pattern, Hashed):
-        table = None if request.terms else request.context.place_BHRP
+        table = None if request.terms else request.context.side.hashes
         rounds = tuple(Part(IN_BUCKET, 1, pattern.window, round=number) for number in range(pattern.rounds))
         return None if table is None else [rounds]
     patterns = _by_head(pattern)
@@ -199,7 +199,7 @@ def run(request: Request) -> Tensor:
     for term in request.terms:
         assert isinstance(term, SoftMask)
         ramp, z_BHT = term.value.ramp, term.z_BHQ.float().expand(request.q_BHQE.shape[:3]).contiguous()
-    places = _places(request.pattern, request.context.place_BHRP) if isinstance(request.pattern, Hashed) else None
+    places = _places(request.pattern, request.context.side.hashes) if isinstance(request.pattern, Hashed) else None
     answer_BTHE: Tensor = Fused.apply(q, k, v, z_BHT, groups, places, request.scale, ramp)  # type: ignore[no-untyped-call]
     return answer_BTHE.transpose(1, 2)[..., : request.v_BHKE.shape[-1]]
 
@@ -268,7 +268,7 @@ def _launches(
 
 
 def _launch(program: Any, numbers: tuple[float, ...], fixed: dict[str, int], *tensors: Tensor) -> None:
-    if not isinstance(tensors[0], FakeTensor):  # an imagined pass has the memory alone
+    if has_data(tensors[0]):
         program(*tensors, *numbers, **fixed)
 
 

@@ -34,9 +34,9 @@ def unsupported_reason(request: Request) -> str | None:
         return reason
     if not isinstance(request.pattern, Hashed):
         return f"the pattern {request.pattern} is not hashed(...) alone; use sdpa"
-    if request.context.place_BHRP is None:
+    if request.context.side.hashes is None:
         return "the keys decide who sees whom in hashed: attend within a model, which hashes them"
-    if request.context.query_BQ is not None:
+    if request.context.positions.query_BQ is not None:
         return "the queries are not among the keys; use sdpa"
     return None
 
@@ -44,14 +44,16 @@ def unsupported_reason(request: Request) -> str | None:
 def run(request: Request) -> Tensor:
     pattern, context = request.pattern, request.context
     assert isinstance(pattern, Hashed)
-    grid, before = Grid.of(pattern, context.keys), context.keys - context.queries
+    grid, before = Grid.of(pattern, context.positions.keys), context.positions.keys - context.positions.queries
     place_BHRK = _by_number(context)
     q = F.pad(request.q_BHQE, (0, 0, before, 0)) if before else request.q_BHQE
     rows = [x.flatten(0, 2) for x in (q, request.k_BHKE, request.v_BHKE)]
     rounds = [_round(request, grid, place_BHRK, number, rows) for number in range(pattern.rounds)]
     top = torch.stack([one for one, _ in rounds]).amax(0)
     total = torch.stack([sums * (one - top).exp() for one, sums in rounds]).sum(0)
-    answer = (total[:, :-1] / total[:, -1:]).unflatten(0, (request.batch, request.heads, context.keys))[:, :, before:]
+    answer = (total[:, :-1] / total[:, -1:]).unflatten(0, (request.batch, request.heads, context.positions.keys))[
+        :, :, before:
+    ]
     real_BHQ1 = place_BHRK[:, :, 0, before:, None] >= 0
     return answer.masked_fill(~real_BHQ1, 0).to(request.v_BHKE.dtype)
 
@@ -86,11 +88,11 @@ class Grid:
 
 def _by_number(context: Context) -> Tensor:
     """The scene's table of places by the number of the key instead of its position."""
-    table_BHRP = context.place_BHRP
+    table_BHRP = context.side.hashes
     assert table_BHRP is not None
-    if context.key_BK is None:
+    if context.positions.key_BK is None:
         return table_BHRP[..., :-1]
-    at_BK = context.key_BK % table_BHRP.shape[-1]
+    at_BK = context.positions.key_BK % table_BHRP.shape[-1]
     return table_BHRP.gather(-1, at_BK[:, None, None].expand(*table_BHRP.shape[:3], -1))
 
 
@@ -156,7 +158,7 @@ def _seen(pattern: Any, grid: Grid, place_RWQ: Tensor, number: int) -> Tensor:
 
 def _indices(request: Request, grid: Grid, key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """b, h, i, j of the scores, for the terms of rules."""
-    keys, queries = request.context.keys, request.context.queries
+    keys, queries = request.context.positions.keys, request.context.positions.queries
     key_WQ = key.unflatten(0, (-1, grid.size))
     own_NQ1, near_N1S = key_WQ[grid.back :, :, None], torch.cat(grid.near(key_WQ), dim=1)[:, None]
     b, h = own_NQ1 // (keys * request.heads), own_NQ1 // keys % request.heads

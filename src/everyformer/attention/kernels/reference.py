@@ -15,7 +15,7 @@ def unsupported_reason(request: Request) -> str | None:
 
 def run(request: Request) -> Tensor:
     context = request.context
-    b, h, i, j = context.indices(request.batch, request.heads)
+    b, h, i, j = context.positions.indices(request.batch, request.heads)
     score_BHQK = request.q_BHQE @ request.k_BHKE.transpose(-1, -2) * request.scale
     for term in request.terms:
         score_BHQK = score_BHQK + term(b, h, i, j)
@@ -26,8 +26,8 @@ def run(request: Request) -> Tensor:
     empty_BHQ1 = top_BHQ1 == -torch.inf
     share_BHQK = (score_BHQK - top_BHQ1.masked_fill(empty_BHQ1, 0)).exp()
     weights_BHQK = share_BHQK / share_BHQK.sum(-1, keepdim=True).masked_fill(empty_BHQ1, 1)
-    if context.probe is not None:
-        context.probe.weights.append(weights_BHQK.detach())
+    if context.call.probe is not None:
+        context.call.probe.weights.append(weights_BHQK.detach())
     weights_BHQK = F.dropout(weights_BHQK, request.dropout, training=request.dropout > 0)
     answer_BHQE = weights_BHQK @ request.v_BHKE
     for score_mod in request.answers:

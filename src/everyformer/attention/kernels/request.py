@@ -43,7 +43,7 @@ class Request:
 
     def partial_pass_reason(self) -> str | None:
         """Why a kernel that takes positions for numbers cannot serve, or None."""
-        if self.context.in_place and self.context.queries == self.context.keys:
+        if self.context.positions.in_order and self.context.positions.queries == self.context.positions.keys:
             return None
         return "the queries are not all the positions, each at its number (a past, padding, another sequence); use sdpa"
 
@@ -57,6 +57,6 @@ class Request:
         """Why a kernel that never holds the weights cannot serve, or None."""
         if self.answers:
             return "a rule adds to the answer by the weights (Shaw's value terms), which this kernel never holds"
-        if self.context.probe is not None:
+        if self.context.call.probe is not None:
             return "a probe wants the weights, which this kernel never holds"
         return None

@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from everyformer.attention.has_data import has_data
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Causal, Full
 
@@ -26,18 +26,18 @@ def unsupported_reason(request: Request) -> str | None:
 def run(request: Request) -> Tensor:
     context, pattern = request.context, request.pattern
     bare = len(request.terms) == 0  # not `not terms`: torch.compile cannot ask a tuple of functions that
-    plain = bare and context.in_place and type(pattern) is Causal
-    if plain and context.queries == context.keys:
+    plain = bare and context.positions.in_order and type(pattern) is Causal
+    if plain and context.positions.queries == context.positions.keys:
         return _run(request, None, causal=True)
-    if plain and context.queries == 1:
+    if plain and context.positions.queries == 1:
         return _run(request, None)
-    everything = type(pattern) is Full and context.key_BK is None
+    everything = type(pattern) is Full and context.positions.key_BK is None
     if everything and bare:
         return _run(request, None)
     if everything:
         return _run(request, _bias(request))
     mask = context.mask(pattern, request.batch, request.heads)
-    seen, alive = context.once(("shown", id(pattern), request.batch, request.heads), lambda: shown(mask))
+    seen, alive = context.memo(("shown", id(pattern), request.batch, request.heads), lambda: shown(mask))
     bias = _bias(request).masked_fill(~seen, -torch.inf) if not bare else seen
     return _run(request, bias).masked_fill(~alive, 0)
 
@@ -76,14 +76,14 @@ def dense(
 
 def _cudnn_serves(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool) -> bool:
     """Whether there is cuDNN's kernel for this: it alone takes values narrower than keys."""
-    if q.device.type != "cuda" or isinstance(q, FakeTensor) or torch.compiler.is_compiling():
+    if q.device.type != "cuda" or torch.compiler.is_compiling() or not has_data(q):
         return False
     return bool(can_use_cudnn_attention(SDPAParams(q, k, v, None, dropout, causal, False)))
 
 
 def _bias(request: Request) -> Tensor:
     """The terms of all rules, dense."""
-    index = request.context.indices(request.batch, request.heads)
+    index = request.context.positions.indices(request.batch, request.heads)
     bias = request.terms[0](*index)
     for term in request.terms[1:]:
         bias = bias + term(*index)

@@ -75,21 +75,23 @@ Part = Tile | Few
 def unsupported_reason(request: Request) -> str | None:
     if reason := request.needs_weights_reason():
         return reason
-    if request.context.device.type != "cpu" and request.q_BHQE.dtype in HALF:
+    if request.context.positions.device.type != "cpu" and request.q_BHQE.dtype in HALF:
         return "away from a CPU it computes its scores as precisely as its numbers, and half is too little; use blocked"
     if request.terms or request.dropout:
         return "a rule adds to the score, or weights are dropped, inside a dense kernel that does neither; use blocked"
     if reason := request.partial_pass_reason():
         return reason
     if parts_of(request) is None:
-        return f"{request.pattern} over {request.context.keys} positions is no union of whole tiles; use blocked"
+        return (
+            f"{request.pattern} over {request.context.positions.keys} positions is no union of whole tiles; use blocked"
+        )
     return None
 
 
 def computed_fraction(request: Request) -> float:
     """The share of the T x T scores that this kernel computes."""
     parts = parts_of(request) or []
-    return sum(part.share(request.context.keys) for one in parts for part in one) / max(1, len(parts))
+    return sum(part.share(request.context.positions.keys) for one in parts for part in one) / max(1, len(parts))
 
 
 def run(request: Request) -> Tensor:
@@ -107,7 +109,7 @@ def run(request: Request) -> Tensor:
 
 def parts_of(request: Request) -> list[tuple[Part, ...]] | None:
     """The parts of each group of heads, or None where the pattern is not made of tiles."""
-    pattern, length = request.pattern, request.context.keys
+    pattern, length = request.pattern, request.context.positions.keys
     patterns = pattern.patterns if isinstance(pattern, ByHead) else (pattern,)
     if request.heads % len(patterns):
         return None
