@@ -112,18 +112,19 @@ def test_sentences_are_split_within_documents(tmp_path):
     (tmp_path / "b.txt").write_text("\n\nEight nine")
     text = open_text(str(tmp_path), (1 - 1e-9, 1e-9))
     tokenizer = train_characters(lambda: text.chunks("train"))
-    found = encode_sentences(text, "train", tokenizer)
+    sentences = encode_sentences(text, "train", tokenizer)
     read = [
-        tokenizer.decode(found.token_N[a:b].tolist()) for a, b in zip(found.start_S, found.start_S[1:], strict=False)
+        tokenizer.decode(sentences.token_N[a:b].tolist())
+        for a, b in zip(sentences.start_S, sentences.start_S[1:], strict=False)
     ]
     assert read == ["One two.", "Three!", "four five", "six?", "(Yes.", "seven", "Eight nine"]
-    assert found.first_D.tolist() == [0, 6, 7]
-    assert [found.document_of(n) for n in range(7)] == [(0, 6)] * 6 + [(6, 7)]
+    assert sentences.first_D.tolist() == [0, 6, 7]
+    assert [sentences.document_of(n) for n in range(7)] == [(0, 6)] * 6 + [(6, 7)]
     assert encode_sentences(text, "train", tokenizer, blank=True).first_D.tolist() == [0, 3, 6, 7]
 
 
 def test_a_run_of_sentences_fits_the_token_limit():
-    found = encode.Sentences(np.arange(20), np.array([0, 5, 8, 8 + 7, 20]), np.array([0, 3, 4]))
-    assert [found.end_within(0, room) for room in (1, 5, 7, 8, 14, 15, 99)] == [1, 1, 1, 2, 2, 3, 3]
-    assert found.end_within(0, 1, at_least=2) == 2
-    assert found.end_within(3, 99) == 4
+    sentences = encode.Sentences(np.arange(20), np.array([0, 5, 8, 8 + 7, 20]), np.array([0, 3, 4]))
+    assert [sentences.end_within(0, room) for room in (1, 5, 7, 8, 14, 15, 99)] == [1, 1, 1, 2, 2, 3, 3]
+    assert sentences.end_within(0, 1, at_least=2) == 2
+    assert sentences.end_within(3, 99) == 4

@@ -27,15 +27,15 @@ def graph(folder, **changes):
 
 @pytest.mark.spec(71)
 def test_edges_are_undirected_and_include_self_loops(tmp_path):
-    found = graph(tmp_path)
-    assert found.edge_NN.tolist() == [
+    opened = graph(tmp_path)
+    assert opened.edge_NN.tolist() == [
         [True, True, False, False],
         [True, True, False, False],
         [False, False, True, True],
         [False, False, True, True],
     ]
-    assert found.feature_NF.tolist() == [[0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0, 1]]
-    assert {split: node_N.tolist() for split, node_N in found.splits.items()} == {
+    assert opened.feature_NF.tolist() == [[0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0, 1]]
+    assert {split: node_N.tolist() for split, node_N in opened.splits.items()} == {
         "train": [0, 2],
         "valid": [1],
         "test": [3],
@@ -43,14 +43,14 @@ def test_edges_are_undirected_and_include_self_loops(tmp_path):
 
 
 def test_features_may_be_dense(tmp_path):
-    found = graph(tmp_path, num_features=None, features=[[1, -2.5], [0, 1], [3, 3], [0, 0]])
-    assert found.feature_NF.tolist() == [[1, -2.5], [0, 1], [3, 3], [0, 0]]
+    opened = graph(tmp_path, num_features=None, features=[[1, -2.5], [0, 1], [3, 3], [0, 0]])
+    assert opened.feature_NF.tolist() == [[1, -2.5], [0, 1], [3, 3], [0, 0]]
 
 
 def test_validation_nodes_are_held_out_if_there_are_none(tmp_path):
-    found = graph(tmp_path, val=None, test=None, train=[0, 1, 2, 3])
-    assert sorted([*found.splits["train"], *found.splits["valid"]]) == [0, 1, 2, 3]
-    assert len(found.splits["valid"]) == 2
+    opened = graph(tmp_path, val=None, test=None, train=[0, 1, 2, 3])
+    assert sorted([*opened.splits["train"], *opened.splits["valid"]]) == [0, 1, 2, 3]
+    assert len(opened.splits["valid"]) == 2
 
 
 @pytest.mark.parametrize(

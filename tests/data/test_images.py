@@ -26,12 +26,12 @@ def idx_files(folder, images=12, labels=12):
 
 def test_idx_files_are_read(tmp_path):
     image_NYX = idx_files(tmp_path)
-    found = open_labelled_images(str(tmp_path), 0.25)
-    test, label_N = found.splits["test"]
+    opened = open_labelled_images(str(tmp_path), 0.25)
+    test, label_N = opened.splits["test"]
     assert np.array_equal(test, image_NYX[:, None])
     assert label_N.tolist() == [n % 3 for n in range(12)]
-    assert found.classes == ("0", "1", "2")
-    assert (len(found.splits["train"][1]), len(found.splits["valid"][1])) == (9, 3)
+    assert opened.classes == ("0", "1", "2")
+    assert (len(opened.splits["train"][1]), len(opened.splits["valid"][1])) == (9, 3)
 
 
 @pytest.mark.parametrize("mode, channels", [("L", 1), ("RGB", 3), ("1", 1)])
@@ -42,11 +42,11 @@ def test_a_folder_of_images_is_read(tmp_path, mode, channels):
             colour = 255 if name == "dog" else 0
             image = Image.new(mode, (6, 4), colour if mode != "RGB" else (colour, number, 7))
             image.save(tmp_path / name / f"{number}.png")
-    found = open_labelled_images(str(tmp_path), 0.25)
-    images, label_N = found.splits["train"]
+    opened = open_labelled_images(str(tmp_path), 0.25)
+    images, label_N = opened.splits["train"]
     image_NCYX = np.asarray(images)
     assert image_NCYX.shape == (6, channels, 4, 6)
-    assert found.classes == ("cat", "dog")
+    assert opened.classes == ("cat", "dog")
     assert np.array_equal(image_NCYX[:, 0].mean((1, 2)), label_N * 255)
 
 

@@ -60,18 +60,18 @@ def write(folder, form, monkeypatch):
         lambda valid: open_pairs(None, "en", "de", valid),
         lambda valid: open_labelled("rows.csv", "text", None, "label", valid),
         lambda valid: open_graph("graph.json", valid),
-        lambda valid: open_unlabelled_images("pictures", valid),
+        lambda valid: open_unlabelled_images("images", valid),
     ],
-    ids=["text", "pairs", "labelled", "graph", "pictures"],
+    ids=["text", "pairs", "labelled", "graph", "images"],
 )
 def test_the_fingerprint_depends_on_what_is_held_out(tmp_path, monkeypatch, opened):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "csv", monkeypatch)
     graph = {"features": [[1, 0]] * 20, "edges": [[0, 1]], "labels": [0, 1] * 10, "train": list(range(20))}
     (tmp_path / "graph.json").write_text(json.dumps(graph))
-    (tmp_path / "pictures").mkdir()
+    (tmp_path / "images").mkdir()
     for number in range(20):
-        Image.new("L", (4, 4), number).save(tmp_path / "pictures" / f"{number}.png")
+        Image.new("L", (4, 4), number).save(tmp_path / "images" / f"{number}.png")
     assert opened(0.1).fingerprint == opened(0.1).fingerprint != opened(0.5).fingerprint
 
 
@@ -79,10 +79,10 @@ def test_the_fingerprint_depends_on_what_is_held_out(tmp_path, monkeypatch, open
     "form", ["jsonl", "jsonl.gz", "-", "csv", "tsv", "folder", "splits", "JSONL", "Jsonl.GZ", "CSV", "TSV"]
 )
 def test_every_format_gives_the_same_examples(tmp_path, monkeypatch, form):
-    found = labelled(write(tmp_path, form, monkeypatch))
-    assert found.classes == ("maybe", "no", "yes")
-    assert all_examples(found) == sorted(ROWS)
-    assert {split: len(label_N) for split, (_, label_N) in found.splits.items()} == {"train": 18, "valid": 2}
+    dataset = labelled(write(tmp_path, form, monkeypatch))
+    assert dataset.classes == ("maybe", "no", "yes")
+    assert all_examples(dataset) == sorted(ROWS)
+    assert {split: len(label_N) for split, (_, label_N) in dataset.splits.items()} == {"train": 18, "valid": 2}
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "tsv", "folder"])
@@ -102,9 +102,9 @@ def test_a_byte_order_mark_of_standard_input_is_dropped(tmp_path, monkeypatch):
 def test_files_named_after_splits_are_those_splits(tmp_path):
     for name in ("train", "dev", "test"):
         (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{name}", "label": {n}}}\n' for n in (10, 9)))
-    found = labelled(tmp_path)
-    assert found.classes == ("9", "10")  # integers are sorted as numbers
-    assert {split: (list(x), y.tolist()) for split, (x, y) in found.splits.items()} == {
+    dataset = labelled(tmp_path)
+    assert dataset.classes == ("9", "10")  # integers are sorted as numbers
+    assert {split: (list(x), y.tolist()) for split, (x, y) in dataset.splits.items()} == {
         "train": (["train"] * 2, [1, 0]),
         "valid": (["dev"] * 2, [1, 0]),
         "test": (["test"] * 2, [1, 0]),
@@ -131,8 +131,8 @@ def test_columns_can_be_named(tmp_path):
 def test_sets_are_read_as_arrays_of_vectors(tmp_path):
     rows = [{"set": [[1, 2], [3, 4], [5, 6]], "label": "a"}, {"set": [[7, 8]], "label": "b"}] * 2
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = labelled(tmp_path / "a.jsonl", kind="sets")
-    assert {one.shape for one in found.splits["train"][0]} | {found.splits["valid"][0][0].shape} == {(3, 2), (1, 2)}
+    dataset = labelled(tmp_path / "a.jsonl", kind="sets")
+    assert {one.shape for one in dataset.splits["train"][0]} | {dataset.splits["valid"][0][0].shape} == {(3, 2), (1, 2)}
 
 
 @pytest.mark.parametrize(

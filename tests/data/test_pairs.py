@@ -42,20 +42,20 @@ def test_every_format_gives_the_same_pairs(tmp_path, form, encoding):
     data = pair_file(tmp_path, form)
     for path in data.iterdir() if form == "folder" else [data]:
         path.write_bytes(ENCODINGS[encoding](path.read_bytes()))
-    found = open_pairs(str(data), "en", "de", 0.25)
+    pairs = open_pairs(str(data), "en", "de", 0.25)
     if form == "folder":
-        assert found.splits == {"train": SIDES, "valid": (["five"], ["fünf"])}
+        assert pairs.splits == {"train": SIDES, "valid": (["five"], ["fünf"])}
     else:
-        every = [pair for sides in found.splits.values() for pair in zip(*sides, strict=True)]
+        every = [pair for sides in pairs.splits.values() for pair in zip(*sides, strict=True)]
         assert sorted(every) == sorted(zip(*SIDES, strict=True))
-        assert len(found.splits["valid"][0]) == 1
+        assert len(pairs.splits["valid"][0]) == 1
 
 
 @pytest.mark.parametrize("form", ["tsv", "jsonl", "csv"])
 def test_the_case_of_an_extension_does_not_matter(tmp_path, form):
     data = pair_file(tmp_path, form)
-    found = open_pairs(str(data), "en", "de", 0.25)
-    assert open_pairs(str(data.rename(tmp_path / f"PAIRS.{form.upper()}")), "en", "de", 0.25).splits == found.splits
+    pairs = open_pairs(str(data), "en", "de", 0.25)
+    assert open_pairs(str(data.rename(tmp_path / f"PAIRS.{form.upper()}")), "en", "de", 0.25).splits == pairs.splits
 
 
 @pytest.mark.parametrize("data", ["a.tsv", "-"])
@@ -63,14 +63,14 @@ def test_blank_lines_between_pairs_are_skipped(tmp_path, monkeypatch, data):
     content = b"\xef\xbb\xbfone\teins\r\n\r\n\t\r\n\xef\xbb\xbftwo\tzwei\r\n\r\n"
     (tmp_path / "a.tsv").write_bytes(content)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
-    found = open_pairs(str(tmp_path / data) if data != "-" else data, "en", "de", 0.5)
-    every = [pair for sides in found.splits.values() for pair in zip(*sides, strict=True)]
+    pairs = open_pairs(str(tmp_path / data) if data != "-" else data, "en", "de", 0.5)
+    every = [pair for sides in pairs.splits.values() for pair in zip(*sides, strict=True)]
     assert sorted(every) == [("one", "eins"), ("\ufefftwo", "zwei")]
 
 
 def test_source_and_target_can_be_swapped(tmp_path):
-    found = open_pairs(str(pair_file(tmp_path, "folder")), "de", "en", 0.25)
-    assert found.splits["train"] == (SIDES[1], SIDES[0])
+    pairs = open_pairs(str(pair_file(tmp_path, "folder")), "de", "en", 0.25)
+    assert pairs.splits["train"] == (SIDES[1], SIDES[0])
     embedded = open_pairs(None, "en", "de", 0.1).splits["valid"]
     assert open_pairs(None, "de", "en", 0.1).splits["valid"] == (embedded[1], embedded[0])
 

@@ -10,9 +10,9 @@ from everyformer.data import synthetic
 def test_passages_are_labelled_with_their_play():
     texts, names = synthetic.plays()["train"]
     assert set(names) == set(synthetic.PLAYS)
-    found = dict(zip(texts, names, strict=True))
-    assert {name for text, name in found.items() if "wherefore art thou Romeo" in text} == {"Romeo and Juliet"}
-    assert {name for text, name in found.items() if "My kingdom for a horse" in text.replace("my", "My")} == {
+    play = dict(zip(texts, names, strict=True))
+    assert {name for text, name in play.items() if "wherefore art thou Romeo" in text} == {"Romeo and Juliet"}
+    assert {name for text, name in play.items() if "My kingdom for a horse" in text.replace("my", "My")} == {
         "Richard III"
     }
 

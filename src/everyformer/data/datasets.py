@@ -186,7 +186,7 @@ def _download(name: str, locations: list[Path]) -> dict[str, Path]:
         url, target = f"{files.url}{file}{files.suffix}", folder / f"{file}{files.suffix}"
         if target.exists():
             continue
-        new = folder / f"new-{target.name}"  # ends in the suffix, from which `decompress` tells the format
+        new = folder / f"new-{target.name}"  # ends in the suffix, which `decompress` needs
         try:
             with urllib.request.urlopen(url, timeout=60) as response, atomic_write(new) as part:
                 shutil.copyfileobj(response, part, 1 << 20)

@@ -67,7 +67,7 @@ class Sentences:
 def encode_sentences(text: Text, split: str, tokenizer: Tokenizer, blank: bool = False) -> Sentences:
     """Returns the encoded sentences of a split. A line is split after . ! and ?; with `blank` a blank line ends a document."""
     key, dtype = digest("sentences", text.fingerprint, split, tokenizer.key, blank), _dtype(tokenizer)
-    targets = [cache_folder() / f"{key}.{name}" for name in ("tokens", "begins", "firsts")]
+    targets = [cache_folder() / f"{key}.{name}" for name in ("tokens", "starts", "documents")]
     if not all(target.exists() for target in targets):
         with ExitStack() as stack:
             token_file, start_file, first_file = (stack.enter_context(atomic_write(target)) for target in targets)
