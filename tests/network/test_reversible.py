@@ -42,7 +42,7 @@ def test_the_stack_is_its_equations_and_goes_back():
     mean = [(one + two) / 2 for one, two in zip(x1, x2, strict=True)]
     close(network(token_BT).hidden[0], torch.stack([spec.layer_norm(x, norm.weight, norm.bias, EPS) for x in mean]))
     for layer in reversed(layers):
-        x1, x2 = spec.reversed_back(x1, x2, layer, EPS)
+        x1, x2 = spec.reversible_inverse(x1, x2, layer, EPS)
     close(torch.stack(x1), torch.stack(start), 1e-12)
     close(torch.stack(x2), torch.stack(start), 1e-12)
 

@@ -19,7 +19,17 @@ from everyformer.value import Value, flatten, snake, to_json
 if TYPE_CHECKING:
     from everyformer.network.model import EncoderDecoder, Model
 
-COLUMNS = ("member", "paper", "pattern", "score mods", "sublayers", "residual", "depth", "cache", "sizes and parameters")
+COLUMNS = (
+    "member",
+    "paper",
+    "pattern",
+    "score mods",
+    "sublayers",
+    "residual",
+    "depth",
+    "cache",
+    "sizes and parameters",
+)
 STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
 # Fields that change the size of a model, or how it trains, but not its architecture.
 NUMBERS = {
@@ -76,7 +86,9 @@ def _all(screen: Console, as_json: bool) -> None:
 
 
 def _cells(row: dict[str, Any], between_sizes: str) -> list[str]:
-    sides = [" → ".join(dict.fromkeys(row[column])) for column in ("pattern", "score mods", "sublayers", "residual", "depth")]
+    sides = [
+        " → ".join(dict.fromkeys(row[column])) for column in ("pattern", "score mods", "sublayers", "residual", "depth")
+    ]
     sizes = between_sizes.join(f"{name} {human(size['parameters'])}" for name, size in row["sizes"].items())
     return [row["member"], row["paper"], *sides, row["cache"], sizes]
 
