@@ -76,7 +76,7 @@ def test_transformer_xl_equals_the_published_code_segment_by_segment(name, chang
     network = build("transformer-xl", "tiny", **(sizes | changes)).eval()
     missing = network.load_state_dict(_renamed(theirs), strict=False)
     assert missing == (["outputs.0.bias"], [])
-    cache, found = Cache(segment_memory=hidden), []
+    cache, outputs = Cache(segment_memory=hidden), []
     for part in theirs["ids"].split(SEGMENT, dim=1):
         output = network(part, cache=cache)
         cache = output.cache

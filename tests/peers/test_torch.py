@@ -240,7 +240,7 @@ def test_decoder_outputs_and_gradients_are_equal(norm_first, activation, side):
         tgt_key_padding_mask=None if seen_BT is None else ~seen_BT,
         memory_key_padding_mask=None if seen_BS is None else ~seen_BS,
     )
-    found_BTD = ours(x_BTD, visible=seen_BT, encoder_output=ef.EncoderOutput(source_BSD, seen_BS)).hidden
+    output_BTD = ours(x_BTD, visible=seen_BT, encoder_output=ef.EncoderOutput(source_BSD, seen_BS)).hidden
     seen_BT = torch.ones(3, 6, dtype=torch.bool) if seen_BT is None else seen_BT
     assert error(output_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
     expected_BTD[seen_BT].square().sum().backward()
