@@ -36,18 +36,18 @@ def network() -> Any:
         maps = [given[f"{theirs}attn.proj_{name}.weight"] for name in ("query", "key", "val")]
         span = given[f"{theirs}attn.attn.adaptive_span._mask.current_val"].flatten()
         found = {
-            "attention.heads.qkv.weight": torch.cat(maps),
-            "attention.heads.out.weight": given[f"{theirs}attn.proj_out.weight"],
-            "attention.score_mods.0.key_RE": torch.cat(
+            "sublayers.0.heads.qkv.weight": torch.cat(maps),
+            "sublayers.0.heads.out.weight": given[f"{theirs}attn.proj_out.weight"],
+            "sublayers.0.score_mods.0.key_RE": torch.cat(
                 (given["key_pe"][0].T, double([[0.0] * 4]))
             ),  # distances 10 .. 1, 0
-            "attention.score_mods.1.part_H": span + 1 / sizes["span"],
+            "sublayers.0.score_mods.1.part_H": span + 1 / sizes["span"],
         }
         for side in ("weight", "bias"):
-            found[f"feedforward.hidden.0.{side}"] = given[f"{theirs}ff.fc1.{side}"]
-            found[f"feedforward.out.{side}"] = given[f"{theirs}ff.fc2.{side}"]
-            found[f"steps.attention.norm.{side}"] = given[f"{theirs}norm1.{side}"]
-            found[f"steps.feedforward.norm.{side}"] = given[f"{theirs}norm2.{side}"]
+            found[f"sublayers.1.hidden.0.{side}"] = given[f"{theirs}ff.fc1.{side}"]
+            found[f"sublayers.1.out.{side}"] = given[f"{theirs}ff.fc2.{side}"]
+            found[f"residuals.0.norm.{side}"] = given[f"{theirs}norm1.{side}"]
+            found[f"residuals.1.norm.{side}"] = given[f"{theirs}norm2.{side}"]
         return {ours + name: x for name, x in found.items()}
 
     taken = {"embed.table.weight": given["in_emb.weight"]}
@@ -60,13 +60,13 @@ def network() -> Any:
 @pytest.mark.spec(92, 93, 94, 95)
 def test_the_member_is_the_published_module(network: Any) -> None:
     """Log-probabilities, the next memory, the penalty, and the slopes of the spans."""
-    memory = tuple(LayerInputs(double(x)) for x in FOUND["memory"])
+    memory = tuple(LayerInputs((double(x),), True) for x in FOUND["memory"])
     span, layers, cost = (FOUND["sizes"][name] for name in ("span", "layers", "cost"))
-    output = network(torch.tensor(FOUND["tokens"]), cache=Cache(span, memory, hidden=True))
+    output = network(torch.tensor(FOUND["tokens"]), cache=Cache(span, memory, segment_memory=True))
     found, wanted = output.logits.log_softmax(-1), double(FOUND["log_probabilities"])
     assert (found - wanted).abs().max() < LIMIT
     for ours, theirs in zip(output.cache.entries, FOUND["next_memory"], strict=True):
-        assert (ours.x_BMD - double(theirs)).abs().max() < LIMIT
+        assert (ours.tensors[0] - double(theirs)).abs().max() < LIMIT
     assert abs(output.aux["penalty"] - FOUND["span_loss"] - cost * layers) < LIMIT  # z is 1 more in every layer
     direction = torch.arange(found.numel()).reshape(found.shape).double().cos()
     spans = [layer.sublayers[0].score_mods[1].part_H for layer in network.body.layers]

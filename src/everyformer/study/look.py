@@ -64,10 +64,10 @@ def reading(network: Network | PairNetwork, work: Work, text: str | None = None)
     found = weights(network, torch.from_numpy(ids.astype(np.int64)))
     if not found:
         raise ValueError(
-            f"a {type(network.value.body).__name__.lower()} has no weights of what came before to draw; give a run of a "
+            f"{type(next(network.value.body.sublayers())).__name__} has no weights of what came before to draw; give a run of a "
             "model with attention, or of lstm"
         )
-    if network.value.body.layers:
+    if any(network.value.body.patterns()):
         row = (
             "step" if isinstance(network.value.body, Repeat | Halt) and len(network.value.body.layers) == 1 else "layer"
         )
