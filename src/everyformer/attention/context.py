@@ -52,6 +52,12 @@ class Call:
     layer_outputs: list[Tensor] | None = None  # a list to be filled with the output of every layer, or None
     memo: dict[Any, Any] = field(default_factory=dict)  # see `Context.memo`
 
+    @staticmethod
+    def of(kernel: str, probe: Probe | None) -> Call:
+        """A call that records what the probe asks for. Only a probe that records weights rules out the fast kernels."""
+        weights = probe if probe is not None and probe.records_weights else None
+        return Call(kernel, weights, layer_outputs=[] if probe is not None and probe.records_layers else None)
+
 
 @dataclass(frozen=True)
 class Positions:
