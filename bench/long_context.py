@@ -73,22 +73,28 @@ def depth(device: str, rounds: int) -> None:
 
 
 def reuse(device: str, rounds: int) -> None:
-    segment = 64
     network = everyformer.build("transformer-xl", "tiny", width=256, heads=4, layers=6, dropout=0.0).to(device).eval()
     for memory in (256, 512, 1024, 2048, 3800):
-        token_BT = torch.randint(0, 256, (1, memory), device=device)
         with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            cache = network(token_BT, cache=Cache(), memory=memory).cache
-            encoded = median(lambda: network(token_BT), rounds, device == "cuda")  # noqa: B023
-            reused = median(
-                lambda: network(token_BT[:, :segment], cache=cache, memory=memory), rounds, device == "cuda"
-            )  # noqa: B023
-        row = {
-            "attention_length": memory,
-            "ms_per_byte_encoding_again": encoded,
-            "ms_per_byte_with_memory": round(reused / segment, 4),
-        }
-        report(**row, faster=round(encoded * segment / reused))
+            report(**reuse_row(network, memory, device, rounds))
+
+
+def reuse_row(network: nn.Module, memory: int, device: str, rounds: int, segment: int = 64) -> dict[str, float]:
+    """Milliseconds per byte with a memory of this length, and without one."""
+    token_BT = torch.randint(0, 256, (1, memory), device=device)
+    cache = network(token_BT, cache=Cache(), memory=memory).cache
+
+    def read_segment() -> None:
+        network(token_BT[:, :segment], cache=cache, memory=memory)
+
+    encoded = median(lambda: network(token_BT), rounds, device == "cuda")
+    reused = median(read_segment, rounds, device == "cuda")
+    return {
+        "attention_length": memory,
+        "ms_per_byte_encoding_again": encoded,
+        "ms_per_byte_with_memory": round(reused / segment, 4),
+        "faster": round(encoded * segment / reused),
+    }
 
 
 def spans(device: str, rounds: int) -> None:
