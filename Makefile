@@ -1,4 +1,4 @@
-# Every target sets up what it needs: on a fresh machine `make demo` or `make check` is the only command.
+# Every target creates .venv if necessary: on a fresh machine `make demo` or `make check` is enough.
 PY := .venv/bin/python
 
 .PHONY: demo test lint check format contracts bench clean
@@ -6,7 +6,7 @@ PY := .venv/bin/python
 demo: .venv/.installed
 	.venv/bin/everyformer demo
 
-# One torch thread for each of the two workers.
+# Two workers with one torch thread each.
 test: .venv/.installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -q tests
 
@@ -32,7 +32,7 @@ clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -exec rm -rf {} +
 
-# A candidate is run, not merely found: a version manager's shim may exist and still refuse to start.
+# Each Python is run, not only looked up: the shim of a version manager may exist and still fail to start.
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PY) -m pip --version >/dev/null 2>&1 || { \
 	    for p in python3.11 python3 python3.12 python3.13; do \

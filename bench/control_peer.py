@@ -40,7 +40,7 @@ class Shown(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.episode += 1
-        return self.inside.begin(seeded(0, *self.seed, self.episode)), {}
+        return self.inside.reset(seeded(0, *self.seed, self.episode)), {}
 
     def step(self, action: Any) -> Any:
         return *self.inside.step(np.atleast_1d(action).tolist()), {}
@@ -50,7 +50,7 @@ def tested(model: Any, name: str, episodes: int) -> list[float]:
     found = []
     environment = Environment(name)
     for number in range(episodes):
-        seen, state, first, total, ended = environment.begin(seeded(SPLITS["test"], number)), None, True, 0.0, False
+        seen, state, first, total, ended = environment.reset(seeded(SPLITS["test"], number)), None, True, 0.0, False
         while not ended:
             action, state = model.predict(seen, state=state, episode_start=np.array([first]), deterministic=False)
             seen, reward, over, cut = environment.step(np.atleast_1d(action).tolist())

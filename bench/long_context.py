@@ -25,7 +25,7 @@ from torch.nn import functional as F
 import everyformer
 from everyformer.network.cache import Cache
 from everyformer.network.residual import PreNorm
-from everyformer.study.tally import Tally
+from everyformer.study.cost import CostCounter
 
 
 def step(network: nn.Module, token_BT: Tensor) -> None:
@@ -39,7 +39,7 @@ def step(network: nn.Module, token_BT: Tensor) -> None:
 def measured(network: nn.Module, token_BT: Tensor, rounds: int) -> dict[str, float]:
     for weight in network.parameters():
         weight.grad = torch.zeros_like(weight)
-    with Tally(token_BT.device) as tally:
+    with CostCounter(token_BT.device) as tally:
         step(network, token_BT)
     return {
         "ms": median(lambda: step(network, token_BT), rounds, token_BT.is_cuda),

@@ -1,11 +1,11 @@
-"""The memory that `plan` tells against the memory that training then takes, and the time and operations of a step.
+"""Compares the memory that `everyformer plan` predicts with the memory of real training steps.
 
-    python -m bench.plan_memory                      # the table below, on the device that is there
+    python -m bench.plan_memory                      # the table of docs/results/plan_memory.md, on the device that is there
     python -m bench.plan_memory --only gpt2 --steps 5
 
-For each row the plan is made in one process, and in others real steps of the loop are run and looked at with
-torch.cuda.max_memory_allocated (on a CPU: the resident memory at its peak, which is another each time: the median counts). A
-ratio of 1 is a perfect plan.
+For each row the plan is made in one process, and real steps of the training loop run in another. On a CPU the tensors' peak is
+compared: the peak of what torch's allocator hands out, recorded by torch.profiler. On CUDA tensors and workspaces are compared
+with torch.cuda.max_memory_allocated. A ratio of 1 is a perfect plan.
 """
 
 from __future__ import annotations
@@ -16,26 +16,22 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 # member, size, settings
 Row = tuple[str, str, list[str]]
 CPU: list[Row] = [
     ("gpt2", "tiny", ["run.batch=32"]),
-    ("byte-language", "tiny", ["run.batch=256"]),
-    ("byte-language", "tiny", ["run.batch=256", "run.accumulate=4"]),
-    ("bert", "tiny", ["run.batch=64"]),
-    ("byte-classifier", "tiny", ["run.batch=64"]),
-    ("byte-language", "paper", ["run.batch=8"]),
-    ("byte-language", "paper", ["run.batch=16", "run.checkpoint_segments=4"]),
-    ("byte-language", "paper", ["run.batch=32"]),
-    ("byte-language", "paper", ["run.batch=32", "run.precision=bf16"]),
     ("gpt2", "small", ["run.batch=2", "model.context=256"]),
-    ("gpt2", "small", ["run.batch=4", "model.context=256", "run.checkpoint_segments=6"]),
-    ("gpt2", "small", ["run.batch=4", "model.context=256", "run.accumulate=2"]),
     ("gpt2", "small", ["run.batch=2", "model.context=256", "optim.name=muon", "optim.ema=0.99"]),
-    ("vit", "small", ["run.batch=256", "task.kind=images", "run.precision=bf16"]),
-    ("transformer", "base", ["run.batch=64", "run.precision=bf16"]),
+    ("byte-language", "tiny", ["run.batch=256", "run.accumulate=4"]),
+    ("byte-language", "paper", ["run.batch=8"]),
+    ("byte-language", "paper", ["run.batch=8", "run.precision=bf16"]),
+    ("byte-language", "paper", ["run.batch=16", "run.checkpoint_segments=4"]),
+    ("bert", "tiny", ["run.batch=64"]),
+    ("transformer", "base", ["run.batch=16", "run.precision=bf16"]),
+    ("vit", "small", ["run.batch=64", "task.kind=images"]),
     (
         "transformer-xl",
         "tiny",
@@ -49,8 +45,6 @@ CPU: list[Row] = [
     ("reformer", "tiny", ["model.width=256", "model.layers=6", "model.context=512", "model.row=16", "run.batch=8"]),
     ("universal-transformer", "tiny", ["model.width=256", "run.batch=32"]),
     ("lstm", "byte", ["run.batch=16"]),
-    ("act-rnn", "wikipedia", []),
-    ("gtrxl", "paper", ["run.batch=4"]),
 ]
 CUDA: list[Row] = [
     ("byte-language", "tiny", ["run.batch=256"]),
@@ -100,7 +94,7 @@ CUDA: list[Row] = [
     ("act-rnn", "wikipedia", []),
     ("gtrxl", "paper", ["run.batch=4"]),
 ]
-GPT2_VOCABULARY = 50257  # the embedded text is read as bytes, but the model keeps its size
+GPT2_VOCABULARY = 50257  # the embedded text is read as bytes, but the model keeps its published size
 
 
 def recipe_of(member: str, size: str, settings: list[str], steps: int, device: str) -> Any:
@@ -115,20 +109,22 @@ def recipe_of(member: str, size: str, settings: list[str], steps: int, device: s
 def planned(*row: Any) -> dict[str, Any]:
     from everyformer.study.plan import plan
 
-    began = time.perf_counter()
-    found = plan(recipe_of(*row))
+    start = time.perf_counter()
+    result = plan(recipe_of(*row))
     return {
-        "parameters": found.parameters,
-        "flops": found.flops,
-        "planned": found.memory,
-        "besides": found.process,
-        "changes": found.changes,
-        "planning_seconds": time.perf_counter() - began,
+        "parameters": result.parameters,
+        "flops": result.flops,
+        "planned": result.tensors if result.device == "cpu" else result.memory,
+        "process": result.process,
+        "changes": result.changes,
+        "planning_seconds": time.perf_counter() - start,
     }
 
 
 def measured(*row: Any) -> dict[str, Any]:
     """Bytes at the peak of some real steps, and the median seconds of those after the first."""
+    import torch
+
     from everyformer.train.distributed import World, find_device
     from everyformer.train.loop import Loop
     from everyformer.train.memory import peak
@@ -137,25 +133,43 @@ def measured(*row: Any) -> dict[str, Any]:
     recipe, seconds = recipe_of(*row), list[float]()
     device = find_device(recipe.run.device)
     work = recipe.task.open(recipe.data, recipe.model.get("context"), None)
-    loop = Loop(recipe, work, work.adapt(recipe.value(work.changes())), None, World(device=device), ())
-    for step in range(recipe.run.steps):
-        began = time.perf_counter()
-        loop._step(step, Records(None))  # ends with a look at the loss, so the device has done it
-        seconds.append(time.perf_counter() - began)
-    return {"measured": peak(device), "seconds": statistics.median(seconds[1:])}
+
+    def steps() -> None:
+        loop = Loop(recipe, work, work.adapt(recipe.value(work.changes())), None, World(device=device), ())
+        for step in range(recipe.run.steps):
+            start = time.perf_counter()
+            loop._step(step, Records(None))  # reads the loss at its end, so the device has finished
+            seconds.append(time.perf_counter() - start)
+
+    if device.type == "cuda":
+        steps()
+        tensors = torch.cuda.max_memory_allocated(device)
+    else:
+        tensors = allocated_peak(steps)
+    return {"measured": tensors, "resident": peak(device), "seconds": statistics.median(seconds[1:])}
 
 
-def alone(function: Callable[..., dict[str, Any]], row: tuple[Any, ...]) -> dict[str, Any]:
-    """What a function answers in a new process: peaks only grow."""
+def allocated_peak(run: Callable[[], None]) -> int:
+    """Bytes at the peak of what torch's CPU allocator hands out during a call, as torch.profiler records it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        run()
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
+def in_new_process(function: Callable[..., dict[str, Any]], row: tuple[Any, ...]) -> dict[str, Any]:
+    """Call a function in a new process: peaks of a process only grow."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, row)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.plan_memory", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", help="members, with commas between them")
-    parser.add_argument("--steps", type=int, default=4, help="real steps, 2 or more")
-    parser.add_argument("--runs", type=int, default=3, help="processes with real steps, on a CPU")
+    parser.add_argument("--only", help="members, separated by commas")
+    parser.add_argument("--steps", type=int, default=3, help="real steps, 2 or more")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
     return parser.parse_args()
@@ -170,34 +184,27 @@ def main() -> None:
         name = torch.cuda.get_device_name() if on_cuda else f"CPU, {torch.get_num_threads()} threads"
         print(f"{name}, torch {torch.__version__}, {options.steps} steps\n")
         print(
-            "| model | settings | parameters | planned MiB | measured MiB (from - to) | ratio | GFLOP a step | ms | TFLOP/s |"
+            "| model | settings | parameters | planned MiB | measured MiB | ratio | process adds MiB | resident MiB |"
         )
-        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+        print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for member, size, settings in CUDA if on_cuda else CPU:
         if options.only and member not in options.only.split(","):
             continue
         row = (member, size, settings, options.steps, options.device)
-        found = {"member": member, "size": size, "settings": settings} | alone(planned, row)
-        if not found["changes"] and found["changes"] is not None:
-            runs = sorted(
-                (alone(measured, row) for _ in range(1 if on_cuda else max(1, options.runs))),
-                key=lambda one: one["measured"],
-            )
-            found |= runs[len(runs) // 2] | {"from": runs[0]["measured"], "to": runs[-1]["measured"]}
-        print(json.dumps(found) if options.json else line(found), flush=True)
+        result = {"member": member, "size": size, "settings": settings} | in_new_process(planned, row)
+        if result["changes"] == ():
+            result |= in_new_process(measured, row)
+        print(json.dumps(result) if options.json else line(result), flush=True)
 
 
-def line(found: dict[str, Any]) -> str:
-    start = f"| {found['member']} {found['size']} | {' '.join(found['settings'])} | {found['parameters']:,} "
-    start += f"| {found['planned'] / 2**20:,.0f} "
-    if "measured" not in found:
-        return f"{start}| does not fit: {found['changes']} | | | | |"
-    speed = found["flops"] / found["seconds"] / 1e12
-    return (
-        f"{start}| {found['measured'] / 2**20:,.0f} ({found['from'] / 2**20:,.0f} - {found['to'] / 2**20:,.0f}) "
-        f"| {found['planned'] / found['measured']:.3f} "
-        f"| {found['flops'] / 1e9:,.1f} | {1e3 * found['seconds']:.1f} | {speed:.2f} |"
-    )
+def line(result: dict[str, Any]) -> str:
+    start = f"| {result['member']} {result['size']} | {' '.join(result['settings'])} | {result['parameters']:,} "
+    start += f"| {result['planned'] / 2**20:,.0f} "
+    if "measured" not in result:
+        return f"{start}| does not fit: {result['changes']} | | | |"
+    mib = {name: f"{result[name] / 2**20:,.0f}" for name in ("measured", "process", "resident")}
+    ratio = result["planned"] / result["measured"]
+    return f"{start}| {mib['measured']} | {ratio:.3f} | {mib['process']} | {mib['resident']} |"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
-from everyformer.study.contracts import LIMIT, Finding, Report
+from everyformer.study.contract_report import Report, Result
+from everyformer.study.contracts import LIMIT
 
 collect_ignore = [] if torch.cuda.is_available() else ["device"]  # these need a GPU
 
@@ -18,7 +19,7 @@ collect_ignore = [] if torch.cuda.is_available() else ["device"]  # these need a
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
     properties = [pair for report in reports if report.when == "call" for pair in report.user_properties]
-    found = [Finding(*finding) for name, findings in properties if name == "findings" for finding in findings]
+    found = [Result(*finding) for name, findings in properties if name == "findings" for finding in findings]
     refused = sum(count for name, count in properties if name == "refused")
     if found:
         terminalreporter.section("contracts")

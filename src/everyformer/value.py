@@ -1,11 +1,11 @@
 """Values: frozen, hashable, typed, and the same after a round trip through JSON.
 
-Everything that says *what a model is* (a pattern, a rule, a block, a whole member) is a value. A value knows its
-numbers and how to build its module; it holds no tensor. Fields are checked when the value is made, so a wrong number
-is named where it was written.
+Everything that describes a model (a pattern, a score modification, a layer, a whole member) is a value. A value has settings and
+a method that builds its module; it holds no tensor. Its fields are checked when it is made, so an error names the field.
 
-A protocol (Pattern, Rule, Wiring, ...) is a plain class; a value is a `Value` that also inherits its protocol. Anyone's
-subclass takes part in JSON: it is found by its tag among the protocol's subclasses.
+A protocol (Pattern, ScoreMod, Residual, ...) is a plain class; a value class inherits from its protocol and from `Value`. JSON
+finds a class by its tag, the class name in snake_case, among the subclasses of the protocol, so that classes of your own are
+found too, once their module is imported.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # a whole number of 1 or more
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # a whole number of 0 or more
-Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]  # a probability that may not be 1
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # an integer of at least 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # an integer of at least 0
+Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]  # a probability below 1
 Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositivePart = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -35,32 +35,32 @@ def snake(name: str) -> str:
 
 
 class Value(msgspec.Struct, frozen=True, tag=snake, tag_field="type", omit_defaults=False, forbid_unknown_fields=True):
-    """A frozen struct whose fields are checked against their types when it is made."""
+    """A frozen struct. Raises ValueError if a field does not have its type."""
 
     def __post_init__(self) -> None:
         for name, full_name, kind in _fields(type(self)):
             value = checked(full_name, getattr(self, name), kind)
-            msgspec.structs.force_setattr(self, name, value)  # a list becomes the tuple it means
+            msgspec.structs.force_setattr(self, name, value)  # a list becomes a tuple
 
 
 @functools.cache
 def _fields(kind: type[Value]) -> tuple[tuple[str, str, Any], ...]:
-    """The fields of a class by name, by the name an error tells, and with their types: slow to find, so found once."""
+    """The fields of a class: name, name in errors, and type. Cached, because msgspec takes long."""
     fields = msgspec.structs.fields(kind)
     return tuple((field.name, f"{snake(kind.__name__)}.{field.name}", field.type) for field in fields)
 
 
-def checked(name: str, given: Any, kind: Any) -> Any:
-    """What is given, converted to the kind; or a ValueError that names it."""
-    if isinstance(given, float) and not math.isfinite(given):
-        raise ValueError(f"{name} is {given!r}: give a finite number")
+def checked(name: str, value: Any, kind: Any) -> Any:
+    """Returns the value converted to the type. Raises ValueError with the name if that is impossible."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}: give a finite number")
     try:
-        return msgspec.convert(given, kind, dec_hook=_decode)
+        return msgspec.convert(value, kind, dec_hook=_decode)
     except msgspec.ValidationError as error:
         reason = str(error).replace("Expected", "expected").replace("`", "")
         if get_origin(kind) is Literal:
-            reason = nearest(str(given), get_args(kind))
-        raise ValueError(f"{name} is {given!r}: {reason}") from None
+            reason = nearest(str(value), get_args(kind))
+        raise ValueError(f"{name} is {value!r}: {reason}") from None
 
 
 def to_json(value: Value, indent: int = 2) -> str:
@@ -68,7 +68,7 @@ def to_json(value: Value, indent: int = 2) -> str:
 
 
 def from_json(text: str | bytes, kind: type[T]) -> T:
-    """The value that `to_json` wrote. `kind` is a protocol or a value class."""
+    """Read a value from JSON. `kind` is a protocol or a value class. Raises ValueError if the JSON is not one."""
     try:
         tree = msgspec.json.decode(text)
         return msgspec.convert(tree, kind, dec_hook=_decode)
@@ -77,7 +77,7 @@ def from_json(text: str | bytes, kind: type[T]) -> T:
 
 
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of a value as (path, plain value); a nested value's own name stands at its path."""
+    """Yields every leaf of a value as (path, plain value). At the path of a nested value stands its tag."""
     tree = msgspec.to_builtins(value) if isinstance(value, Value) else value
     if isinstance(tree, dict):
         for name, part in tree.items():
@@ -93,7 +93,7 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of an error message: the names that look like the wrong one, or all of them."""
+    """The end of an error message: the names similar to the wrong one, or all names."""
     names = sorted(names)
     known = {one.lower(): one for one in names}
     close = [known[one] for one in difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)]
@@ -101,18 +101,18 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def named(protocol: type[T]) -> dict[str, type[T]]:
-    """The value classes of a protocol by tag, the user's own included."""
-    found: dict[str, type[T]] = {}
+    """The value classes of a protocol by tag, including those of your own that are imported."""
+    classes: dict[str, type[T]] = {}
     for kind in protocol.__subclasses__():
         if issubclass(kind, Value):
             name = snake(kind.__name__)
-            if name in found and found[name].__module__.startswith("everyformer."):
+            if name in classes and classes[name].__module__.startswith("everyformer."):
                 raise ValueError(
-                    f"{kind.__module__}.{kind.__name__} has the name of everyformer's own {name}; name it otherwise"
+                    f"{kind.__module__}.{kind.__name__} has the same tag as everyformer's {name}; rename the class"
                 )
-            found[name] = kind
-        found |= named(kind)
-    return found
+            classes[name] = kind
+        classes |= named(kind)
+    return classes
 
 
 def _decode(kind: Any, tree: Any) -> Any:
@@ -123,5 +123,8 @@ def _decode(kind: Any, tree: Any) -> Any:
         raise ValueError(f"expected a {name} value, got {type(tree).__name__}")
     kinds = named(kind)
     if tree["type"] not in kinds:
-        raise ValueError(f"no {name} is named {tree['type']!r}; {nearest(tree['type'], kinds)}")
+        raise ValueError(
+            f"no {name} is named {tree['type']!r}; {nearest(tree['type'], kinds)} A class of your own must be imported first: "
+            "with --import FILE on the command line, with import in Python"
+        )
     return msgspec.convert(tree, kinds[tree["type"]], dec_hook=_decode)

@@ -126,11 +126,11 @@ def test_projecting_at_once_is_projecting_apart(form: Projection) -> None:
 def test_standard_is_equation_3_and_the_concat_form(widths: dict[str, int]) -> None:
     heads: Any = Standard(HEADS, merge_bias=False, **widths).build(WIDTH)
     x_BTD = torch.randn(1, TIME, WIDTH)
-    answers = spec.head_answers(x_BTD[0], x_BTD[0], *matrices(heads))
+    answers = spec.head_outputs(x_BTD[0], x_BTD[0], *matrices(heads))
     w_o_FD = heads.out.weight.T
     torch.testing.assert_close(run(heads, x_BTD)[0], spec.concat_form(answers, w_o_FD), **CLOSE)
     w_c_HED = w_o_FD.unflatten(0, (HEADS, -1))
-    torch.testing.assert_close(run(heads, x_BTD)[0], spec.equation_3(answers, w_c_HED), **CLOSE)
+    torch.testing.assert_close(run(heads, x_BTD)[0], spec.sum_of_projected_heads(answers, w_c_HED), **CLOSE)
 
 
 @pytest.mark.spec(10)
@@ -198,7 +198,7 @@ def test_the_forms_are_one_with_tied_weights() -> None:
 def test_cross_attention_over_a_sequence_of_another_length(source: int) -> None:
     heads: Any = Standard(HEADS, merge_bias=False).build(WIDTH)
     x_BTD, source_BSD = torch.randn(1, TIME, WIDTH), torch.randn(1, source, WIDTH)
-    answers = spec.head_answers(x_BTD[0], source_BSD[0], *matrices(heads))
+    answers = spec.head_outputs(x_BTD[0], source_BSD[0], *matrices(heads))
     wanted = spec.concat_form(answers, heads.out.weight.T)
     torch.testing.assert_close(run(heads, x_BTD, source_BSD)[0], wanted, **CLOSE)
     layer = Attention(Standard(HEADS, merge_bias=False)).build(WIDTH)

@@ -19,7 +19,7 @@ from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Causal, Window, for_head
 from everyformer.attention.score_mod import Rotary, ScoreMod, Shaw
 from everyformer.attention.span import DynamicSpan, Span, coarse
-from everyformer.study.tally import Tally
+from everyformer.study.cost import CostCounter
 from tests.spec import score_mods as spec
 
 BATCH, HEADS, WIDTH, WIDE = 2, 3, 4, 6
@@ -142,11 +142,11 @@ def test_short_spans_choose_the_blocked_kernel_and_cost_little(monkeypatch: pyte
         return original(*request)
 
     monkeypatch.setattr(waist, "choose", spy)
-    tallies: dict[float, Tally] = {}
+    tallies: dict[float, CostCounter] = {}
     for part in (1.0, 30 / 1024):
         torch.nn.init.constant_(score_mods[1].part_H, part)
         attend(*qkv, Causal(), score_mods)  # what is planned once
-        with Tally(CPU) as tallies[part]:
+        with CostCounter(CPU) as tallies[part]:
             found = attend(*qkv, Causal(), score_mods)
         torch.testing.assert_close(found, attend(*qkv, Causal(), score_mods, kernel="sdpa"), rtol=0, atol=1e-12)
     assert chosen == ["sdpa"] * 3 + ["blocked"] * 2 + ["sdpa"]

@@ -1,4 +1,4 @@
-"""Train, evaluate, generate, resume and plan as a user types them."""
+"""Train, evaluate, generate, resume and plan, as a user types them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 from everyformer.cli.main import main
 from everyformer.infer.spans import Spans
-from everyformer.study.look import draw_spans
+from everyformer.study.attention_maps import draw_spans
 from everyformer.train.loop import Loop
 from everyformer.train.record import writing
 
@@ -33,7 +33,7 @@ def train(*words):
     return main(["train", "byte-language", "--size", "tiny", "--data", "text.txt", *SMALL, *words])
 
 
-def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
+def test_a_run_is_trained_evaluated_sampled_and_resumed(place, capsys):
     assert train("--out", "run") == 0
     shown = capsys.readouterr().out
     assert "bits per byte" in shown and "next: everyformer generate run" in shown
@@ -54,12 +54,12 @@ def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
     assert texts[0] == texts[1] != texts[3] and texts[0].startswith("to be")
     assert texts[0] == texts[2]
     for words, told in (
-        (["generate", "run", "--stream", "--beam", "2"], "--beam finds the whole text"),
+        (["generate", "run", "--stream", "--beam", "2"], "--beam returns the whole text"),
         (["evaluate", "run", "--memory", "9"], "a memory of 9 says nothing"),
         (["evaluate", "run", "--precision", "fp16", "--device", "cpu"], "fp16 on a CPU"),
         (["evaluate", "run", "--limit", "0"], "--limit 0"),
-        (["generate", "run", "--tokens", "-1"], "--tokens -1: give 0 or more"),
-        (["generate", "run", "--beam", "0"], "--beam 0: give a beam of 1 or more"),
+        (["generate", "run", "--tokens", "-1"], "--tokens -1 is negative"),
+        (["generate", "run", "--beam", "0"], "--beam 0 is less than 1"),
     ):
         assert main(words) == 2 and told in capsys.readouterr().err
 
@@ -68,13 +68,13 @@ def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
 
     assert main(["resume", "run", "--steps", "8"]) == 0
     assert (place / "run" / "checkpoints" / "00000008").is_dir()
-    assert "anew" not in capsys.readouterr().out
+    assert "starts from step 0" not in capsys.readouterr().out
     rmtree(place / "run" / "checkpoints")
     assert main(["resume", "run", "--steps", "2"]) == 0
-    assert "run has no checkpoint: it begins anew" in capsys.readouterr().out
+    assert "run has no checkpoint, so it starts from step 0" in capsys.readouterr().out
 
 
-def test_an_agent_is_trained_evaluated_and_shown(place, capsys):
+def test_an_agent_is_trained_evaluated_and_recorded(place, capsys):
     small = ["--size", "tiny", "--task", "control", "run.steps=2", "run.batch=2", "task.copies=2", "task.segment=8"]
     assert main(["train", "lstm", *small, "run.evaluate=0", "task.episodes=4", "--out", "run"]) == 0
     shown = capsys.readouterr().out
@@ -87,21 +87,21 @@ def test_an_agent_is_trained_evaluated_and_shown(place, capsys):
     assert main(["generate", "run"]) == 0
     assert "an episode of 6 steps" in capsys.readouterr().out
     assert (place / "run" / "episode.gif").is_file() and (place / "run" / "curves.png").is_file()
-    for words in (["--pictures", "2"], ["--out", "episode.png"], ["--prompt", "to"]):
+    for words in (["--images", "2"], ["--out", "episode.png"], ["--prompt", "to"]):
         assert main(["generate", "run", *words]) == 2
     assert main(["plan", "lstm", *small, "--no-measure"]) == 0
     assert "next: everyformer train lstm --size tiny --task control run.steps=2" in capsys.readouterr().out
 
 
 @pytest.mark.spec(97)
-def test_spans_are_shown_drawn_and_told(place, capsys):
+def test_spans_are_printed_drawn_and_evaluated(place, capsys):
     """By layer and head, with what they save."""
     words = ["--size", "tiny", "--data", "text.txt", "run.steps=1", "run.batch=2", "run.evaluate=0", "model.start=0.25"]
     assert main(["train", "adaptive-span", *words, "--out", "run"]) == 0
     capsys.readouterr()
     assert main(["show", "spans", "run", "--out", "spans.png"]) == 0
     shown = capsys.readouterr().out
-    assert "head 3" in shown and "24.0 of 64 that a head could see (37." in shown and "operations" in shown
+    assert "head 3" in shown and "24.0 of 64 that a head could attend to (37." in shown and "operations" in shown
     assert (place / "spans.png").read_bytes().startswith(b"\x89PNG")
     assert main(["show", "spans", "run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -111,7 +111,7 @@ def test_spans_are_shown_drawn_and_told(place, capsys):
     assert "  span 16" in capsys.readouterr().out
 
 
-def test_each_head_has_a_point_of_its_own_within_the_picture():
+def test_each_head_has_its_own_point_inside_the_axes():
     each = [[16.0, 16.0, 16.0], [64.0, 0.0, 64.0]]
     (plot,) = draw_spans(Spans(each, keys=1.0, most=1.0, flops=1, most_flops=1)).axes
     points = [tuple(map(float, one)) for layer in plot.collections for one in layer.get_offsets()]
@@ -119,7 +119,7 @@ def test_each_head_has_a_point_of_its_own_within_the_picture():
     assert [round(x) for x, _ in points] == [0, 0, 0, 1, 1, 1] and plot.get_ylim()[1] > 64
 
 
-def test_a_text_that_nobody_gave_is_cut_to_what_the_model_can_read(place, capsys):
+def test_the_default_text_is_cropped_to_what_the_model_can_read(place, capsys):
     assert train("--out", "run", "model.context=16", "run.steps=1") == 0
     capsys.readouterr()
     assert main(["show", "attention", "run", "--out", "a.svg"]) == 0
@@ -128,7 +128,7 @@ def test_a_text_that_nobody_gave_is_cut_to_what_the_model_can_read(place, capsys
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
-def test_a_run_that_is_stopped_is_not_done(place, capsys, monkeypatch, number, code):
+def test_a_stopped_run_can_be_resumed(place, capsys, monkeypatch, number, code):
     original = Loop._step
 
     def step(loop, at, records):
@@ -148,7 +148,7 @@ def test_a_run_that_is_stopped_is_not_done(place, capsys, monkeypatch, number, c
     assert "next: everyformer generate 'a run' --prompt 'Once'\n" in capsys.readouterr().out
 
 
-def test_what_cannot_be_written_is_told_with_what_is_kept(place):
+def test_a_failed_write_names_the_last_checkpoint(place):
     def full():
         with writing(place / "run"):
             raise OSError("no space")
@@ -162,19 +162,19 @@ def test_what_cannot_be_written_is_told_with_what_is_kept(place):
 
 @pytest.mark.parametrize("verb", ["train byte-language --size tiny", "demo"])
 @pytest.mark.parametrize("out", ["text.txt", "text.txt/run"])
-def test_a_file_is_no_folder_for_a_run(verb, out, capsys):
+def test_a_run_cannot_be_written_to_a_file(verb, out, capsys):
     assert main([*verb.split(), "--out", out]) == 2
-    told = f"text.txt is a file, so that no run can be written to {out}; give another folder as --out"
-    assert told in capsys.readouterr().err
+    message = f"text.txt is a file, so the run cannot be written to {out}; give another folder with --out"
+    assert message in capsys.readouterr().err
 
 
-def test_a_refused_run_leaves_its_name_free(place, capsys):
+def test_an_invalid_run_leaves_no_folder(place, capsys):
     assert train("--out", "run", "run.batch=100000") == 2
     assert "is larger than the set" in capsys.readouterr().err and not (place / "run").exists()
     assert train("--out", "run", "run.steps=1") == 0
 
 
-def test_a_run_does_not_go_back_by_its_steps_and_says_what_of_it_is_broken(place, capsys):
+def test_a_run_cannot_be_resumed_to_an_earlier_step_or_from_a_broken_recipe(place, capsys):
     assert train("--out", "run") == 0
     for words in (["--steps", "2"], ["run.steps=2"]):
         assert main(["resume", "run", *words]) == 2
@@ -185,7 +185,7 @@ def test_a_run_does_not_go_back_by_its_steps_and_says_what_of_it_is_broken(place
     assert "recipe.json is broken" in capsys.readouterr().err
 
 
-def test_data_come_from_standard_input(place, monkeypatch, capsys):
+def test_data_can_come_from_standard_input(place, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((place / "text.txt").read_bytes())))
     assert main(["train", "byte-language", "--size", "tiny", "--data", "-", *SMALL, "run.steps=1", "--out", "run"]) == 0
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
@@ -193,7 +193,7 @@ def test_data_come_from_standard_input(place, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "characters"])
-def test_a_run_writes_when_its_data_are_gone(place, capsys, tokenizer):
+def test_a_run_generates_without_its_data(place, capsys, tokenizer):
     assert train("--out", "run", f"task.tokenizer={tokenizer}") == 0
     (place / "text.txt").unlink()
     assert main(["generate", "run", "--prompt", "to be", "--tokens", "3"]) == 0
@@ -201,7 +201,7 @@ def test_a_run_writes_when_its_data_are_gone(place, capsys, tokenizer):
     assert main(["evaluate", "run"]) == 2
 
 
-def test_changed_data_are_not_evaluated_and_a_refused_setting_is_not_kept(place, capsys):
+def test_changed_data_are_refused_and_the_recipe_stays(place, capsys):
     assert train("--out", "run") == 0
     with (place / "text.txt").open("a") as file:
         file.write("more")
@@ -218,7 +218,7 @@ def test_changed_data_are_not_evaluated_and_a_refused_setting_is_not_kept(place,
     )
 
 
-def test_a_model_of_ones_own_stands_where_a_member_does(place, capsys):
+def test_a_model_in_a_json_file_can_replace_a_member(place, capsys):
     assert main(["family", "gpt2", "--size", "tiny", "--json"]) == 0
     (place / "mine.json").write_text(capsys.readouterr().out.replace('"causal"', '"full"', 1))
     given = ["mine.json", "--data", "text.txt", "run.steps=2", "run.batch=2", "run.evaluate=0"]
@@ -232,7 +232,7 @@ def test_a_model_of_ones_own_stands_where_a_member_does(place, capsys):
     assert main(["show", "attention", "runs/mine-1", "--beside", "runs/mine-1"]) == 0
 
 
-def test_what_means_nothing_to_a_run_is_refused_with_what_does(place, capsys):
+def test_an_option_that_a_run_does_not_support_is_refused(place, capsys):
     assert train("--out", "text") == 0
     (place / "pairs.jsonl").write_text('{"en": "a b", "de": "b a"}\n' * 40)
     small = ["run.steps=1", "run.batch=2", "run.evaluate=0"]
@@ -241,7 +241,7 @@ def test_what_means_nothing_to_a_run_is_refused_with_what_does(place, capsys):
     capsys.readouterr()
     for run, option, reason in (
         ("text", ["--beam=2", "--temperature=1"], "--beam finds the most likely text, which temperature cannot change"),
-        ("text", ["--stream", "--beam=2"], "--beam finds the whole text at once"),
+        ("text", ["--stream", "--beam=2"], "--beam returns the whole text at once"),
         ("pairs", ["--tokens=3"], "--tokens says nothing to this run; leave it out (it takes --prompt, --beam)"),
         ("pairs", ["--top-k=3"], "--top-k says nothing"),
         ("pairs", ["--stream"], "does not write token by token; leave --stream out"),
@@ -257,7 +257,7 @@ def test_what_means_nothing_to_a_run_is_refused_with_what_does(place, capsys):
 
 
 @pytest.mark.spec(98, 101, 102)
-def test_pictures_of_a_folder_are_learned_painted_and_completed(place, capsys):
+def test_images_of_a_folder_are_trained_on_generated_and_completed(place, capsys):
     (place / "photos").mkdir()
     for number in range(12):
         colour = (20 * number, 255 - 20 * number, 7)
@@ -273,17 +273,17 @@ def test_pictures_of_a_folder_are_learned_painted_and_completed(place, capsys):
 
     sheets = []
     for seed in ("1", "1", "2"):
-        assert main(["generate", "run", "--out", "new.png", "--pictures", "2", "--seed", seed]) == 0
+        assert main(["generate", "run", "--out", "new.png", "--images", "2", "--seed", seed]) == 0
         sheets.append((place / "new.png").read_bytes())
     assert sheets[0] == sheets[1] != sheets[2]
-    assert main(["generate", "run", "--given", "0.5", "--pictures", "1"]) == 0
+    assert main(["generate", "run", "--given", "0.5", "--images", "1"]) == 0
     with Image.open(place / "run" / "samples.png") as sheet:
         assert sheet.size == (84 + 8, 3 * 88 + 4)
     capsys.readouterr()
     for option, reason in {
         "--prompt=a": "--prompt says nothing to this run; leave it out (it takes --out, --pictures, --given, --temperature",
         "--out=new.jpg": "cannot write pictures to new.jpg; give a .png file in a folder that exists",
-        "--pictures=0": "0 pictures of which 0.0 is given: give 1 or more",
+        "--images=0": "0 pictures of which 0.0 is given: give 1 or more",
         "--given=1": "give 1 or more, and a share of 0 or more, below 1",
         "--given=0.1": "is less than one block of 2 rows of 4; give more",
     }.items():
@@ -291,13 +291,13 @@ def test_pictures_of_a_folder_are_learned_painted_and_completed(place, capsys):
         assert reason in capsys.readouterr().err
 
     assert main(["train", *words, "task.shrink=2", "--out", "larger"]) == 0
-    assert main(["generate", "larger", "--out", "larger.png", "--pictures", "1"]) == 0
+    assert main(["generate", "larger", "--out", "larger.png", "--images", "1"]) == 0
     assert "given a picture 2 times smaller, painted, true" in capsys.readouterr().out
     assert main(["train", *words, "task.levels=257", "--out", "no"]) == 2
     assert "task.levels=257" in capsys.readouterr().err
 
     (place / "photos").rename(place / "elsewhere")
-    assert main(["generate", "run", "--out", "new.png", "--pictures", "2", "--seed", "1"]) == 0
+    assert main(["generate", "run", "--out", "new.png", "--images", "2", "--seed", "1"]) == 0
     assert (place / "new.png").read_bytes() == sheets[0]
     capsys.readouterr()
     for words in (["generate", "run", "--given", "0.5"], ["generate", "larger"], ["evaluate", "run"]):
@@ -306,12 +306,12 @@ def test_pictures_of_a_folder_are_learned_painted_and_completed(place, capsys):
         assert "there is no " in err and f"{place / 'photos'}; " in err
 
 
-def test_runs_without_a_name_get_free_ones(place, capsys):
+def test_runs_without_a_name_get_the_next_number(place, capsys):
     assert train("run.steps=1") == 0 and train("run.steps=1") == 0
     assert (place / "runs" / "byte-language-1").is_dir() and (place / "runs" / "byte-language-2").is_dir()
 
 
-def test_a_plan_says_what_a_run_takes_and_what_to_change(capsys):
+def test_a_plan_shows_what_a_run_takes_and_what_to_change(capsys):
     assert main(["plan", "gpt2", "--size", "tiny", "--no-measure", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"] == 120_576 and found["fits"]
@@ -319,7 +319,7 @@ def test_a_plan_says_what_a_run_takes_and_what_to_change(capsys):
     assert "to fit" in capsys.readouterr().out
 
 
-def test_a_plan_proposes_a_command_that_a_shell_reads_as_it_was_given(place, capsys):
+def test_a_plan_proposes_a_command_quoted_for_the_shell(place, capsys):
     (place / "text.txt").rename(place / "a text.txt")
     words = ["gpt2", "--size", "tiny", "--data", "a text.txt", "run.batch=4", "run.batch_schedule=[[2, 8]]"]
     assert main(["plan", *words, "--no-measure"]) == 0
@@ -361,19 +361,19 @@ def test_a_plan_proposes_a_command_that_a_shell_reads_as_it_was_given(place, cap
         (["generate", "nothing"], "is not a run"),
     ],
 )
-def test_what_is_wrong_is_named(words, message, capsys):
+def test_a_wrong_argument_is_named(words, message, capsys):
     assert main(words) == 2
     assert message.lower() in capsys.readouterr().err.lower()
 
 
-def test_a_fraction_is_not_rounded_to_a_whole_number(capsys):
+def test_a_fraction_is_not_rounded_to_an_integer(capsys):
     for words in (["resume", "run", "--steps", "2.6"], ["show", "pattern", "causal", "--length", "3.7"]):
         with pytest.raises(SystemExit):
             main(words)
-        assert f"{words[-1]} is not a whole number" in capsys.readouterr().err
+        assert f"{words[-1]} is not an integer" in capsys.readouterr().err
 
 
-def test_what_may_not_be_read_or_written_is_named(place, monkeypatch, capsys):
+def test_a_file_without_permission_is_named(place, monkeypatch, capsys):
     assert train("--out", "run") == 0
 
     def locked(path, *_, **__):
@@ -381,24 +381,24 @@ def test_what_may_not_be_read_or_written_is_named(place, monkeypatch, capsys):
 
     monkeypatch.setattr(Path, "mkdir", locked)
     assert train("--out", "other") == 2
-    assert "cannot use other (Permission denied); choose another place" in capsys.readouterr().err
+    assert "cannot use other (Permission denied); choose another path" in capsys.readouterr().err
     monkeypatch.setattr(Path, "read_text", locked)
     assert main(["evaluate", "run"]) == 2
     assert "recipe.json (Permission denied)" in capsys.readouterr().err
 
 
-def test_a_run_that_lost_its_tokenizer_is_not_read_with_another(place, capsys):
+def test_a_run_without_its_tokenizer_is_refused(place, capsys):
     assert train("--out", "run", "task.tokenizer=characters") == 0
     (place / "run" / "characters.json").unlink()
     for verb in ("generate", "evaluate", "resume"):
         assert main([verb, "run"]) == 2
         assert (
-            "run has no characters.json, which says what its tokens mean; bring the file back"
+            "run has no characters.json, the tokenizer that the run was trained with; restore the file"
             in capsys.readouterr().err
         )
 
 
-def test_the_recipe_of_a_run_tells_the_tokenizer_that_it_took_over(place, capsys):
+def test_the_recipe_records_the_tokenizer_of_the_initial_weights(place, capsys):
     assert train("--out", "old", "task.tokenizer=characters") == 0
     assert train("--out", "new", "--init-from", "old") == 0
     assert json.loads((place / "new" / "recipe.json").read_text())["task"]["tokenizer"] == "characters"
@@ -408,14 +408,14 @@ def test_the_recipe_of_a_run_tells_the_tokenizer_that_it_took_over(place, capsys
 
 
 @pytest.mark.parametrize("form", ["hashed", "chunked"])
-def test_the_bits_of_a_model_that_leaks_say_so(place, capsys, form):
+def test_the_metrics_of_a_model_that_sees_the_future_say_so(place, capsys, form):
     given = ["train", "reformer", "--size", "tiny", "--data", "text.txt", "--out", "run", *SMALL, "run.steps=1"]
     assert main([*given, f"model.form={form}"]) == 0 and main(["evaluate", "run"]) == 0
     told = " ".join(capsys.readouterr().out.split())  # in one line, however wide the terminal is
     assert told.count("leaks the future") == (told.count("bits per byte") if form == "chunked" else 0)
 
 
-def test_only_who_goes_on_needs_the_optimizer(place, capsys):
+def test_only_resuming_needs_the_optimizer(place, capsys):
     assert train("--out", "run") == 0
     for file in (place / "run").rglob("optimizer.safetensors"):
         file.unlink()
@@ -425,7 +425,7 @@ def test_only_who_goes_on_needs_the_optimizer(place, capsys):
     assert "has lost optimizer.safetensors" in capsys.readouterr().err
 
 
-def test_pictures_that_do_not_fit_the_model_leave_no_run(place, capsys):
+def test_images_that_do_not_fit_the_model_leave_no_folder(place, capsys):
     for number in range(8):
         (place / "pictures" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
         Image.new("L", (10, 10), 9 * number).save(place / "pictures" / "ab"[number % 2] / f"{number}.png")
@@ -442,16 +442,16 @@ def test_pictures_that_do_not_fit_the_model_leave_no_run(place, capsys):
     assert main([*given, "model.patch=5"]) == 0
     (place / "run" / "classes.json").write_text('{"kind": "im')
     assert main(["evaluate", "run"]) == 2
-    assert "classes.json is broken" in capsys.readouterr().err
+    assert "classes.json is not valid JSON" in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_there_is_not_advised(monkeypatch, capsys):
+def test_an_absent_device_is_not_proposed(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["train", "gpt2", "--size", "tiny", "run.device=moon"]) == 2
     assert capsys.readouterr().err.endswith("; try auto or cpu\n")
 
 
-def test_a_folder_that_exists_is_left_alone(place, capsys):
+def test_an_existing_folder_is_not_overwritten(place, capsys):
     (place / "full").mkdir()
     (place / "full" / "mine.txt").write_text("keep me")
     assert train("--out", "full") == 2

@@ -1,4 +1,4 @@
-"""What is seen of a run follows from its records, and fits the terminal."""
+"""The progress of a run follows from its records, and fits the terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import pytest
 from rich.console import Console
 
-from everyformer.cli.progress import Progress, watching
+from everyformer.cli.progress import Progress, show_progress
 
 BEGIN = {"kind": "begin", "step": 0, "seconds": 0.0, "steps": 5000, "parameters": 9_660_000}
 LANGUAGE, LABELS = {"metric": "bits_per_byte", "bytes": 2.0}, {"metric": "accuracy", "bytes": None}
@@ -37,7 +37,7 @@ def a_run(task, evaluated):
     return state
 
 
-def test_all_of_it_is_on_one_line_of_a_wide_terminal():
+def test_a_wide_terminal_shows_everything_on_one_line():
     bits = 1.75 / math.log(2) / 2
     numbers = f"loss 1.750  bits/byte {bits:.3f} (valid 1.312)  12.3k targets/s  812 MiB  12:40 left"
     (line,) = shown(a_run(LANGUAGE, {"bits_per_byte": 1.3123}), 120)
@@ -45,7 +45,7 @@ def test_all_of_it_is_on_one_line_of_a_wide_terminal():
     assert line.count("━") >= 8
 
 
-def test_a_narrow_terminal_has_a_second_line_and_nothing_is_folded():
+def test_a_narrow_terminal_shows_two_lines_without_wrapping():
     for task, evaluated, words in (
         (LANGUAGE, {"bits_per_byte": 1.3123}, "bits/byte 1.262 (valid 1.312)"),
         (LABELS, {"accuracy": 0.8512}, "valid accuracy 0.851"),
@@ -55,7 +55,7 @@ def test_a_narrow_terminal_has_a_second_line_and_nothing_is_folded():
         assert second == f"loss 1.750  {words}  12.3k targets/s"
 
 
-def test_what_an_agent_gains_while_it_learns_is_told_too():
+def test_the_training_return_of_an_agent_is_shown():
     state = a_run(RETURN, {"return": 0.25})
     assert "valid return 0.250" in str(state)  # before an episode has ended
     state.take(step(1201, 1.75) | {"return": 0.125})
@@ -80,21 +80,21 @@ def test_loss_and_speed_are_smoothed():
     assert state.loss == pytest.approx(1.5, abs=0.05)
 
 
-def test_a_pipe_gets_plain_lines():
+def test_a_pipe_gets_lines_of_text():
     file = io.StringIO()
-    with watching(Console(file=file, width=10_000)) as tell:
-        tell(BEGIN | LANGUAGE)
-        tell(step(1, 3.0))
-        tell(step(2, 3.0))  # too soon for another line
-        tell({"kind": "evaluate", "step": 2, "seconds": 1.0, "bits_per_byte": 2.5, "sample": "a\tb\x1b[31mc\nd"})
-        tell(step(5000, 3.0))
+    with show_progress(Console(file=file, width=10_000)) as listen:
+        listen(BEGIN | LANGUAGE)
+        listen(step(1, 3.0))
+        listen(step(2, 3.0))  # too soon for another line
+        listen({"kind": "evaluate", "step": 2, "seconds": 1.0, "bits_per_byte": 2.5, "sample": "a\tb\x1b[31mc\nd"})
+        listen(step(5000, 3.0))
     lines = [line.rstrip() for line in file.getvalue().splitlines()]
     assert lines == [
-        "9,660,000 parameters, 5,000 steps to go",
+        "9,660,000 parameters, 5,000 steps left",
         "step 1/5,000  loss 3.000  bits/byte 2.164  12.3k targets/s  812 MiB",
         "step 2  bits per byte 2.5",
         "  | a       b·[31mc",
         "  | d",
         "step 5,000/5,000  loss 3.000  bits/byte 2.164 (valid 2.500)  12.3k targets/s  812 MiB",
-        "evaluating on all that is held out; Ctrl-C leaves it out",
+        "evaluating on all held-out data; Ctrl-C skips it",
     ]

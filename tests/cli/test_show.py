@@ -1,4 +1,4 @@
-"""`everyformer show pattern`: the picture is the pattern."""
+"""`everyformer show pattern`: the drawing equals the mask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everyformer.attention.kernels.blocked import computed_fraction
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import for_head
 from everyformer.cli.main import main
-from everyformer.study.picture import COLORS, draw, example_context, pool
+from everyformer.study.pattern_images import COLORS, draw, example_context, pool
 
 PATTERNS = (
     "causal & window(8)",
@@ -29,7 +29,7 @@ PATTERNS = (
 
 @pytest.fixture
 def show(capsys, monkeypatch):
-    """Shows a pattern and gives the text."""
+    """Draws a pattern and returns the text."""
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
     def show(text: str, *options: str, columns: int = 80) -> str:
@@ -61,18 +61,18 @@ def fact(out: str, label: str) -> str:
 def test_the_grid_is_the_mask(text, length, show):
     out = show(text, "--length", str(length))
     pattern = parse(text)
-    seen_QK = pattern.mask(length, context=example_context(pattern, length)[0])[0]
-    assert cells(out)[:length] == seen_QK.tolist()
+    allowed_QK = pattern.mask(length, context=example_context(pattern, length)[0])[0]
+    assert cells(out)[:length] == allowed_QK.tolist()
     assert not any(map(any, cells(out)[length:]))  # the lower half of an odd last row
-    assert f"({int(seen_QK.sum())} of {length * length:,})" in fact(out, "seen")
-    assert fact(out, "looks ahead") == ("yes" if pattern.attends_to_future() else "no")
+    assert f"({int(allowed_QK.sum())} of {length * length:,})" in fact(out, "allowed")
+    assert fact(out, "sees future") == ("yes" if pattern.attends_to_future() else "no")
 
 
 @pytest.mark.parametrize("text", ("causal & window(8)", "causal & (window(8) | stride(16))"))
-def test_the_facts_are_those_of_the_pattern(text, show):
+def test_the_printed_numbers_are_those_of_the_pattern(text, show):
     out, pattern = show(text, "--length", "256"), parse(text)
-    assert fact(out, "seen").startswith(f"{pattern.density(256):.1%} ")
-    live, blocks = map(int, re.findall(r"(\d+) of (\d+) blocks", fact(out, "live blocks"))[0])
+    assert fact(out, "allowed").startswith(f"{pattern.density(256):.1%} ")
+    live, blocks = map(int, re.findall(r"(\d+) of (\d+) blocks", fact(out, "computed blocks"))[0])
     assert blocks == 16 * 16 and live / blocks == pattern.computed_blocks(256, 16)
     assert fact(out, "blocked kernel").startswith(f"computes {computed_fraction(pattern, 256, 256, 1):.1%} ")
 
@@ -95,7 +95,7 @@ def test_a_long_pattern_is_scaled_to_the_terminal(length, columns, scale, show):
 
 
 @pytest.mark.parametrize(("options", "heads"), [([], 2), (["--heads", "3"], 3)])
-def test_by_head_has_one_grid_a_head(options, heads, show):
+def test_by_head_has_one_grid_per_head(options, heads, show):
     text = "by_head(causal, window(3))"
     out = show(text, "--length", "16", *options, columns=30)
     pattern = parse(text)
@@ -110,33 +110,33 @@ def test_by_head_has_one_grid_a_head(options, heads, show):
         ("causal & same_document", "three documents"),
         ("graph", "binary tree"),
         ("visible", "last quarter as padding"),
-        ("hashed(2, 4, 3)", "hashed is shown with random keys"),
+        ("hashed(2, 4, 3)", "hashed is drawn with random keys"),
     ],
 )
-def test_made_up_data_is_said_to_be(text, note, show):
+def test_example_data_are_noted(text, note, show):
     assert re.search(rf"^note: .*{note}", show(text), re.M)
     assert "note:" not in show("causal")
 
 
 def test_pooling_by_blocks_counts_the_ragged_ones():
-    seen_HQK = torch.zeros(1, 17, 17, dtype=torch.bool)
-    seen_HQK[0, 16, 3] = True
-    assert pool(seen_HQK, 16).tolist() == [[[False, False], [True, False]]]
+    allowed_HQK = torch.zeros(1, 17, 17, dtype=torch.bool)
+    allowed_HQK[0, 16, 3] = True
+    assert pool(allowed_HQK, 16).tolist() == [[[False, False], [True, False]]]
 
 
 @pytest.mark.parametrize(
     ("text", "length", "scale"),
     [("causal & window(8)", 32, 1), ("by_head(causal, window(5), full)", 24, 1), ("~window(9)", 700, 2)],
 )
-def test_the_picture_is_the_mask(text, length, scale):
+def test_the_image_is_the_mask(text, length, scale):
     pattern = parse(text)
-    seen_HQK = pattern.mask(length, heads=3)
-    figure = draw(pattern, seen_HQK)
+    allowed_HQK = pattern.mask(length, heads=3)
+    figure = draw(pattern, allowed_HQK)
     assert figure.get_suptitle() == text and len(figure.axes) == 3
-    for seen_QK, plot in zip(pool(seen_HQK, scale), figure.axes, strict=True):
-        ahead_QK = seen_QK & (torch.arange(len(seen_QK)) > torch.arange(len(seen_QK))[:, None])
+    for allowed_QK, plot in zip(pool(allowed_HQK, scale), figure.axes, strict=True):
+        future_QK = allowed_QK & (torch.arange(len(allowed_QK)) > torch.arange(len(allowed_QK))[:, None])
         (image,) = plot.images
-        assert torch.equal(torch.tensor(image.get_array().data), seen_QK.int() + ahead_QK.int())
+        assert torch.equal(torch.tensor(image.get_array().data), allowed_QK.int() + future_QK.int())
         assert (plot.get_xlabel(), plot.get_ylabel()) == ("key position", "query position")
         assert plot.get_xlim() == plot.get_ylim()[::-1] == (-0.5, length - 0.5)  # square cells, queries down
         assert plot.get_aspect() == 1
@@ -151,10 +151,10 @@ def test_the_file_is_an_image_of_the_right_size(text, size, show, tmp_path):
     pixels = imread(file)[:, :, :3]
     assert pixels.shape[:2] == size[::-1]
     shares = {name: (abs(pixels - to_rgb(color)).max(-1) < 1e-2).mean() for name, color in COLORS.items()}
-    assert shares["seen"] > 0.1 and (shares["seen ahead"] > 0.05) == ("by_head" in text)
+    assert shares["allowed"] > 0.1 and (shares["allowed, in the future"] > 0.05) == ("by_head" in text)
 
 
-def test_other_kinds_of_picture(show, tmp_path):
+def test_other_image_types(show, tmp_path):
     show("causal", "--out", str(tmp_path / "a.svg"))
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
@@ -162,14 +162,14 @@ def test_other_kinds_of_picture(show, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("pattern.pngg", "no kind of picture; did you mean png"),
-        ("pattern", "ends in nothing"),
-        ("missing/pattern.png", "there is no folder"),
+        ("pattern.pngg", "not an image type; did you mean png"),
+        ("pattern", "has the suffix (none)"),
+        ("missing/pattern.png", "does not exist; create it"),
         ("folder.png", "is a folder"),
         ("a" * 300 + ".png", "File name too long"),
     ],
 )
-def test_a_picture_that_cannot_be_written_is_refused_at_once(name, message, capsys, tmp_path):
+def test_an_image_that_cannot_be_written_is_refused_first(name, message, capsys, tmp_path):
     (tmp_path / "folder.png").mkdir()
     assert main(["show", "pattern", "causal", "--out", str(tmp_path / name)]) == 2
     out, err = capsys.readouterr()
@@ -177,7 +177,7 @@ def test_a_picture_that_cannot_be_written_is_refused_at_once(name, message, caps
 
 
 @pytest.mark.parametrize("words", ["demo --out run", "bench attention --figure x.png"])
-def test_pictures_at_the_end_of_long_work_are_refused_before_it(words, capsys, monkeypatch, tmp_path):
+def test_a_missing_matplotlib_is_reported_before_long_work(words, capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
     monkeypatch.chdir(tmp_path)
     assert main(words.split()) == 2

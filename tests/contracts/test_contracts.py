@@ -29,7 +29,8 @@ from everyformer.network.network import Network
 from everyformer.network.output_head import Language, PerToken
 from everyformer.network.position import Learned
 from everyformer.network.residual import PreNorm, PreNormModule, Reversible
-from everyformer.study.contracts import CONTRACTS, Report, contracts
+from everyformer.study.contract_report import Report
+from everyformer.study.contracts import CONTRACTS, contracts
 from everyformer.study.sweep import (
     BODIES,
     GATES,
@@ -47,9 +48,9 @@ from everyformer.study.sweep import (
 
 
 def held(report: Report, record_property) -> None:
-    record_property("findings", [astuple(finding) for finding in report.findings])
+    record_property("findings", [astuple(result) for result in report.results])
     record_property("refused", report.refused)
-    assert not report.broken, str(report)
+    assert not report.failures, str(report)
 
 
 def attention(model: Model) -> Attention | None:
@@ -85,7 +86,7 @@ def test_every_pattern_rule_and_wiring_keep_the_contracts_together(record_proper
 def test_flex_serves_every_pattern_and_every_rule(pattern, score_mods, record_property):
     layer = Layer(Attention(Standard(2), pattern, score_mods), None)
     report = contracts(Model(width=WIDTH, embed=Tokens(7), body=Stack(1, (layer,), PreNorm())), "flex")
-    assert len(report.findings) == (score_mods != (Shaw(2, values=True),))  # that one needs the weights
+    assert len(report.results) == (score_mods != (Shaw(2, values=True),))  # that one needs the weights
     held(report, record_property)
 
 
@@ -120,7 +121,7 @@ def test_a_network_of_feed_forward_nets_does_not_pass_overfit():
 def test_frozen_and_compiled_networks_are_checked_too():
     network = tiny().requires_grad_(False)
     report = contracts(network, ["cache", "kernels", "gradient", "overfit"])
-    assert not report.broken and report.unasked == ["gradient", "overfit"]  # there is nothing to learn
+    assert not report.failures and report.not_applicable == ["gradient", "overfit"]  # there is nothing to learn
     assert contracts(torch.compile(tiny(), backend="eager"), ["cache", "store"]).ok
 
 
@@ -313,12 +314,16 @@ def test_a_model_of_ones_own_is_checked_from_python():
     value = everyformer.member("gpt2", "tiny")
     assert isinstance(value, Model)
     report = contracts(value, ["future", "cache"])
-    assert report.ok and [finding.contract for finding in report.findings] == ["future", "cache"]
+    assert report.ok and [result.contract for result in report.results] == ["future", "cache"]
 
 
 def test_what_was_asked_for_and_not_checked_is_not_ok():
     report = contracts("bert", ["future", "store"])
-    assert not report.ok and report.unasked == ["future"] and "future      does not speak of this model" in str(report)
+    assert (
+        not report.ok
+        and report.not_applicable == ["future"]
+        and "future      does not apply to this model" in str(report)
+    )
     with pytest.raises(ValueError, match=r"only=\[\] names no contract; give some of future, "):
         contracts("gpt2", only=[])
     assert contracts("bert", ["store"]).ok

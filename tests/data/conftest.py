@@ -1,4 +1,4 @@
-"""Data are unpacked and encoded into a folder of the session's own, and the network is out of reach."""
+"""The tests use a temporary cache folder, and every download fails."""
 
 from __future__ import annotations
 

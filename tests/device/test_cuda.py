@@ -1,4 +1,4 @@
-"""What only a GPU shows: the fused kernels, in the precisions they are made for. Collected where there is one."""
+"""Tests that need a GPU: the accuracy of the fast kernels in low precision, CUDA graphs, and training in bfloat16."""
 
 from __future__ import annotations
 
@@ -49,38 +49,38 @@ SPARSE = (
 SCORE_MODS = ((), (Rotary(),), (Alibi(),), (Shaw(8),), (T5Bias(),), (ImageBias(16, 16),), (FourTerm(64),))
 
 
-def made(dtype, queries=256, keys=256):
+def random_qkv(dtype, queries=256, keys=256):
     torch.manual_seed(0)
     sizes = ((2, 4, queries, 64), (2, 4, keys, 64), (2, 4, keys, 64))
     return [torch.randn(size, device="cuda", dtype=torch.float64).to(dtype) for size in sizes]
 
 
-def answers(tensors, pattern, score_mods, dtype, kernel):
-    """The answer and the gradients to q, k, v of the same numbers in a precision."""
+def output_and_gradients(tensors, pattern, score_mods, dtype, kernel):
+    """Returns the output and the gradients of q, k and v, computed in `dtype`."""
     leaves = [x.to(dtype).requires_grad_() for x in tensors]
     torch.manual_seed(1)
     modules = [score_mod.build(4, 64, 64).cuda().to(dtype) for score_mod in score_mods]
-    seen, context = parse(pattern), Context.of(leaves[0].shape[2], leaves[1].shape[2], leaves[0].device)
-    if isinstance(seen, Hashed):
-        hash_ = Hash(seen, 4, 64).cuda()
+    parsed, context = parse(pattern), Context.of(leaves[0].shape[2], leaves[1].shape[2], leaves[0].device)
+    if isinstance(parsed, Hashed):
+        hash_ = Hash(parsed, 4, 64).cuda()
         context = context.with_hashes(hash_(hash_.buckets(leaves[1]), context))
-    answer = attend(*leaves, seen, modules, context=context, kernel=kernel)
+    output = attend(*leaves, parsed, modules, context=context, kernel=kernel)
     torch.manual_seed(2)
-    slope = torch.randn(answer.shape, device="cuda", dtype=torch.float64).to(dtype)
-    return [answer, *torch.autograd.grad(answer, leaves, slope)]
+    output_gradient = torch.randn(output.shape, device="cuda", dtype=torch.float64).to(dtype)
+    return [output, *torch.autograd.grad(output, leaves, output_gradient)]
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "blocked", "flex"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fast_kernels_err_at_most_twice_as_much_as_the_plain_one(kernel, dtype):
+def test_error_of_fast_kernels_is_at_most_twice_that_of_the_reference(kernel, dtype):
     cells = list(product(PATTERNS, SCORE_MODS))
-    if kernel == "flex":  # each is compiled anew: one pattern with every rule, every pattern without
+    if kernel == "flex":  # compiles each case: all score modifications with one pattern, other patterns without
         cells = [(pattern, score_mods) for pattern, score_mods in cells if not score_mods or pattern == PATTERNS[2]]
     assert_accurate(kernel, dtype, cells)
 
 
 @pytest.mark.parametrize("kernel", ["fused", "hashed"])
-def test_sparse_kernels_err_at_most_twice_as_much_as_the_plain_one(kernel):
+def test_error_of_sparse_kernels_is_at_most_twice_that_of_the_reference(kernel):
     spans = ("causal", (Span(100, start=0.5),)), ("causal & window(64)", (Span(100, start=0.5),))
     cells: dict[str, Any] = {
         "fused": [*((pattern, ()) for pattern in SPARSE), *spans],
@@ -89,8 +89,8 @@ def test_sparse_kernels_err_at_most_twice_as_much_as_the_plain_one(kernel):
     assert_accurate(kernel, torch.bfloat16, cells[kernel])
 
 
-def test_long_sparse_passes_in_half_precision_are_fused():
-    (q, k, v), context = made(torch.bfloat16, 2048, 2048), Context.of(2048, 2048, torch.device("cuda"))
+def test_auto_chooses_fused_for_long_sparse_passes_in_half_precision():
+    (q, k, v), context = random_qkv(torch.bfloat16, 2048, 2048), Context.of(2048, 2048, torch.device("cuda"))
     request = Request(q, k, v, parse("causal & window(64)"), (), (), context, 0.125, 0.0)
     assert choose(request, "auto") is fused
     assert choose(replace(request, dropout=0.1), "auto") is blocked
@@ -98,37 +98,37 @@ def test_long_sparse_passes_in_half_precision_are_fused():
 
 
 def assert_accurate(kernel, dtype, cells):
-    over = []
+    too_large = []
     for pattern, score_mods in cells:
-        tensors = made(dtype)
-        exact = answers(tensors, pattern, score_mods, torch.float64, "reference")
-        plain = answers(tensors, pattern, score_mods, dtype, "reference")
-        fast = answers(tensors, pattern, score_mods, dtype, kernel)
-        for name, e, p, f in zip(("answer", "dq", "dk", "dv"), exact, plain, fast, strict=True):
-            plain_error, fast_error = (float((x.detach() - e.detach()).square().mean().sqrt()) for x in (p, f))
-            # The float32 backward of PyTorch's own fused kernel errs 2.4 times as much on plain causal attention.
-            if not fast_error <= plain_error * (3 if dtype is torch.float32 and name != "answer" else 2):
-                over.append((pattern, score_mods, name, fast_error / plain_error))
-    assert not over, over
+        tensors = random_qkv(dtype)
+        exact = output_and_gradients(tensors, pattern, score_mods, torch.float64, "reference")
+        reference = output_and_gradients(tensors, pattern, score_mods, dtype, "reference")
+        fast = output_and_gradients(tensors, pattern, score_mods, dtype, kernel)
+        for name, e, r, f in zip(("output", "dq", "dk", "dv"), exact, reference, fast, strict=True):
+            reference_error, fast_error = (float((x.detach() - e.detach()).square().mean().sqrt()) for x in (r, f))
+            # In float32 the error of PyTorch's own fused backward is 2.4 times that of the reference on causal attention.
+            if not fast_error <= reference_error * (3 if dtype is torch.float32 and name != "output" else 2):
+                too_large.append((pattern, score_mods, name, fast_error / reference_error))
+    assert not too_large, too_large
 
 
 @pytest.mark.parametrize("kernel", ["reference", "sdpa", "blocked", "flex"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_query_that_sees_nothing_answers_zero(kernel, dtype):
-    tensors = [x.requires_grad_() for x in made(dtype)]
-    answer = attend(*tensors, parse("~full"), kernel=kernel)
-    gradients = torch.autograd.grad(answer.sum(), tensors)
-    assert all((x == 0).all() for x in (answer, *gradients))
+def test_the_output_of_a_query_without_visible_keys_is_zero(kernel, dtype):
+    tensors = [x.requires_grad_() for x in random_qkv(dtype)]
+    output = attend(*tensors, parse("~full"), kernel=kernel)
+    gradients = torch.autograd.grad(output.sum(), tensors)
+    assert all((x == 0).all() for x in (output, *gradients))
     position_BK = torch.arange(256, device="cuda").repeat(2, 1)
     position_BK[0, 128:] = -1
     context = Context.of(256, 256, torch.device("cuda"), key_BK=position_BK)
-    answer = attend(*tensors, parse("~causal"), context=context, kernel=kernel)
-    assert (answer[0, :, 127] == 0).all() and torch.isfinite(answer).all()
-    assert all(torch.isfinite(x).all() for x in torch.autograd.grad(answer.float().square().sum(), tensors))
+    output = attend(*tensors, parse("~causal"), context=context, kernel=kernel)
+    assert (output[0, :, 127] == 0).all() and torch.isfinite(output).all()
+    assert all(torch.isfinite(x).all() for x in torch.autograd.grad(output.float().square().sum(), tensors))
 
 
 @pytest.mark.parametrize("name", everyformer.members())
-def test_members_keep_the_contracts_on_a_gpu(name):
+def test_members_satisfy_the_contracts_on_a_gpu(name):
     report = contracts(name, device="cuda")
     assert report.ok, str(report)
 
@@ -141,9 +141,9 @@ def test_members_train_in_bfloat16(name):
     assert len([line for line in lines if line["kind"] == "step"]) == 2
 
 
-def test_refusals():
+def test_unsupported_dtypes_and_unknown_tokens_raise():
     with pytest.raises(UnsupportedKernel, match="float64"):
-        attend(*made(torch.float64), kernel="flex")
+        attend(*random_qkv(torch.float64), kernel="flex")
     with pytest.raises(ValueError, match="token 256 is outside"):
         everyformer.build("gpt2", "tiny").cuda()(torch.tensor([[256]], device="cuda"))
 
@@ -151,20 +151,20 @@ def test_refusals():
 def test_cached_generation_equals_uncached():
     network = everyformer.build("gpt2", "tiny").cuda().double()
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8]]
-    one, two = (everyformer.generate(network, prompts, 80, temperature=0, cached=cached) for cached in (True, False))
-    assert one == two
+    cached, uncached = (everyformer.generate(network, prompts, 80, temperature=0, cached=on) for on in (True, False))
+    assert cached == uncached
 
 
-def test_a_compiled_training_step_equals_the_eager_one():
+def test_a_compiled_training_step_equals_the_eager_step():
     network = everyformer.build("gpt2", "tiny", dropout=0.0).cuda()
     token_BT = torch.randint(0, 256, (4, 64), device="cuda")
-    found = []
+    results = []
     for run in (network, torch.compile(network, fullgraph=True)):
         network.zero_grad()
         loss = torch.nn.functional.cross_entropy(run(token_BT).logits[:, :-1].flatten(0, 1), token_BT[:, 1:].flatten())
         loss.backward()
-        found.append([loss.detach(), *(p.grad.clone() for p in network.parameters())])
-    for eager, compiled in zip(*found, strict=True):
+        results.append([loss.detach(), *(p.grad.clone() for p in network.parameters())])
+    for eager, compiled in zip(*results, strict=True):
         torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-5)
 
 
@@ -176,22 +176,22 @@ def test_a_compiled_training_step_equals_the_eager_one():
         ("gpt2", ["run.precision=bf16"]),
     ],
 )
-def test_a_recorded_run_equals_the_one_that_launches_every_kernel(member, settings):
+def test_training_with_cuda_graphs_equals_training_without(member, settings):
     settings = [*settings, "run.steps=12", "run.batch=4", "run.evaluate=0", "run.save=0"]
-    one = override(Recipe(member=member, size="tiny", task=task_for(member, "tiny")), settings)
+    recipe = override(Recipe(member=member, size="tiny", task=task_for(member, "tiny")), settings)
     lines: dict[str, list[dict[str, Any]]] = {"yes": [], "graphs": []}
-    for how, seen in lines.items():
-        train(override(one, [f"run.compile={how}"]), listeners=(seen.append,))
-    plain, recorded = ([line["loss"] for line in seen if line["kind"] == "step"] for seen in lines.values())
+    for mode, log in lines.items():
+        train(override(recipe, [f"run.compile={mode}"]), listeners=(log.append,))
+    plain, recorded = ([line["loss"] for line in log if line["kind"] == "step"] for log in lines.values())
     assert len(plain) == 12 and recorded == pytest.approx(plain, rel=1e-4)
 
 
-def test_a_step_that_cannot_be_recorded_says_so():
-    def looks(batch: Batch, count: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
+def test_a_step_that_cannot_be_captured_raises():
+    def synchronizes(batch: Batch, count: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
         total = batch["x_B"].sum()
         return total * float(total), total
 
-    captured = Captured(looks, [], torch.device("cuda"))
+    captured = Captured(synchronizes, [], torch.device("cuda"))
     batch = Batch({"x_B": torch.ones(3)})
     for _ in range(WARM):
         captured(batch, 1)

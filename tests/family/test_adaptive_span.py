@@ -14,7 +14,7 @@ from everyformer.attention import span as span_module
 from everyformer.infer import generate as generate_module
 from everyformer.infer.spans import spans
 from everyformer.network import model as model_module
-from everyformer.study.look import spans_of
+from everyformer.study.attention_maps import spans_of
 from everyformer.task.language import Language as LanguageTask
 from everyformer.train.learner import set_checkpoint_segments
 from everyformer.train.loop import train

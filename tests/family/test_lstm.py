@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from everyformer import build
 from everyformer.infer.evaluate import nats, streaming_nll
-from everyformer.study.look import GROUPS, draw, grouped, reading, weights
+from everyformer.study.attention_maps import GROUPS, attention_maps, draw, grouped, weights
 from everyformer.study.plan import plan
 from everyformer.task.language import Language
 from everyformer.train import checkpoint
@@ -69,7 +69,7 @@ def test_what_is_left_in_the_state_is_drawn_beside_attention(name, tmp_path):
     found = weights(network, torch.arange(9))
     assert [one.shape for one in found] == [(64, 9, 9)] * 2 and all(0 <= one.min() <= one.max() <= 1 for one in found)
     other = build("gpt2", "tiny", vocabulary=256).eval()
-    left, right = draw(*(reading(one, work, "to be or not") for one in (network, other))).subfigs
+    left, right = draw(*(attention_maps(one, work, "to be or not") for one in (network, other))).subfigs
     titles = [f"group {number}" for number in range(GROUPS)] + [""] * GROUPS
     assert [plot.get_title() for plot in left.axes[:-1]] == titles
     token_T = torch.from_numpy(work.tokenizer.encode(b"to be or not").astype("int64"))
@@ -84,7 +84,7 @@ def test_what_is_left_in_the_state_is_drawn_beside_attention(name, tmp_path):
 @pytest.mark.parametrize(("name", "row"), [("gpt2", "layer"), ("universal-transformer", "step")])
 def test_rows_of_a_picture_say_what_they_are(name, row, tmp_path):
     work = Language().open(str(text(tmp_path)), 16)
-    (part,) = draw(reading(build(name, "tiny", vocabulary=256), work, "to be")).subfigs
+    (part,) = draw(attention_maps(build(name, "tiny", vocabulary=256), work, "to be")).subfigs
     told = [label for plot in part.axes[:-1] if (label := plot.get_ylabel())]
     assert told == [f"{row} {number}" for number in range(len(told))] != []
 
@@ -92,4 +92,4 @@ def test_rows_of_a_picture_say_what_they_are(name, row, tmp_path):
 def test_a_state_without_weights_is_not_drawn(tmp_path):
     work = Language().open(str(text(tmp_path)), 16)
     with pytest.raises(ValueError, match="a ponder has no weights of what came before to draw"):
-        reading(build("act-rnn", "tiny"), work, "to be or not")
+        attention_maps(build("act-rnn", "tiny"), work, "to be or not")

@@ -44,7 +44,7 @@ def test_attention_is_attend_over_the_sets(kind, uses):
     for number, layer in enumerate(network.body.layers):
         wanted = {
             "interleaved": [[first] * 2, [second, other]][number],
-            "merged": [sparse.both(first, second), sparse.both(first, other)],
+            "merged": [sparse.merged(first, second), sparse.merged(first, other)],
             "by_head": [first, second],  # one head has the second sets
         }
         heads = layer.sublayers[0].heads

@@ -80,7 +80,7 @@ def test_temperature_0_is_the_most_likely_token():
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_tokens_are_drawn_by_their_tempered_probabilities(temperature):
     logits, count = randn(5), 40_000
-    share = spec.tempered(logits, temperature)
+    share = spec.softmax_with_temperature(logits, temperature)
     drawn = sample(logits.expand(count, -1), temperature, torch.Generator().manual_seed(0))
     found = torch.bincount(drawn, minlength=5) / count
     std = (share * (1 - share) / count).sqrt()
@@ -90,7 +90,10 @@ def test_tokens_are_drawn_by_their_tempered_probabilities(temperature):
 @pytest.mark.spec(58)
 def test_a_falling_temperature_ends_in_the_most_likely_token():
     logits = randn(5)
-    shares = [spec.tempered(logits, temperature)[logits.argmax()].item() for temperature in (2, 1, 0.5, 0.1, 0.01)]
+    shares = [
+        spec.softmax_with_temperature(logits, temperature)[logits.argmax()].item()
+        for temperature in (2, 1, 0.5, 0.1, 0.01)
+    ]
     assert shares == sorted(shares) and shares[-1] > 1 - 1e-9
     assert (sample(logits.expand(999, -1), 0.001) == logits.argmax()).all()
 

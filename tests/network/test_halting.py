@@ -78,10 +78,10 @@ def made(value: Model) -> Any:
     return network
 
 
-def literal(network: nn.Module, x_TD: Tensor, mode: str, sees: plain.Sees, memory: list[Tensor]) -> Any:
+def literal(network: nn.Module, x_TD: Tensor, mode: str, sees: plain.Allows, memory: list[Tensor]) -> Any:
     """The depth of a network on one sequence."""
     layer, unit = network.body.layers[0], network.body.unit
-    return spec.universal(
+    return spec.universal_transformer(
         list(x_TD),
         lambda x: plain.post_norm(x, sublayers(layer, sees, memory), EPS),
         lambda i, n: torch.tensor([plain.sinusoid(k, WIDTH) for k in (i, n)], dtype=torch.float64).sum(0),
@@ -272,9 +272,11 @@ def test_the_convolution_is_its_equation(causal):
     layer = Convolution(6, kernels=(3, 4), causal=causal).build(WIDTH).double()
     x_BTD = randn(1, 5, WIDTH)
     ahead = (0, 0) if causal else (1, 2)
-    x = spec.separable(list(x_BTD[0]), list(layer.first_ND), layer.hidden.weight, layer.hidden.bias, ahead[0])
+    x = spec.depthwise_separable_convolution(
+        list(x_BTD[0]), list(layer.first_ND), layer.hidden.weight, layer.hidden.bias, ahead[0]
+    )
     x = [plain.relu(one) for one in x]
-    x = spec.separable(x, list(layer.second_NF), layer.out.weight, layer.out.bias, ahead[1])
+    x = spec.depthwise_separable_convolution(x, list(layer.second_NF), layer.out.weight, layer.out.bias, ahead[1])
     close(layer(x_BTD, None)[0], torch.stack(x))
     seen_BT = torch.tensor([[False, True, True, False, False, True, True, True, False]])
     wide_BTD = randn(1, 9, WIDTH, seed=1)

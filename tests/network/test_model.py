@@ -177,7 +177,7 @@ def test_news_travels_one_edge_a_layer_and_nowhere_else(layers, given):
         other = x.clone()
         other[:, node] += 1
         moved = (network(other, **options).hidden - before).abs().amax(-1) > 0
-        assert moved.tolist() == [[i in spec.moved_by(node, EDGES, layers) for i in range(7)]] * 2
+        assert moved.tolist() == [[i in spec.reachable_nodes(node, EDGES, layers) for i in range(7)]] * 2
 
 
 @pytest.mark.spec(71, 72)

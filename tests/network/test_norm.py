@@ -61,7 +61,7 @@ def test_batch_norm_keeps_running_averages_for_evaluation():
         x_BTD = randn(B, T, D, seed=step) + step
         norm(x_BTD, torch.tensor(VISIBLE))
         for d in range(D):
-            now = spec.moments(x_BTD[place] for place in spec.kin("batch", VISIBLE, D, 0, d))
+            now = spec.moments(x_BTD[place] for place in spec.normalization_group("batch", VISIBLE, D, 0, d))
             mean[d] = (1 - momentum) * mean[d] + momentum * now[0]
             variance[d] = (1 - momentum) * variance[d] + momentum * now[1]
     x_BTD = randn(B, T, D, seed=9)

@@ -54,7 +54,7 @@ def test_a_tied_head_of_a_scaled_embedding_uses_the_plain_weights():
 def test_readings_are_of_the_visible_part(reading, padded):
     z_BTD = randn(3, 6, 4)
     visible = VISIBLE if padded else [[True] * 6] * 3
-    literal = torch.stack([spec.read(list(z), seen, reading) for z, seen in zip(z_BTD, visible, strict=True)])
+    literal = torch.stack([spec.pool(list(z), seen, reading) for z, seen in zip(z_BTD, visible, strict=True)])
     close(read(z_BTD, torch.tensor(visible) if padded else None, reading), literal)
     junk = z_BTD.masked_fill(~torch.tensor(visible)[..., None], 1e6)
     close(read(junk, torch.tensor(visible), reading), literal)
@@ -68,7 +68,7 @@ def test_a_class_is_read_then_mapped_and_padding_moves_nothing(reading, pooler):
     output = network(x, visible=torch.tensor(VISIBLE))
     head = network.outputs[0]
     for row, z_TD in enumerate(output.hidden):
-        z = spec.read(list(z_TD), VISIBLE[row], reading)
+        z = spec.pool(list(z_TD), VISIBLE[row], reading)
         z = torch.tanh(head.pooler.weight @ z + head.pooler.bias) if pooler else z
         close(output.logits[row], head.map.weight @ z + head.map.bias)
         alone = network(x[row : row + 1, VISIBLE[row]])
@@ -156,7 +156,7 @@ def test_a_mixture_of_logistics_is_its_equation_and_sums_to_one(channels, levels
     close(found.sum(1), torch.ones(2, dtype=torch.float64))
     for row in range(2):
         parts = components(head, mixture[row, 0].tolist())
-        literal = [image.pixel(values, parts, levels) for values in pixels.tolist()]
+        literal = [image.pixel_probability(values, parts, levels) for values in pixels.tolist()]
         close(found[row], torch.tensor(literal, dtype=torch.float64))
 
 

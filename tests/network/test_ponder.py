@@ -45,7 +45,7 @@ def literal(network: Any, x_TD: Tensor) -> Any:
         return torch.cat(found[:2])
 
     with torch.no_grad():
-        return spec.pondering(
+        return spec.act_rnn(
             list(x_TD),
             step,
             lambda s: torch.sigmoid(unit.map.weight[0] @ s[:WIDTH] + unit.bias[0]),

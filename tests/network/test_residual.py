@@ -44,7 +44,7 @@ BLOCKS = {
 GATES = ("none", "input", "output", "highway", "sigmoid_tanh", "gru")
 
 
-def heads_of(module: nn.Module) -> list[spec.OutputHead]:
+def heads_of(module: nn.Module) -> list[spec.AttentionHead]:
     """The matrices W_q, W_k, W_v, W_c of each head, as T writes them."""
     heads = module.heads
     sizes = (heads.heads * heads.key_width, heads.heads * heads.key_width, heads.heads * heads.value_width)
@@ -53,7 +53,7 @@ def heads_of(module: nn.Module) -> list[spec.OutputHead]:
     return [(q[h].T, k[h].T, v[h].T, merge[h].T) for h in range(heads.heads)]
 
 
-def sublayers(layer: nn.Module, sees: spec.Sees, memory: list[Tensor]) -> list[spec.Sublayer]:
+def sublayers(layer: nn.Module, sees: spec.Allows, memory: list[Tensor]) -> list[spec.Sublayer]:
     """The sublayers of one built layer as the literal equations take them."""
     parts = {
         "attention": lambda x: spec.attention(x, x, heads_of(layer.sublayers[0]), sees),
@@ -75,7 +75,7 @@ def gates_of(layer: nn.Module, kind: str) -> list[Any]:
 
 
 def literal(
-    network: nn.Module, x_BTD: Tensor, residual: str, sees: spec.Sees, memory_BSD: Tensor | None = None
+    network: nn.Module, x_BTD: Tensor, residual: str, sees: spec.Allows, memory_BSD: Tensor | None = None
 ) -> Tensor:
     found = []
     for b, x_TD in enumerate(x_BTD):

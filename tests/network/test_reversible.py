@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from everyformer import Attention, Cache, EncoderDecoder, Language, LayerNorm, PreNorm, Probe, Reversible, Standard
 from everyformer.network.cache import KVCache
-from everyformer.study.tally import Tally
+from everyformer.study.cost import CostCounter
 from everyformer.train.learner import set_checkpoint_segments
 from tests.network import close, model, ready, tokens
 from tests.network.test_residual import EPS, HEADS, NET, sublayers
@@ -42,7 +42,7 @@ def test_the_stack_is_its_equations_and_goes_back():
     mean = [(one + two) / 2 for one, two in zip(x1, x2, strict=True)]
     close(network(token_BT).hidden[0], torch.stack([spec.layer_norm(x, norm.weight, norm.bias, EPS) for x in mean]))
     for layer in reversed(layers):
-        x1, x2 = spec.reversed_back(x1, x2, layer, EPS)
+        x1, x2 = spec.reversible_inverse(x1, x2, layer, EPS)
     close(torch.stack(x1), torch.stack(start), 1e-12)
     close(torch.stack(x2), torch.stack(start), 1e-12)
 
@@ -117,7 +117,7 @@ def kept(residual: Any, layers: int) -> tuple[int, int]:
     body = model("causal", width=64, net=NET, layers=layers, residual=residual).build().train()
     token_BT = tokens(batch=16, length=32)
     body(token_BT)  # what is made once
-    with Tally(torch.device("cpu")) as tally:
+    with CostCounter(torch.device("cpu")) as tally:
         tally.add(list(body.parameters()))
         weights = tally.live
         loss = body(token_BT).hidden.square().sum()

@@ -1,1 +1,1 @@
-"""Differential tests: our members against code that we did not write, with the same weights."""
+"""Differential tests: members of the family against independent implementations with the same weights."""

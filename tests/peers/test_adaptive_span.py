@@ -1,7 +1,7 @@
-"""The published module of adaptive span (facebookresearch/adaptive-span): its numbers, once computed in float64.
+"""adaptive-span equals the published code (facebookresearch/adaptive-span) on outputs that were recorded in float64.
 
-`adaptive_span.json` has its weights, tokens, a full memory, and what it made of them. Its z is ours less 1, because it counts
-distances from the nearest key; its weights are divided by their sum + 1e-8, which is the difference that is left.
+`adaptive_span.json` holds its weights, tokens, a full memory and the outputs. Its z is ours minus 1, because it counts distances from
+the nearest key. It divides the attention weights by their sum + 1e-8, which explains the remaining difference.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import everyformer
 from everyformer import Cache
 from everyformer.network.cache import LayerInputs
 
-FOUND = json.loads((Path(__file__).parent / "adaptive_span.json").read_text())
-LIMIT = 1e-6  # that 1e-8 moves the slopes by 2e-7, and nothing else does
+RECORDED = json.loads((Path(__file__).parent / "adaptive_span.json").read_text())
+LIMIT = 1e-6  # the 1e-8 changes the gradients by 2e-7
 
 
 def double(numbers: list[Any]) -> Tensor:
@@ -28,32 +28,32 @@ def double(numbers: list[Any]) -> Tensor:
 
 @pytest.fixture
 def network() -> Any:
-    sizes, given = FOUND["sizes"], {name: double(x) for name, x in FOUND["weights"].items()}
+    sizes, theirs = RECORDED["sizes"], {name: double(x) for name, x in RECORDED["weights"].items()}
     network: Any = everyformer.build("adaptive-span", "tiny", **sizes, dropout=0.0)
 
     def weights(number: int) -> dict[str, Tensor]:
-        theirs, ours = f"layers.{number}.", f"body.layers.{number}."
-        maps = [given[f"{theirs}attn.proj_{name}.weight"] for name in ("query", "key", "val")]
-        span = given[f"{theirs}attn.attn.adaptive_span._mask.current_val"].flatten()
-        found = {
+        prefix, ours = f"layers.{number}.", f"body.layers.{number}."
+        maps = [theirs[f"{prefix}attn.proj_{name}.weight"] for name in ("query", "key", "val")]
+        span = theirs[f"{prefix}attn.attn.adaptive_span._mask.current_val"].flatten()
+        layer = {
             "attention.heads.qkv.weight": torch.cat(maps),
-            "attention.heads.out.weight": given[f"{theirs}attn.proj_out.weight"],
+            "attention.heads.out.weight": theirs[f"{prefix}attn.proj_out.weight"],
             "attention.score_mods.0.key_RE": torch.cat(
-                (given["key_pe"][0].T, double([[0.0] * 4]))
+                (theirs["key_pe"][0].T, double([[0.0] * 4]))
             ),  # distances 10 .. 1, 0
             "attention.score_mods.1.part_H": span + 1 / sizes["span"],
         }
         for side in ("weight", "bias"):
-            found[f"feedforward.hidden.0.{side}"] = given[f"{theirs}ff.fc1.{side}"]
-            found[f"feedforward.out.{side}"] = given[f"{theirs}ff.fc2.{side}"]
-            found[f"steps.attention.norm.{side}"] = given[f"{theirs}norm1.{side}"]
-            found[f"steps.feedforward.norm.{side}"] = given[f"{theirs}norm2.{side}"]
-        return {ours + name: x for name, x in found.items()}
+            layer[f"feedforward.hidden.0.{side}"] = theirs[f"{prefix}ff.fc1.{side}"]
+            layer[f"feedforward.out.{side}"] = theirs[f"{prefix}ff.fc2.{side}"]
+            layer[f"steps.attention.norm.{side}"] = theirs[f"{prefix}norm1.{side}"]
+            layer[f"steps.feedforward.norm.{side}"] = theirs[f"{prefix}norm2.{side}"]
+        return {ours + name: x for name, x in layer.items()}
 
-    taken = {"embed.table.weight": given["in_emb.weight"]}
-    taken |= {"outputs.0.map.weight": given["out_emb.weight"], "outputs.0.bias": given["out_emb.bias"]}
-    missing, unknown = network.double().load_state_dict(taken | weights(0) | weights(1), strict=False)
-    assert not unknown and missing == ["body.shared.0.key_RE"]  # another name of what the layers have
+    state = {"embed.table.weight": theirs["in_emb.weight"]}
+    state |= {"outputs.0.map.weight": theirs["out_emb.weight"], "outputs.0.bias": theirs["out_emb.bias"]}
+    missing, unknown = network.double().load_state_dict(state | weights(0) | weights(1), strict=False)
+    assert not unknown and missing == ["body.shared.0.key_RE"]  # a second name of the layers' shared table
     return network
 
 

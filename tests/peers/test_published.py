@@ -1,4 +1,4 @@
-"""Published code that living libraries no longer have: numbers of transformers 4.35.2, written by fixtures/make.py."""
+"""Reformer and Transformer-XL equal transformers 4.35.2, on outputs recorded by fixtures/make.py; later versions dropped them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FIXTURES = Path(__file__).parent / "fixtures"
 BUCKETS, CHUNK, MEMORY, SEGMENT = 4, 4, 6, 4
 
 
-class Counted(ScoreModModule):
-    """log N_ij: a key counts in every round that shows it."""
+class AddLogCount(ScoreModModule):
+    """Adds log N_ij to the scores, so that a key counts once per hash round that contains it."""
 
     def __init__(self, log_BHQK: Tensor):
         super().__init__()
@@ -28,8 +28,8 @@ class Counted(ScoreModModule):
         return lambda b, h, i, j: self.log_BHQK[b, h, i, j]
 
 
-def times(q_BHTE: Tensor, rotation_RHEN: Tensor, bidirectional: bool) -> Tensor:
-    """How often the rounds show each key to each query."""
+def key_counts(q_BHTE: Tensor, rotation_RHEN: Tensor, bidirectional: bool) -> Tensor:
+    """N_ij: the number of hash rounds in which query i can attend to key j."""
     count_BHQK = torch.ones(*q_BHTE.shape[:2], q_BHTE.shape[2], q_BHTE.shape[2], dtype=torch.float64)
     for b, q_HTE in enumerate(q_BHTE):
         for h, q_TE in enumerate(q_HTE):
@@ -43,8 +43,8 @@ def times(q_BHTE: Tensor, rotation_RHEN: Tensor, bidirectional: bool) -> Tensor:
 @pytest.mark.spec(113, 114, 115)
 @pytest.mark.parametrize("sides", ["back", "both"])
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_chunked_is_reformers_attention_with_the_same_rotations(rounds, sides):
-    """But for the duplicates: their code leaves out the paper's -log N_ij, which is put back into ours by a rule."""
+def test_chunked_attention_equals_reformer_with_the_same_rotations(rounds, sides):
+    """The published code omits the paper's -log N_ij for keys that occur in several rounds; a score modification undoes ours."""
     theirs = {
         name.split(".")[-1]: x
         for name, x in load_file(FIXTURES / "reformer.safetensors").items()
@@ -54,14 +54,14 @@ def test_chunked_is_reformers_attention_with_the_same_rotations(rounds, sides):
     layer = Attention(Shared(2), pattern).build(12).double()
     layer.heads.qkv.weight.data = torch.cat((theirs["query_key"], theirs["value"]))
     layer.hash.rotation_RHEN = theirs["rotation"].permute(2, 0, 1, 3)
-    layer.heads.out = None  # theirs merges elsewhere
+    layer.heads.out = None  # their module has no output projection
     q_BHTE, _, _ = layer.heads.project(theirs["x"])
-    count_BHQK = times(q_BHTE.detach(), layer.hash.rotation_RHEN, pattern.bidirectional)
+    count_BHQK = key_counts(q_BHTE.detach(), layer.hash.rotation_RHEN, pattern.bidirectional)
     once = layer(theirs["x"], Context.of(16, 16, q_BHTE.device), None)[0]
-    layer.score_mods.append(Counted(count_BHQK.log()))
+    layer.score_mods.append(AddLogCount(count_BHQK.log()))
     counted = layer(theirs["x"], Context.of(16, 16, q_BHTE.device), None)[0]
-    assert (counted - theirs["answer"]).abs().max() < 1e-5  # they add 1e-6 to the mean square of a key
-    assert ((once - theirs["answer"]).abs().max() > 1e-3) == (rounds > 1 or bool((count_BHQK > 1).any()))
+    assert (counted - theirs["output"]).abs().max() < 1e-5  # they add 1e-6 to the mean square when they normalize keys
+    assert ((once - theirs["output"]).abs().max() > 1e-3) == (rounds > 1 or bool((count_BHQK > 1).any()))
 
 
 @pytest.mark.spec(38, 86, 88)
@@ -69,22 +69,24 @@ def test_chunked_is_reformers_attention_with_the_same_rotations(rounds, sides):
     "name, changes", [("plain", {}), ("same_length", {"same_length": True}), ("clamped", {"reach": 3})]
 )
 @pytest.mark.parametrize("hidden", [True, False], ids=["memory", "keys"])
-def test_transformer_xl_reads_segments_as_the_published_code(name, changes, hidden):
-    """Three segments from an empty memory that fills and then drops its oldest; their layers share u and v."""
+def test_transformer_xl_equals_the_published_code_segment_by_segment(name, changes, hidden):
+    """Runs three segments: the memory starts empty, fills, and drops its oldest entries. Their layers share u and v."""
     theirs = load_file(FIXTURES / "transformer_xl.safetensors")
     sizes = {"width": 8, "heads": 2, "layers": 2, "memory": MEMORY, "hidden": 12, "vocabulary": 13}
     network = build("transformer-xl", "tiny", **(sizes | changes)).eval()
     missing = network.load_state_dict(_renamed(theirs), strict=False)
     assert missing == (["outputs.0.bias"], [])
-    cache, found = Cache(segment_memory=hidden), []
+    cache, outputs = Cache(segment_memory=hidden), []
     for part in theirs["ids"].split(SEGMENT, dim=1):
         output = network(part, cache=cache)
         cache = output.cache
-        found.append(output.hidden)
-    assert cache.length == (MEMORY - 1 if changes.get("same_length") else MEMORY)  # a window needs no more
-    assert (torch.cat(found, dim=1) - theirs[f"answer.{name}"]).abs().max() < 1e-5
+        outputs.append(output.hidden)
+    assert cache.length == (
+        MEMORY - 1 if changes.get("same_length") else MEMORY
+    )  # the window of same_length needs one entry less
+    assert (torch.cat(outputs, dim=1) - theirs[f"output.{name}"]).abs().max() < 1e-5
     if name != "plain":
-        assert (theirs["answer.plain"] - theirs[f"answer.{name}"]).abs().max() > 1e-2
+        assert (theirs["output.plain"] - theirs[f"output.{name}"]).abs().max() > 1e-2
 
 
 def _renamed(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -100,11 +102,11 @@ def _renamed(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
         "pos_ff.CoreNet.0": "feedforward.hidden.0",
         "pos_ff.CoreNet.3": "feedforward.out",
     }
-    found = {}
+    state = {}
     for name, x in theirs.items():
         if name.startswith("weights.") and "pos_emb" not in name:
             ours = name.replace("weights.layers.", "body.layers.").removeprefix("weights.")
             for old, new in names.items():
                 ours = ours.replace(old, new)
-            found[ours] = x
-    return found
+            state[ours] = x
+    return state

@@ -1,4 +1,4 @@
-"""torch.nn: MultiheadAttention, TransformerEncoder, TransformerDecoder and Transformer, weights copied by name."""
+"""Models equal torch.nn's MultiheadAttention, TransformerEncoder, TransformerDecoder and Transformer with the same weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from everyformer.network.depth import Source
 WIDTH, HEADS, HIDDEN, LAYERS, LIMIT = 24, 4, 40, 2, 1e-10
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning",  # their fast path makes them
-    "ignore:enable_nested_tensor is True, but self.use_nested_tensor is False:UserWarning",  # they have none for pre-norm
+    "ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning",  # raised by their fast path
+    "ignore:enable_nested_tensor is True, but self.use_nested_tensor is False:UserWarning",  # it does not support pre-norm
 )
 
 
@@ -25,7 +25,7 @@ def randn(*shape: int, seed: int = 1) -> Tensor:
 
 
 def perturbed(module: Any) -> Any:
-    """In float64, with no weight trivial."""
+    """Returns the module in float64, with noise added so that no weight is 0 or 1."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in module.double().parameters():
@@ -41,17 +41,17 @@ def error(a: Tensor, b: Tensor) -> float:
 def visible(side: str | None, lengths: tuple[int, ...], longest: int) -> Tensor | None:
     if side is None:
         return None
-    seen_BT = torch.arange(longest) < torch.tensor(lengths)[:, None]
-    return seen_BT.flip(1) if side == "left" else seen_BT
+    visible_BT = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    return visible_BT.flip(1) if side == "left" else visible_BT
 
 
 def renamed(state: dict[str, Tensor], *names: tuple[str, str]) -> dict[str, Tensor]:
-    found = {}
+    renamed = {}
     for name, weight in state.items():
         for theirs, ours in (*names, ("in_proj_", "qkv."), ("out_proj.", "out.")):
             name = name.replace(theirs, ours)
-        found[name] = weight
-    return found
+        renamed[name] = weight
+    return renamed
 
 
 # MultiheadAttention
@@ -64,7 +64,7 @@ def attention(pattern: ef.Pattern) -> tuple[nn.MultiheadAttention, Any]:
     return theirs, ours
 
 
-# Each mask as a pattern, and as booleans that are True where a key is hidden.
+# Each mask as a pattern, and as a boolean mask that is True where a key is hidden.
 EDGES = [(i, j) for i in range(7) for j in range(7) if i * j % 3 != 1]
 GRAPH, CAUSAL_QK = ef.Graph(tuple(EDGES)), torch.ones(7, 7, dtype=torch.bool).triu(1)
 HIDDEN_QK = torch.tensor([[(i, j) not in EDGES for j in range(7)] for i in range(7)])
@@ -80,7 +80,7 @@ MASKS: dict[str, tuple[ef.Pattern, Tensor | None]] = {
 @pytest.mark.parametrize("side", [None, "right"])
 @pytest.mark.parametrize("kernel", ["reference", "sdpa", "blocked"])
 @pytest.mark.parametrize("mask", MASKS)
-def test_multihead_attention_is_equal_under_masks(mask, kernel, side):
+def test_multihead_attention_is_equal_with_masks(mask, kernel, side):
     pattern, hidden_QK = MASKS[mask]
     theirs, ours = attention(pattern)
     x_BTD, seen_BT = randn(2, 7, WIDTH), visible(side, (7, 4), 7)
@@ -95,8 +95,8 @@ def test_multihead_attention_is_equal_under_masks(mask, kernel, side):
         average_attn_weights=False,
     )
     seen_BT = torch.ones(2, 7, dtype=torch.bool) if seen_BT is None else seen_BT
-    found_BTD, _ = ours(x_BTD, context, None)
-    assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
+    output_BTD, _ = ours(x_BTD, context, None)
+    assert error(output_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
 
     probe = ef.Probe()
     ours(x_BTD, Context.of(7, 7, x_BTD.device, key_BK=position_BT, probe=probe), None)
@@ -106,7 +106,7 @@ def test_multihead_attention_is_equal_under_masks(mask, kernel, side):
 
 @pytest.mark.spec(15)
 @pytest.mark.parametrize("side", [None, "left", "right"])
-def test_multihead_attention_is_equal_across_two_sequences(side):
+def test_cross_attention_is_equal(side):
     theirs, ours = attention(ef.Full())
     x_BTD, source_BSD, seen_BS = randn(2, 4, WIDTH), randn(2, 7, WIDTH, seed=2), visible(side, (7, 3), 7)
     position_BS = None if seen_BS is None else torch.arange(7).masked_fill(~seen_BS, -1)
@@ -119,8 +119,8 @@ def test_multihead_attention_is_equal_across_two_sequences(side):
         key_padding_mask=None if seen_BS is None else ~seen_BS,
         average_attn_weights=False,
     )
-    found_BTD, _ = ours.across(x_BTD, Source(source_BSD, context), None)
-    assert error(found_BTD, expected_BTD) < LIMIT
+    output_BTD, _ = ours.across(x_BTD, Source(source_BSD, context), None)
+    assert error(output_BTD, expected_BTD) < LIMIT
     assert error(probe.weights[0], weights_BHQK) < LIMIT
 
 
@@ -154,7 +154,7 @@ def our_model(kind: str, norm_first: bool, activation: str, pattern: ef.Pattern)
 
 
 def our_state(state: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """Their weights under our names, and an embedding that changes nothing."""
+    """Their weights under our names, and an identity embedding."""
     last = "norm2." if kind == "encoder" else "norm3."
     names = (
         (last, "steps.feedforward.norm."),
@@ -180,12 +180,12 @@ def stacks(kind: str, norm_first: bool, activation: str, pattern: ef.Pattern) ->
     return theirs, ours
 
 
-def gradients_differ(theirs: nn.Module, ours: nn.Module, kind: str) -> float:
-    """The largest difference between gradients, weights named alike."""
+def gradient_error(theirs: nn.Module, ours: nn.Module, kind: str) -> float:
+    """Returns the largest difference between gradients of corresponding weights."""
     expected = our_state({name: weight.grad for name, weight in theirs.named_parameters()}, kind)
-    found = {name: weight.grad for name, weight in ours.named_parameters() if not name.startswith("embed.")}
-    assert found.keys() == {name for name in expected if not name.startswith("embed.")}
-    return max(error(gradient, expected[name]) for name, gradient in found.items() if gradient is not None)
+    gradients = {name: weight.grad for name, weight in ours.named_parameters() if not name.startswith("embed.")}
+    assert gradients.keys() == {name for name in expected if not name.startswith("embed.")}
+    return max(error(gradient, expected[name]) for name, gradient in gradients.items() if gradient is not None)
 
 
 RESIDUALS = pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
@@ -198,38 +198,38 @@ ACTIVATIONS = pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize(
     ("pattern", "side"), [("full", None), ("full", "left"), ("full", "right"), ("causal", "right")]
 )
-def test_encoder_and_its_gradients_are_equal(norm_first, activation, pattern, side):
+def test_encoder_outputs_and_gradients_are_equal(norm_first, activation, pattern, side):
     theirs, ours = stacks("encoder", norm_first, activation, ef.parse(pattern))
     x_BTD, seen_BT = randn(3, 6, WIDTH), visible(side, (6, 2, 4), 6)
     mask = CAUSAL_QK[:6, :6] if pattern == "causal" else None
     expected_BTD = theirs(x_BTD, mask=mask, src_key_padding_mask=None if seen_BT is None else ~seen_BT)
-    found_BTD = ours(x_BTD, visible=seen_BT).hidden
+    output_BTD = ours(x_BTD, visible=seen_BT).hidden
     seen_BT = torch.ones(3, 6, dtype=torch.bool) if seen_BT is None else seen_BT
-    assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
+    assert error(output_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
     expected_BTD[seen_BT].square().sum().backward()
-    found_BTD[seen_BT].square().sum().backward()
-    assert gradients_differ(theirs, ours, "encoder") < LIMIT
+    output_BTD[seen_BT].square().sum().backward()
+    assert gradient_error(theirs, ours, "encoder") < LIMIT
 
 
 @RESIDUALS
 @ACTIVATIONS
-def test_encoder_equals_their_fast_path_where_tokens_are_visible(norm_first, activation):
-    """In evaluation they leave padding out of the computation altogether."""
+def test_encoder_equals_their_fast_path_at_visible_tokens(norm_first, activation):
+    """In evaluation mode their fast path skips padding."""
     theirs, ours = stacks("encoder", norm_first, activation, ef.Full())
     x_BTD, seen_BT = randn(3, 6, WIDTH), visible("right", (6, 2, 4), 6)
     assert seen_BT is not None
     with torch.inference_mode():
         expected_BTD = theirs.eval()(x_BTD, src_key_padding_mask=~seen_BT)
-        found_BTD = ours.eval()(x_BTD, visible=seen_BT).hidden
-    assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
+        output_BTD = ours.eval()(x_BTD, visible=seen_BT).hidden
+    assert error(output_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
 
 
 @pytest.mark.spec(15, 20, 21, 62)
 @RESIDUALS
 @ACTIVATIONS
 @pytest.mark.parametrize("side", [None, "left", "right"])
-def test_decoder_and_its_gradients_are_equal(norm_first, activation, side):
-    """The source is padded on either side, the target on the right."""
+def test_decoder_outputs_and_gradients_are_equal(norm_first, activation, side):
+    """The encoder output is padded on either side, the target on the right."""
     theirs, ours = stacks("decoder", norm_first, activation, ef.Causal())
     x_BTD, source_BSD = randn(3, 6, WIDTH), randn(3, 5, WIDTH, seed=2)
     seen_BS, seen_BT = visible(side, (5, 3, 1), 5), visible(side and "right", (4, 6, 2), 6)
@@ -240,17 +240,17 @@ def test_decoder_and_its_gradients_are_equal(norm_first, activation, side):
         tgt_key_padding_mask=None if seen_BT is None else ~seen_BT,
         memory_key_padding_mask=None if seen_BS is None else ~seen_BS,
     )
-    found_BTD = ours(x_BTD, visible=seen_BT, encoder_output=ef.EncoderOutput(source_BSD, seen_BS)).hidden
+    output_BTD = ours(x_BTD, visible=seen_BT, encoder_output=ef.EncoderOutput(source_BSD, seen_BS)).hidden
     seen_BT = torch.ones(3, 6, dtype=torch.bool) if seen_BT is None else seen_BT
-    assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
+    assert error(output_BTD[seen_BT], expected_BTD[seen_BT]) < LIMIT
     expected_BTD[seen_BT].square().sum().backward()
-    found_BTD[seen_BT].square().sum().backward()
-    assert gradients_differ(theirs, ours, "decoder") < LIMIT
+    output_BTD[seen_BT].square().sum().backward()
+    assert gradient_error(theirs, ours, "decoder") < LIMIT
 
 
 @pytest.mark.spec(15, 21, 60, 62)
 @ACTIVATIONS
-def test_encoder_decoder_is_equal_at_once_and_step_by_step(activation):
+def test_encoder_decoder_is_equal_in_one_pass_and_with_a_cache(activation):
     theirs = perturbed(
         nn.Transformer(WIDTH, HEADS, LAYERS, LAYERS, **layer_options(norm_first=True, activation=activation))
     )
@@ -271,9 +271,9 @@ def test_encoder_decoder_is_equal_at_once_and_step_by_step(activation):
     )
     assert error(ours(source_BSD, target_BTD, source_visible=seen_BS).hidden, expected_BTD) < LIMIT
 
-    memory, cache, found = ours.encode(source_BSD, visible=seen_BS), ef.Cache(), []
+    memory, cache, outputs = ours.encode(source_BSD, visible=seen_BS), ef.Cache(), []
     for step in range(6):
         output = ours.decode(target_BTD[:, step : step + 1], memory, cache=cache)
         cache = output.cache or cache
-        found.append(output.hidden)
-    assert error(torch.cat(found, dim=1), expected_BTD) < LIMIT
+        outputs.append(output.hidden)
+    assert error(torch.cat(outputs, dim=1), expected_BTD) < LIMIT

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: GPT-2, BERT and ViT with random weights, copied by the names of their published files."""
+"""GPT-2, BERT and ViT equal Hugging Face transformers, with random weights loaded from the format of its published files."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ class Pair(NamedTuple):
 
 
 def their_model(name: str, attention: str) -> Any:
-    given = SIZES[name]
+    sizes = SIZES[name]
     common: dict[str, Any] = {
-        "hidden_size": given["width"],
-        "num_attention_heads": given["heads"],
-        "num_hidden_layers": given["layers"],
+        "hidden_size": sizes["width"],
+        "num_attention_heads": sizes["heads"],
+        "num_hidden_layers": sizes["layers"],
         "attn_implementation": attention,
     }
-    wide = {"intermediate_size": 4 * given["width"]}
+    wide = {"intermediate_size": 4 * sizes["width"]}
     if name == "vit":
-        image = {"image_size": given["image"], "patch_size": given["patch"], "num_channels": given["channels"]}
-        return ViTForImageClassification(ViTConfig(**common, **wide, **image, num_labels=given["classes"]))
-    text = {"vocab_size": given["vocabulary"], "max_position_embeddings": given["context"]}
+        image = {"image_size": sizes["image"], "patch_size": sizes["patch"], "num_channels": sizes["channels"]}
+        return ViTForImageClassification(ViTConfig(**common, **wide, **image, num_labels=sizes["classes"]))
+    text = {"vocab_size": sizes["vocabulary"], "max_position_embeddings": sizes["context"]}
     if name == "bert":
         return BertForPreTraining(BertConfig(**common, **wide, **text))
     return GPT2LMHeadModel(GPT2Config(**common, **text, bos_token_id=0, eos_token_id=0))
 
 
 def published(theirs: Any, name: str, folder: Any) -> dict[str, Tensor]:
-    """The weights as a published file has them, under our names."""
+    """Saves their weights as a published file and returns them under our names."""
     theirs.save_pretrained(folder)
     return from_transformers(name, load_file(folder / "model.safetensors"))
 
 
 def pair(name: str, folder: Any, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> Pair:
-    """Two models with the same weights, none of them trivial."""
+    """Returns two models with the same weights; noise is added so that no weight is 0 or 1."""
     torch.manual_seed(0)
     theirs = their_model(name, attention).to(dtype).eval()
     with torch.no_grad():
@@ -99,32 +99,32 @@ def error(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("name", SIZES)
 def test_logits_are_equal(name, dtype, kernel, tmp_path):
     theirs, ours = pair(name, tmp_path, dtype)
-    given = inputs(name, dtype)
+    x = inputs(name, dtype)
     with torch.no_grad():
-        expected = their_logits(theirs(given), name)
-        found = our_logits(ours(given, kernel=kernel))
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected, strict=True):
+        expected = their_logits(theirs(x), name)
+        logits = our_logits(ours(x, kernel=kernel))
+    assert len(logits) == len(expected)
+    for a, b in zip(logits, expected, strict=True):
         assert error(a, b) < LIMITS[dtype]
 
 
 @pytest.mark.spec(19)
 @pytest.mark.parametrize("name", SIZES)
-def test_a_probe_sees_the_weights_that_their_eager_attention_returns(name, tmp_path):
+def test_a_probe_records_the_weights_that_their_eager_attention_returns(name, tmp_path):
     theirs, ours = pair(name, tmp_path, attention="eager")
     probe = everyformer.Probe()
     with torch.no_grad():
         expected = theirs(inputs(name), output_attentions=True).attentions
         ours(inputs(name), probe=probe)
     assert len(probe.weights) == len(expected) == SIZES[name]["layers"]
-    limit = 1e-6 if name == "vit" else 1e-10  # their eager ViT takes its softmax in float32
+    limit = 1e-6 if name == "vit" else 1e-10  # their eager ViT computes the softmax in float32
     assert max(error(a, b) for a, b in zip(probe.weights, expected, strict=True)) < limit
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
-def test_padded_batches_are_equal_where_tokens_are_visible(name, side, tmp_path):
-    """Our positions count what is visible; transformers is told the same by position_ids."""
+def test_padded_batches_are_equal_at_visible_tokens(name, side, tmp_path):
+    """Our positions count visible tokens only; transformers gets the same positions as position_ids."""
     theirs, ours = pair(name, tmp_path)
     token_BT, length_B1 = tokens(), torch.tensor([[11], [4], [7]])
     visible_BT = torch.arange(11) < length_B1
@@ -135,21 +135,21 @@ def test_padded_batches_are_equal_where_tokens_are_visible(name, side, tmp_path)
     types = {"token_type_ids": segment_BT} if name == "bert" else {}
     with torch.no_grad():
         output = theirs(token_BT, attention_mask=visible_BT.long(), position_ids=position_BT, **types)
-        found = our_logits(ours(token_BT, visible=visible_BT, **segments))
-    assert error(found[0][visible_BT], their_logits(output, name)[0][visible_BT]) < 1e-10
-    if name == "bert" and side == "right":  # their pooler reads slot 0, which is padding where it lies on the left
-        assert error(found[1], output.seq_relationship_logits) < 1e-10
+        logits = our_logits(ours(token_BT, visible=visible_BT, **segments))
+    assert error(logits[0][visible_BT], their_logits(output, name)[0][visible_BT]) < 1e-10
+    if name == "bert" and side == "right":  # their pooler reads index 0, which is padding on the left
+        assert error(logits[1], output.seq_relationship_logits) < 1e-10
 
 
 def loss(logits: tuple[Tensor, ...], name: str) -> Tensor:
-    """The loss of the member's task. One function for both: theirs would be computed in float32."""
+    """Returns the loss of the member's task, for both models: their own would be computed in float32."""
     if name == "gpt2":
         return F.cross_entropy(logits[0][:, :-1].flatten(0, 1), tokens()[:, 1:].flatten())
     class_B = torch.tensor([0, 1, 1])
     if name == "vit":
         return F.cross_entropy(logits[0], class_B)
-    answer_BT = tokens().masked_fill(torch.arange(11) % 3 > 0, -100)  # only some are predicted
-    return F.cross_entropy(logits[0].flatten(0, 1), answer_BT.flatten()) + F.cross_entropy(logits[1], class_B)
+    target_BT = tokens().masked_fill(torch.arange(11) % 3 > 0, -100)  # only some tokens are predicted
+    return F.cross_entropy(logits[0].flatten(0, 1), target_BT.flatten()) + F.cross_entropy(logits[1], class_B)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -158,7 +158,7 @@ def test_gradients_of_the_loss_are_equal(name, tmp_path):
     loss(their_logits(theirs(inputs(name)), name), name).backward()
     loss(our_logits(ours(inputs(name))), name).backward()
     for weight in theirs.parameters():
-        weight.data = weight.grad  # so that gradients travel by the same names
+        weight.data = weight.grad  # so that gradients are saved and renamed as weights are
     expected = published(theirs, name, tmp_path / "gradients")
     gradients = {name: weight.grad for name, weight in ours.named_parameters()}
     assert gradients.keys() == expected.keys()
@@ -171,7 +171,7 @@ def test_gradients_of_the_loss_are_equal(name, tmp_path):
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("lengths", [(8, 8), (9, 3)])
 def test_greedy_generation_is_equal(lengths, cached, tmp_path):
-    """20 tokens from their cache on, prompts of one length and of two (padded on the left)."""
+    """Generates 20 tokens from prompts of equal and of different lengths (padded on the left)."""
     theirs, ours = pair("gpt2", tmp_path)
     prompts = [row[:length].tolist() for row, length in zip(tokens(2), lengths, strict=True)]
     longest = max(lengths)
@@ -179,13 +179,13 @@ def test_greedy_generation_is_equal(lengths, cached, tmp_path):
     mask_BT = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in prompts])
     theirs.generation_config.eos_token_id = None  # never stop early
     expected_BT = theirs.generate(token_BT, attention_mask=mask_BT, max_new_tokens=20, do_sample=False, pad_token_id=0)
-    found = everyformer.generate(ours, prompts, 20, temperature=0, cached=cached)
-    for row, prompt, expected_T in zip(found, prompts, expected_BT, strict=True):
-        assert len(set(expected_T[longest:].tolist())) > 2  # not one token again and again
+    generated = everyformer.generate(ours, prompts, 20, temperature=0, cached=cached)
+    for row, prompt, expected_T in zip(generated, prompts, expected_BT, strict=True):
+        assert len(set(expected_T[longest:].tolist())) > 2  # the text is not a single repeated token
         assert row == prompt + expected_T[longest:].tolist()
 
 
-def test_gpt2_small_is_equal_at_its_real_size():
+def test_gpt2_small_is_equal_at_full_size():
     torch.manual_seed(0)
     with torch.device("meta"):
         theirs = GPT2LMHeadModel(GPT2Config()).eval()
@@ -201,7 +201,7 @@ def test_gpt2_small_is_equal_at_its_real_size():
 
 
 def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What the oldest published files look like: no prefix, no head, masks among the weights, gamma and beta."""
+    """Renames weights as in the oldest published files: no prefix, no head, masks among the weights, gamma and beta."""
     plain = {name.removeprefix("transformer.").removeprefix("bert."): weight for name, weight in state.items()}
     plain = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): weight for name, weight in plain.items()}
     plain = {name.replace("LayerNorm.bias", "LayerNorm.beta"): weight for name, weight in plain.items()}
@@ -210,16 +210,16 @@ def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
-def test_old_names_and_a_live_state_dict_name_the_same_weights(name, tmp_path):
+def test_old_names_and_a_state_dict_give_the_same_weights(name, tmp_path):
     theirs = their_model(name, "sdpa")
     expected = published(theirs, name, tmp_path)
     for state in (theirs.state_dict(), old_names(theirs.state_dict())):
-        found = from_transformers(name, state)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], weight) for key, weight in expected.items())
+        converted = from_transformers(name, state)
+        assert converted.keys() == expected.keys()
+        assert all(torch.equal(converted[key], weight) for key, weight in expected.items())
 
 
-def test_names_missing_left_over_or_untied_are_refused():
+def test_missing_unexpected_or_untied_weights_raise():
     state = their_model("gpt2", "sdpa").state_dict()
     missing = {name: weight for name, weight in state.items() if "h.1.ln_2.bias" not in name}
     with pytest.raises(ValueError, match=r"not the weights of a gpt2: h\.1\.ln_2\.bias is missing$"):
@@ -232,9 +232,9 @@ def test_names_missing_left_over_or_untied_are_refused():
         from_transformers("gpt", state)
 
 
-def test_every_weight_of_ours_has_a_name_of_theirs(tmp_path):
-    """The tables are complete: shapes included, and whatever the number of layers."""
+def test_every_weight_has_a_name_in_transformers(tmp_path):
+    """The tables of names cover all weights, with equal shapes."""
     for name in SIZES:
-        found = published(their_model(name, "sdpa"), name, tmp_path / name)
+        state = published(their_model(name, "sdpa"), name, tmp_path / name)
         expected: nn.Module = everyformer.build(name, "tiny", **SIZES[name])
-        assert {key: x.shape for key, x in found.items()} == {key: x.shape for key, x in expected.state_dict().items()}
+        assert {key: x.shape for key, x in state.items()} == {key: x.shape for key, x in expected.state_dict().items()}

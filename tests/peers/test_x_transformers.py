@@ -1,12 +1,12 @@
-"""x-transformers: the choices that it and we both have, weights copied by name.
+"""Models equal x-transformers with the same weights, for the options that both libraries have.
 
-Left out, because it is other mathematics:
-    GRU gates (gate_residual)     gates each sublayer by nn.GRUCell, with no bias towards the identity
-    residual attention, talking heads, learned sinks, dynamic position bias, xPos: choices that we do not have
-Shaw's vectors and the image-relative bias are not in x-transformers.
-Its RMSNorm has no epsilon under the root (here: one too small to matter); it keeps norm weights as differences from 1;
-its T5 bias is one table for all layers, multiplied by sqrt(E); its learned positions are divided by sqrt(D); its
-gated net gates by the second half of the map where ours gates by the first. The copy takes account of each.
+Not compared, because the mathematics differs:
+    gate_residual (GRU gates)     x-transformers gates each sublayer with nn.GRUCell, without a bias towards the identity
+    residual attention, talking heads, learned sinks, dynamic position bias, xPos: not in everyformer
+    Shaw's relative positions and the image-relative bias: not in x-transformers
+The copy of the weights accounts for these differences: its RMSNorm has no epsilon under the root (ours gets a negligible one); it stores
+norm weights as differences from 1; its T5 bias is one table for all layers, multiplied by sqrt(E); its learned positions are divided
+by sqrt(D); its gated feed-forward net gates with the second half of the projection, ours with the first.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ WIDTH, LAYERS, LENGTH, VOCABULARY = 24, 2, 21, 31
 
 
 class Case(NamedTuple):
-    theirs: dict[str, Any]  # of AttentionLayers
-    ours: dict[str, Any]  # of `our_model`
+    theirs: dict[str, Any]  # arguments of AttentionLayers
+    ours: dict[str, Any]  # arguments of `our_model`
     limit: float = 1e-10
 
 
-FLOAT32 = 1e-5  # where part of theirs is float32 in a float64 model: the frequencies of waves, the softmax of T5's path
+FLOAT32 = (
+    1e-5  # theirs computes sinusoid frequencies, and the softmax with the T5 bias, in float32 even in a float64 model
+)
 CASES = {
     "learned positions": Case({}, {"position": ef.Learned(LENGTH)}),
     "sinusoids": Case({}, {"position": ef.Sinusoidal("halves")}, FLOAT32),
     "post-norm": Case({"pre_norm": False}, {"residual": ef.PostNorm(ef.LayerNorm(bias=False))}),
     "alibi": Case({"alibi_pos_bias": True}, {"score_mods": (ef.Alibi(),)}),
-    "alibi of 6 heads": Case({"alibi_pos_bias": True, "heads": 6}, {"heads": 6, "score_mods": (ef.Alibi(),)}),
+    "alibi with 6 heads": Case({"alibi_pos_bias": True, "heads": 6}, {"heads": 6, "score_mods": (ef.Alibi(),)}),
     "rotary": Case({"rotary_pos_emb": True, "rotary_emb_dim": 8}, {"score_mods": (ef.Rotary(),)}, FLOAT32),
     "t5": Case(
         {"rel_pos_bias": True, "rel_pos_num_buckets": 10, "rel_pos_max_distance": 18, "attn_flash": False},
@@ -88,9 +90,9 @@ def our_model(
 
 
 def their_model(case: Case, causal: bool = True, cross: bool = False) -> Any:
-    """A model that answers with its last layer, in float64, with no weight trivial."""
+    """Returns a float64 model without output head; noise is added so that no weight is 0 or 1."""
     kind = Decoder if causal else Encoder
-    given: dict[str, Any] = {"heads": 4, "attn_dim_head": 8, "attn_flash": True, "verbose": False} | case.theirs
+    options: dict[str, Any] = {"heads": 4, "attn_dim_head": 8, "attn_flash": True, "verbose": False} | case.theirs
     position = case.ours.get("position")
     torch.manual_seed(0)
     theirs = TransformerWrapper(
@@ -99,19 +101,19 @@ def their_model(case: Case, causal: bool = True, cross: bool = False) -> Any:
         use_abs_pos_emb=position is not None,
         scaled_sinu_pos_emb=isinstance(position, ef.Sinusoidal),
         return_only_embed=True,
-        attn_layers=kind(dim=WIDTH, depth=LAYERS, cross_attend=cross, **given),
+        attn_layers=kind(dim=WIDTH, depth=LAYERS, cross_attend=cross, **options),
     ).double()
     with torch.no_grad():
         for weight in theirs.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
         if isinstance(position, ef.Sinusoidal):
-            theirs.pos_emb.scale.fill_(1)  # a learned factor, which the paper and we have not
+            theirs.pos_emb.scale.fill_(1)  # a learned factor that is not in the paper
     return theirs
 
 
 def our_state(theirs: Any) -> dict[str, Tensor]:
-    """Their weights under our names. A name of theirs that is not understood is an error."""
-    found: dict[str, Tensor] = {}
+    """Returns their weights under our names. Raises AssertionError for a weight that has no counterpart."""
+    state: dict[str, Tensor] = {}
     kinds = theirs.attn_layers.layer_types
     sublayers = {"a": "attention", "c": "cross", "f": "feedforward"}
     parts = {"1.to_out.weight": "heads.out.weight", "1.ff.2.weight": "out.weight", "1.ff.2.bias": "out.bias"}
@@ -121,24 +123,24 @@ def our_state(theirs: Any) -> dict[str, Tensor]:
             number, part = int(match[1]), match[2]
             layer, sublayer = f"body.layers.{number // len(set(kinds))}.", sublayers[kinds[number]]
             if part.startswith("0."):
-                found[f"{layer}steps.{sublayer}.norm.weight"] = weight + 1
-            elif part.startswith("1.to_") and "out" not in part:  # q, k and v come in this order
+                state[f"{layer}steps.{sublayer}.norm.weight"] = weight + 1
+            elif part.startswith("1.to_") and "out" not in part:  # in the order q, k, v
                 key = f"{layer}{sublayer}.heads.qkv.weight"
-                found[key] = torch.cat((found[key], weight)) if key in found else weight
+                state[key] = torch.cat((state[key], weight)) if key in state else weight
             else:
                 gated = part.startswith("1.ff.0.proj")  # theirs is (values, gates), ours (gates, values)
-                found[f"{layer}{sublayer}.{parts[part]}"] = torch.cat(weight.chunk(2)[::-1]) if gated else weight
+                state[f"{layer}{sublayer}.{parts[part]}"] = torch.cat(weight.chunk(2)[::-1]) if gated else weight
         elif name == "attn_layers.rel_pos.relative_attention_bias.weight":
-            found |= {f"body.layers.{n}.attention.score_mods.0.bias_RH": weight * 8**0.5 for n in range(LAYERS)}
+            state |= {f"body.layers.{n}.attention.score_mods.0.bias_RH": weight * 8**0.5 for n in range(LAYERS)}
         elif name == "pos_emb.emb.weight":
-            found["position.table.weight"] = weight * WIDTH**-0.5
+            state["position.table.weight"] = weight * WIDTH**-0.5
         elif name.startswith("attn_layers.final_norm."):
-            found["body.ends.norm.weight"] = weight + 1
+            state["body.ends.norm.weight"] = weight + 1
         elif name == "token_emb.emb.weight":
-            found["embed.table.weight"] = weight
+            state["embed.table.weight"] = weight
         else:
             assert name in ("attn_layers.rotary_pos_emb.inv_freq", "pos_emb.scale"), name
-    return found
+    return state
 
 
 def pair(case: Case, causal: bool = True) -> tuple[Any, ef.Network]:
@@ -162,41 +164,41 @@ def error(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_decoder_is_equal(name, kernel):
     theirs, ours = pair(CASES[name])
-    found_BTD, expected_BTD = ours(tokens(), kernel=kernel).hidden, theirs(tokens())
-    assert error(found_BTD, expected_BTD) < CASES[name].limit
+    output_BTD, expected_BTD = ours(tokens(), kernel=kernel).hidden, theirs(tokens())
+    assert error(output_BTD, expected_BTD) < CASES[name].limit
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "window"])  # theirs limits the past alone
-def test_encoder_is_equal_under_padding(name):
+@pytest.mark.parametrize("name", [name for name in CASES if name != "window"])  # theirs limits past keys only
+def test_encoder_is_equal_with_padding(name):
     theirs, ours = pair(CASES[name], causal=False)
     seen_BT = torch.arange(LENGTH) < torch.tensor([[LENGTH], [13], [2]])
-    found_BTD, expected_BTD = ours(tokens(), visible=seen_BT).hidden, theirs(tokens(), mask=seen_BT)
-    assert error(found_BTD[seen_BT], expected_BTD[seen_BT]) < CASES[name].limit
+    output_BTD, expected_BTD = ours(tokens(), visible=seen_BT).hidden, theirs(tokens(), mask=seen_BT)
+    assert error(output_BTD[seen_BT], expected_BTD[seen_BT]) < CASES[name].limit
 
 
 @pytest.mark.spec(60)
 @pytest.mark.parametrize("name", ["learned positions", "alibi", "rotary", "t5", "window"])
-def test_our_cache_gives_what_they_compute_at_once(name):
+def test_decoding_with_our_cache_equals_their_single_pass(name):
     theirs, ours = pair(CASES[name])
-    cache, found = ef.Cache(), []
+    cache, outputs = ef.Cache(), []
     for part_BT in tokens().split((1, 7, 1, 1, 11), dim=1):
         output = ours(part_BT, cache=cache)
         cache = output.cache
-        found.append(output.hidden)
+        outputs.append(output.hidden)
     expected_BTD = theirs(tokens())
-    assert error(torch.cat(found, dim=1), expected_BTD) < CASES[name].limit
+    assert error(torch.cat(outputs, dim=1), expected_BTD) < CASES[name].limit
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_of_the_embedding_are_equal(name):
-    """The embedding's gradient has passed through every part of the model."""
+def test_embedding_gradients_are_equal(name):
+    """The gradient of the embedding depends on every layer of the model."""
     theirs, ours = pair(CASES[name])
     weight_BTD = torch.randn(3, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     (theirs(tokens()) * weight_BTD).sum().backward()
     (ours(tokens()).hidden * weight_BTD).sum().backward()
-    found_VD, expected_VD = ours.embed.table.weight.grad, theirs.token_emb.emb.weight.grad
+    gradient_VD, expected_VD = ours.embed.table.weight.grad, theirs.token_emb.emb.weight.grad
     assert expected_VD.abs().max() > 0.1
-    assert error(found_VD, expected_VD) < 10 * CASES[name].limit
+    assert error(gradient_VD, expected_VD) < 10 * CASES[name].limit
 
 
 @pytest.mark.spec(15, 62)

@@ -1,1 +1,1 @@
-"""The sources' equations as slow, literal code: loops over plain tensors, nothing from the library."""
+"""The equations of the papers and of the five sources (everyformer/sources.py) as slow, literal code without library imports."""

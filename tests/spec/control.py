@@ -1,4 +1,4 @@
-"""Generalised advantage estimation and the clipped loss, literally, on plain numbers.
+"""The equations of generalized advantage estimation and of PPO's clipped loss, on Python floats.
 
 Schulman et al. 2016, High-Dimensional Continuous Control Using Generalized Advantage Estimation, equations 11-16; Schulman et
 al. 2017, Proximal Policy Optimization Algorithms, equations 7 and 9.
@@ -20,9 +20,9 @@ def advantages(
 ) -> list[float]:
     """A_t = sum_l (gamma lambda)^l delta_{t+l} to the end of the episode; delta_t = r_t + gamma V(s_{t+1}) - V(s_t).
 
-    `after` is V(s_{t+1}): 0 after a terminal step, the value of the last observation after one that was cut off.
+    `after` is V(s_{t+1}): 0 after a terminal step; after a truncated one, the value of the last observation.
     """
-    found = []
+    advantage = []
     for t in range(len(reward)):
         total = 0.0
         for l in range(len(reward) - t):  # noqa: E741
@@ -30,31 +30,32 @@ def advantages(
             total += (discount * trace) ** l * delta
             if end[t + l]:
                 break
-        found.append(total)
-    return found
+        advantage.append(total)
+    return advantage
 
 
-def loss(
+def ppo_loss(
     logits: Sequence[Sequence[float]],
     action: Sequence[int],
-    old: float,
-    gain: float,
+    old_log_probability: float,
+    advantage: float,
     value: float,
-    worth: float,
+    target: float,
     clip: float,
     critic: float,
     entropy: float,
 ) -> float:
-    """-L^{CLIP+VF+S} of one step whose action has some independent parts, each with logits of its own.
+    """-L^{CLIP+VF+S} of one step. The components of an action are independent, each with its own logits.
 
     r = pi(a) / pi_old(a);  L = min(r A, clip(r, 1 - eps, 1 + eps) A) - c_1 (V - V^targ)^2 + c_2 S[pi]
     """
-    chosen, spread = 0.0, 0.0
-    for part, number in zip(logits, action, strict=True):
-        total = sum(math.exp(one) for one in part)
-        share = [math.exp(one) / total for one in part]
-        chosen += math.log(share[number])
-        spread -= sum(one * math.log(one) for one in share)
-    ratio = math.exp(chosen - old)
+    log_probability, policy_entropy = 0.0, 0.0
+    for component, choice in zip(logits, action, strict=True):
+        total = sum(math.exp(one) for one in component)
+        p = [math.exp(one) / total for one in component]
+        log_probability += math.log(p[choice])
+        policy_entropy -= sum(one * math.log(one) for one in p)
+    ratio = math.exp(log_probability - old_log_probability)
     clipped = min(max(ratio, 1 - clip), 1 + clip)
-    return -min(ratio * gain, clipped * gain) + critic * (value - worth) ** 2 - entropy * spread
+    surrogate = min(ratio * advantage, clipped * advantage)
+    return -surrogate + critic * (value - target) ** 2 - entropy * policy_entropy

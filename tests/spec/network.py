@@ -1,8 +1,7 @@
-"""The equations around attention, literally: one number, vector or row at a time, nothing shared with the library.
+"""The equations of norms, sublayers, residuals, positions, pooling and generation, one number, vector or row at a time.
 
-T = Thickstun, Transformer Networks; K = Turner, lecture slides; B = Bloem, Transformers from scratch; W = Weng, The
-Transformer Family. Rows of x are tokens. Weights have the sources' shapes: a map from d to m numbers is d x m, used as
-W^T x.
+The sources are listed in everyformer/sources.py. Rows of x are tokens. Weights have the sources' shapes: a linear map from d to m
+numbers is d x m, used as W^T x.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import torch
 from torch import Tensor
 
 Rows = list[Tensor]
-Sees = Callable[[int, int], bool]
-OutputHead = tuple[Tensor, Tensor, Tensor, Tensor]  # W_q, W_k: d x k; W_v: d x k'; W_c: k' x d
+Allows = Callable[[int, int], bool]
+AttentionHead = tuple[Tensor, Tensor, Tensor, Tensor]  # W_q, W_k: d x k; W_v: d x k'; W_c: k' x d
 Sublayer = tuple[Callable[[Rows], Rows], Tensor, Tensor]  # f, gamma, beta
 
 
 def softmax(a: Tensor) -> Tensor:
-    """T eq. 9, with the sum over all the classes: exp(a) / sum_k exp(a)_k."""
+    """Thickstun (source T), eq. 9: exp(a) / sum_k exp(a)_k."""
     e = torch.stack([number.exp() for number in a])
     return e / e.sum()
 
@@ -40,17 +39,17 @@ def relu(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x Phi(x), Phi the normal distribution function (Hendrycks & Gimpel 2016)."""
+    """Hendrycks & Gimpel 2016: x Phi(x), Phi the normal distribution function."""
     return torch.stack([n * 0.5 * (1 + math.erf(n.item() / math.sqrt(2))) for n in x])
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The same paper's approximation by tanh."""
+    """Hendrycks & Gimpel 2016: the approximation with tanh."""
     return torch.stack([0.5 * n * (1 + torch.tanh(math.sqrt(2 / math.pi) * (n + 0.044715 * n**3))) for n in x])
 
 
 def gelu_sigmoid(x: Tensor) -> Tensor:
-    """x sigmoid(1.702 x), Child et al. 2019."""
+    """Child et al. 2019: x sigmoid(1.702 x)."""
     return x / (1 + torch.exp(-1.702 * x))
 
 
@@ -62,14 +61,14 @@ def silu(x: Tensor) -> Tensor:
 
 
 def moments(numbers: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """T eq. 8: mean and variance, both with 1/k."""
+    """Thickstun (source T), eq. 8: mean and variance, both with 1/k."""
     z = list(numbers)
     mean = sum(z, torch.zeros(())) / len(z)
     return mean, sum(((n - mean) ** 2 for n in z), torch.zeros(())) / len(z)
 
 
 def layer_norm(z: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
-    """T eq. 7, gamma (z - mu) / sigma + beta, with an epsilon added to the variance."""
+    """Thickstun (source T), eq. 7: gamma (z - mu) / sigma + beta, with an epsilon added to the variance."""
     mean, variance = moments(z)
     return torch.stack([gamma[d] * (z[d] - mean) / (variance + eps).sqrt() + beta[d] for d in range(len(z))])
 
@@ -80,25 +79,25 @@ def rms_norm(z: Tensor, gamma: Tensor, eps: float) -> Tensor:
     return torch.stack([gamma[d] * z[d] / (square + eps).sqrt() for d in range(len(z))])
 
 
-def kin(kind: str, visible: list[list[bool]], width: int, b: int, d: int) -> list[tuple[int, int, int]]:
-    """The numbers (sequence, position, feature) that share mean and variance with feature d of sequence b (K)."""
+def normalization_group(kind: str, visible: list[list[bool]], width: int, b: int, d: int) -> list[tuple[int, int, int]]:
+    """Katsaros (source K): the indices (sequence, position, feature) whose mean and variance normalize feature d of sequence b."""
     return [
         (i, t, e)
         for i in range(len(visible))
         for t in range(len(visible[i]))
         for e in range(width)
         if visible[i][t]
-        and (kind == "batch" or i == b)  # instance and sequence norms stay within a sequence
+        and (kind == "batch" or i == b)  # instance and sequence norms are per sequence
         and (kind == "sequence" or e == d)  # batch and instance norms are per feature
     ]
 
 
 def shared_norm(x: Tensor, visible: list[list[bool]], kind: str, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
-    """Batch, instance or sequence norm of x (B, T, D); what is not visible is left at 0."""
+    """Batch, instance or sequence norm of x (B, T, D); padding becomes 0."""
     y = torch.zeros_like(x)
     for b in range(x.shape[0]):
         for d in range(x.shape[2]):
-            mean, variance = moments(x[place] for place in kin(kind, visible, x.shape[2], b, d))
+            mean, variance = moments(x[index] for index in normalization_group(kind, visible, x.shape[2], b, d))
             for t in range(x.shape[1]):
                 if visible[b][t]:
                     y[b, t, d] = gamma[d] * (x[b, t, d] - mean) / (variance + eps).sqrt() + beta[d]
@@ -108,35 +107,38 @@ def shared_norm(x: Tensor, visible: list[list[bool]], kind: str, gamma: Tensor, 
 # Sublayers and blocks
 
 
-def attention(x: Rows, y: Rows, heads: Sequence[OutputHead], sees: Sees) -> Rows:
-    """T eq. 1-3: u'_i = sum_h W_c^T sum_j alpha_ij V(y_j), alpha_ij = softmax_j(Q(x_i) . K(y_j) / sqrt(k)), j seen."""
-    found = []
+def attention(x: Rows, y: Rows, heads: Sequence[AttentionHead], allows: Allows) -> Rows:
+    """Thickstun (source T), eq. 1-3: u'_i = sum_h W_c^T sum_j alpha_ij V(y_j), alpha_ij = softmax_j(Q(x_i) . K(y_j) / sqrt(k)).
+
+    j runs over the keys that `allows(i, j)`.
+    """
+    outputs = []
     for i in range(len(x)):
-        seen = [j for j in range(len(y)) if sees(i, j)]
+        keys = [j for j in range(len(y)) if allows(i, j)]
         u = torch.zeros_like(x[i])
         for W_q, W_k, W_v, W_c in heads:
-            score = torch.stack([(W_q.T @ x[i]) @ (W_k.T @ y[j]) / math.sqrt(W_q.shape[1]) for j in seen])
+            score = torch.stack([(W_q.T @ x[i]) @ (W_k.T @ y[j]) / math.sqrt(W_q.shape[1]) for j in keys])
             alpha = softmax(score)
-            for weight, j in zip(alpha, seen, strict=True):
+            for weight, j in zip(alpha, keys, strict=True):
                 u = u + W_c.T @ (weight * (W_v.T @ y[j]))
-        found.append(u)
-    return found
+        outputs.append(u)
+    return outputs
 
 
 def feed_forward(u: Rows, W_1: Tensor, W_2: Tensor) -> Rows:
-    """T eq. 5: W_2^T ReLU(W_1^T u_i)."""
+    """Thickstun (source T), eq. 5: W_2^T ReLU(W_1^T u_i)."""
     return [W_2.T @ relu(W_1.T @ u_i) for u_i in u]
 
 
 def post_norm(x: Rows, sublayers: Sequence[Sublayer], eps: float) -> Rows:
-    """T eq. 4 and 6: x_i <- LayerNorm(x_i + f(x)_i) for each sublayer in turn."""
+    """Thickstun (source T), eq. 4 and 6: x_i <- LayerNorm(x_i + f(x)_i) for each sublayer in turn."""
     for f, gamma, beta in sublayers:
         x = [layer_norm(x_i + y_i, gamma, beta, eps) for x_i, y_i in zip(x, f(x), strict=True)]
     return x
 
 
 def pre_norm(x: Rows, sublayers: Sequence[Sublayer], eps: float) -> Rows:
-    """K: X <- X + f(LayerNorm X) for each sublayer in turn. The stack's last norm is not part of it."""
+    """Katsaros (source K): X <- X + f(LayerNorm X) for each sublayer in turn, without the final norm of the stack."""
     for f, gamma, beta in sublayers:
         normed = [layer_norm(x_i, gamma, beta, eps) for x_i in x]
         x = [x_i + y_i for x_i, y_i in zip(x, f(normed), strict=True)]
@@ -144,15 +146,15 @@ def pre_norm(x: Rows, sublayers: Sequence[Sublayer], eps: float) -> Rows:
 
 
 def reversible(x1: Rows, x2: Rows, sublayers: Sequence[Sublayer], eps: float) -> tuple[Rows, Rows]:
-    """Kitaev et al. 2020: Y1 = X1 + F(LN X2), Y2 = X2 + G(LN Y1), F being attention and G the feed-forward net."""
+    """Kitaev et al. 2020, eq. 9: Y1 = X1 + F(LN X2), Y2 = X2 + G(LN Y1), where F is attention and G the feed-forward net."""
     attention, net = sublayers
     y1 = add(x1, branch(x2, attention, eps))
     y2 = add(x2, branch(y1, net, eps))
     return y1, y2
 
 
-def reversed_back(y1: Rows, y2: Rows, sublayers: Sequence[Sublayer], eps: float) -> tuple[Rows, Rows]:
-    """X2 = Y2 - G(LN Y1), X1 = Y1 - F(LN X2)."""
+def reversible_inverse(y1: Rows, y2: Rows, sublayers: Sequence[Sublayer], eps: float) -> tuple[Rows, Rows]:
+    """Kitaev et al. 2020, eq. 8: X2 = Y2 - G(LN Y1), X1 = Y1 - F(LN X2)."""
     attention, net = sublayers
     x2 = add(y2, [-y for y in branch(y1, net, eps)])
     x1 = add(y1, [-y for y in branch(x2, attention, eps)])
@@ -168,7 +170,7 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def gate(kind: str, x: Tensor, y: Tensor, w: dict[str, Tensor], b: Tensor | None) -> Tensor:
-    """Parisotto et al. 2019, section 3.2: g(x, y) of the stream x and a sublayer's answer y, vectors both."""
+    """Parisotto et al. 2019, section 3.2: g(x, y) of the residual stream x and the sublayer's output y."""
     if kind == "none":
         return x + y
     if kind == "input":
@@ -189,7 +191,7 @@ def gate(kind: str, x: Tensor, y: Tensor, w: dict[str, Tensor], b: Tensor | None
 def gated(
     x: Rows, sublayers: Sequence[Sublayer], gates: Sequence[Callable[[Tensor, Tensor], Tensor]], eps: float
 ) -> Rows:
-    """The same, section 3 and appendix C: x <- g(x, ReLU(f(LayerNorm x))) for each sublayer in turn."""
+    """Parisotto et al. 2019, section 3 and appendix C: x <- g(x, ReLU(f(LayerNorm x))) for each sublayer in turn."""
     for sublayer, g in zip(sublayers, gates, strict=True):
         x = [g(x_i, relu(y_i)) for x_i, y_i in zip(x, branch(x, sublayer, eps), strict=True)]
     return x
@@ -205,7 +207,7 @@ def add(x: Rows, y: Rows) -> Rows:
 
 
 def masked_weights(score: Tensor) -> Tensor:
-    """B: add -inf above the diagonal, then softmax over each row."""
+    """Bloem 2019 (source B): adds -inf above the diagonal, then takes the softmax of each row."""
     bias = torch.zeros_like(score)
     for i in range(len(score)):
         for j in range(i + 1, len(score)):
@@ -214,7 +216,7 @@ def masked_weights(score: Tensor) -> Tensor:
 
 
 def masked_columns(score: Tensor) -> Tensor:
-    """K's convention: A[n', n] weighs n' for n, columns sum to one, and what is kept is upper triangular."""
+    """Katsaros (source K): A[n', n] is the weight of key n' for query n; columns sum to 1, and A is upper triangular."""
     weights = torch.zeros_like(score)
     for n in range(len(score)):
         weights[: n + 1, n] = softmax(score[: n + 1, n])
@@ -225,7 +227,7 @@ def masked_columns(score: Tensor) -> Tensor:
 
 
 def sinusoid(k: float, width: int) -> list[float]:
-    """Vaswani et al. 2017: p_{k,2i} = sin(k / 10000^(2i/d)), p_{k,2i+1} = cos(the same); k and i count from 0."""
+    """Vaswani et al. 2017, section 3.5: p_{k,2i} = sin(k / 10000^(2i/d)), p_{k,2i+1} = cos(the same); k and i count from 0."""
     p = []
     for i in range(width // 2):
         p += [math.sin(k / 10000 ** (2 * i / width)), math.cos(k / 10000 ** (2 * i / width))]
@@ -233,58 +235,58 @@ def sinusoid(k: float, width: int) -> list[float]:
 
 
 def joint_mlp(x: Tensor, k: int, W_x: Tensor, W_e: Tensor, W_z: Tensor) -> Tensor:
-    """T eq. 10: W_z^T ReLU(W_x^T x_k + W_e^T e_k)."""
+    """Thickstun (source T), eq. 10: W_z^T ReLU(W_x^T x_k + W_e^T e_k)."""
     return W_z.T @ relu(W_x.T @ x + W_e.T @ unit(k, W_e.shape[0]))
 
 
 def separate_mlp(x: Tensor, k: int, W_x: Tensor, W_e: Tensor, W_zx: Tensor, W_ze: Tensor) -> Tensor:
-    """T eq. 11: W_zx^T ReLU(W_x^T x_k) + W_ze^T ReLU(W_e^T e_k)."""
+    """Thickstun (source T), eq. 11: W_zx^T ReLU(W_x^T x_k) + W_ze^T ReLU(W_e^T e_k)."""
     return W_zx.T @ relu(W_x.T @ x) + W_ze.T @ relu(W_e.T @ unit(k, W_e.shape[0]))
 
 
-# Inputs and readings
+# Patches and pooling
 
 
 def patches(image: Tensor, size: int) -> list[Tensor]:
-    """K: an image (channels, rows, columns) cut into squares, each made a vector channel by channel, row by row."""
+    """Katsaros (source K): splits an image (channels, rows, columns) into squares, each flattened channel by channel, row by row."""
     channels, rows, columns = image.shape
-    found = []
+    vectors = []
     for top in range(0, rows, size):
         for left in range(0, columns, size):
             numbers = [image[c, top + y, left + x] for c in range(channels) for y in range(size) for x in range(size)]
-            found.append(torch.stack(numbers))
-    return found
+            vectors.append(torch.stack(numbers))
+    return vectors
 
 
-def read(z: Rows, visible: list[bool], reading: str) -> Tensor:
-    """One vector of a sequence: B's mean, former's maximum, T's last token, BERT's first; padding does not count."""
-    here = [z_i for z_i, seen in zip(z, visible, strict=True) if seen]
-    if reading == "mean":
-        return sum(here, torch.zeros_like(z[0])) / len(here)
-    if reading == "max":
-        return torch.stack([max(z_i[d] for z_i in here) for d in range(len(z[0]))])
-    return here[-1] if reading == "last" else here[0]
+def pool(z: Rows, visible: list[bool], kind: str) -> Tensor:
+    """One vector of a sequence, without padding: mean (source B), maximum (pbloem/former), last token (source T) or first (BERT)."""
+    tokens = [z_i for z_i, is_visible in zip(z, visible, strict=True) if is_visible]
+    if kind == "mean":
+        return sum(tokens, torch.zeros_like(z[0])) / len(tokens)
+    if kind == "max":
+        return torch.stack([max(z_i[d] for z_i in tokens) for d in range(len(z[0]))])
+    return tokens[-1] if kind == "last" else tokens[0]
 
 
 # Graphs and generation
 
 
-def moved_by(node: int, edges: set[tuple[int, int]], hops: int) -> set[int]:
-    """Who hears of a change of `node` within so many layers; (i, j) says that i sees j, and each keeps what it knows."""
-    found = {node}
+def reachable_nodes(node: int, edges: set[tuple[int, int]], hops: int) -> set[int]:
+    """The nodes whose output depends on `node` after `hops` layers, where i attends to j for each edge (i, j)."""
+    nodes = {node}
     for _ in range(hops):
-        found |= {i for i, j in edges if j in found}
-    return found
+        nodes |= {i for i, j in edges if j in nodes}
+    return nodes
 
 
 def continue_text(choose: Callable[[list[int]], int], prompt: list[int], tokens: int, context: int) -> list[int]:
-    """B: the next token from the last `context` ones, again and again."""
+    """Bloem 2019 (source B): repeatedly chooses the next token from the last `context` tokens."""
     text = list(prompt)
     for _ in range(tokens):
         text.append(choose(text[-context:]))
     return text
 
 
-def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """B: p_w = exp(l_w / T) / sum_v exp(l_v / T)."""
+def softmax_with_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """Bloem 2019 (source B): p_w = exp(l_w / T) / sum_v exp(l_v / T)."""
     return softmax(logits / temperature)

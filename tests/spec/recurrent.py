@@ -1,7 +1,7 @@
-"""The LSTM, literally: T eq. 13-21 (Hochreiter & Schmidhuber 1997; Gers et al. 1999; Levy et al. 2018), one number at a time.
+"""The LSTM: Thickstun (source T), eq. 13-21 (Hochreiter & Schmidhuber 1997; Gers et al. 1999; Levy et al. 2018).
 
-Departures from T: its eq. 17 is garbled and is the output gate, o_t = sigma(W_oh h_{t-1} + W_ox x_t). T has sigma where the
-standard LSTM has tanh, in 13 and 18: `squash` is either. T has no biases; `b` may be given. A gate without a map is 1.
+Departures from the source: its eq. 17 is misprinted; it is the output gate o_t = sigma(W_oh h_{t-1} + W_ox x_t). The source has sigma
+where the standard LSTM has tanh, in eq. 13 and 18: `activation` is either. The biases `b` are optional. A gate without weights is 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def apply(f: Activation, z: Tensor) -> Tensor:
 
 
 def gate(name: str, f: Activation, x: Tensor, h: Tensor | None, w_x: Maps, w_h: Maps, b: Maps) -> Tensor:
-    """f(W_h h + W_x x + b), or 1 where there is no such gate."""
+    """f(W_h h + W_x x + b); 1 if there is no such gate."""
     if name not in w_x:
         return torch.ones(len(w_x["c"]), dtype=torch.float64)
     z = w_x[name] @ x
@@ -35,21 +35,21 @@ def gate(name: str, f: Activation, x: Tensor, h: Tensor | None, w_x: Maps, w_h: 
 
 
 def lstm(x: Rows, w_x: Maps, w_h: Maps, b: Maps, activation: Activation) -> tuple[Rows, Rows, Rows, Rows, Rows]:
-    """h, c, c~, i and f of every time: T eq. 13-18. Without "f" it is the LSTM of 1997, without "o" there is no output gate."""
+    """Eq. 13-18: h, c, c~, i and f at every step. Without "f" this is the LSTM of 1997; without "o" it has no output gate."""
     h = c = torch.zeros(len(w_x["c"]), dtype=torch.float64)
-    found: tuple[Rows, Rows, Rows, Rows, Rows] = ([], [], [], [], [])
+    steps: tuple[Rows, Rows, Rows, Rows, Rows] = ([], [], [], [], [])
     for x_t in x:
-        parts = lstm_step(x_t, h, c, w_x, w_h, b, activation)
-        h, c = parts[:2]
-        for row, part in zip(found, parts, strict=True):
-            row.append(part)
-    return found
+        step = lstm_step(x_t, h, c, w_x, w_h, b, activation)
+        h, c = step[:2]
+        for values, value in zip(steps, step, strict=True):
+            values.append(value)
+    return steps
 
 
 def lstm_step(
     x_t: Tensor, h: Tensor, c: Tensor, w_x: Maps, w_h: Maps, b: Maps, activation: Activation
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """h, c, c~, i and f of one time from h and c of the one before."""
+    """Eq. 13-18 for one step: h, c, c~, i and f from the previous h and c."""
     c_new = gate("c", activation, x_t, h if w_h else None, w_x, w_h, b)  # 13
     i = gate("i", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 14
     f = gate("f", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 15
@@ -59,14 +59,14 @@ def lstm_step(
 
 
 def ablated(x: Rows, w_x: Maps, b: Maps, activation: Activation) -> tuple[Rows, Rows, Rows, Rows, Rows]:
-    """T eq. 20-21: no recurrence in the candidate and the gates, and no output gate."""
+    """Eq. 20-21: no recurrence in the candidate and the gates, and no output gate."""
     assert "o" not in w_x
     return lstm(x, w_x, {}, b, activation)
 
 
 def weights(i: Rows, f: Rows) -> list[Rows]:
-    """w_{t,s} = i_s prod_{k=s+1..t} f_k, the quantities before T eq. 19, for s up to t and 0 beyond."""
-    found = []
+    """Before eq. 19: w_{t,s} = i_s prod_{k=s+1..t} f_k for s <= t, and 0 for s > t."""
+    weights = []
     for t in range(len(i)):
         row = []
         for s in range(len(i)):
@@ -74,5 +74,5 @@ def weights(i: Rows, f: Rows) -> list[Rows]:
             for k in range(s + 1, t + 1):
                 w = w * f[k]
             row.append(w)
-        found.append(row)
-    return found
+        weights.append(row)
+    return weights

@@ -86,7 +86,7 @@ def test_lengths_are_few_and_never_past_the_context(texts):
 def test_a_text_has_berts_marks_and_is_cut(texts, kind):
     work, _ = text_work(texts, tokenizer=kind, vocabulary=300)
     work.context = 6
-    cls, sep = work.tokenizer.special("[CLS]"), work.tokenizer.special("[SEP]")
+    cls, sep = work.tokenizer.special_id("[CLS]"), work.tokenizer.special_id("[SEP]")
     for ids in work.tokens(["a b", "a b a b a b a b", ""]):
         assert ids[0] == cls and ids[-1] == sep and len(ids) <= 6
     assert len(work.tokens(["a b a b a b a b"])[0]) == 6

@@ -70,7 +70,7 @@ def test_the_loss_is_the_clipped_one_of_the_paper(moved, gain):
     for logits, value, place in zip(logits_NV.tolist(), value_N.tolist(), place_N.tolist(), strict=True):
         row, time = divmod(place, 7)
         step = {name: batch[name][row, time].tolist() for name in ("action_BTP", "told_BT", "worth_BT")}
-        wanted += spec.loss(
+        wanted += spec.ppo_loss(
             [logits[:4], logits[4:]], step["action_BTP"], step["told_BT"], gain, value, step["worth_BT"], 0.1, 0.3, 0.2
         )
     assert sorted(place_N.tolist()) == list(range(35)) and work.count(batch) == 35
@@ -246,7 +246,7 @@ def test_a_sharded_agent_is_refused():
 
 def test_an_environment_that_does_not_repeat_itself_cannot_be_gone_on_with(tmp_path, monkeypatch):
     train(recipe("lstm", "control", "run.steps=2"), tmp_path / "run")
-    monkeypatch.setattr(environments.Recall, "seen", property(lambda one: 3))
+    monkeypatch.setattr(environments.Recall, "observation", property(lambda one: 3))
     with pytest.raises(ValueError, match="recall shows something else after the same seed and actions"):
         resume(tmp_path / "run", steps=3)
 
@@ -268,9 +268,9 @@ def test_names_and_spaces_that_cannot_be_served_are_refused(monkeypatch):
     wrong = {
         "popgym:RepeatPrevious": r"popgym has no environment 'RepeatPrevious'; did you mean .*RepeatPreviousEasy",
         "minigrid:MemoryEnv": r"minigrid has no environment 'MemoryEnv'; did you mean .*MemoryS7",
-        "popgim:RepeatPreviousEasy": r"LIBRARY:NAME with the library popgym, minigrid, gymnasium",
+        "popgim:RepeatPreviousEasy": r"LIBRARY:NAME with one of the libraries popgym, minigrid, gymnasium",
         "popgym:PositionOnlyPendulumEasy": r"the actions of .* are Box.*choose another environment",
-        "minigrid:Fetch-5x5-N2": r"tells its mission in words",
+        "minigrid:Fetch-5x5-N2": r"states a mission in words",
     }
     for name, reason in wrong.items():
         with pytest.raises(ValueError, match=reason):
@@ -298,7 +298,7 @@ def test_a_grid_is_seen_cell_by_cell():
     environment = Environment("minigrid:MemoryS7")
     plain = gymnasium.make("MiniGrid-MemoryS7-v0")
     seen, _ = plain.reset(seed=5)
-    vector = environment.begin(5)
+    vector = environment.reset(5)
     for action in (None, 2, 1):
         if action is not None:
             seen, (vector, _, _, _) = plain.step(action)[0], environment.step([action])

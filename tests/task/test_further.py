@@ -19,7 +19,7 @@ from everyformer.train.loop import resume, train
 from everyformer.train.recipe import Recipe, Run, override
 from everyformer.train.record import read
 from tests.network import close, model, ready, tokens
-from tests.spec import further as spec
+from tests.spec import auxiliary_losses as spec
 from tests.train.small import BASE, same, text
 
 LAYERS, AHEAD = 3, 2

@@ -1,4 +1,4 @@
-"""Pictures as sequences: their order, the loss of each channel from what came before, painting with and without the cache."""
+"""Images as sequences: their order, the loss of each channel from what came before, painting with and without the cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from PIL import Image as Pillow
 
 from everyformer import build, member
-from everyformer.data.images import open_pictures, save_sheet, shrunk
+from everyformer.data.images import downsample, open_unlabelled_images, save_image_grid
 from everyformer.infer.paint import Scan, paint
 from everyformer.network.network import PairNetwork
 from everyformer.network.position import Grid
@@ -112,7 +112,7 @@ def test_the_loss_is_that_of_each_step_from_those_before_it(folder, output, loca
                     }
                     for m in mixture
                 ]
-                total -= math.log(spec.pixel(wanted.tolist(), parts, 5))
+                total -= math.log(spec.pixel_probability(wanted.tolist(), parts, 5))
             count += len(wanted)
         assert float(work.loss(network, batch, "auto")) == pytest.approx(total, rel=1e-5)
     assert work.count(batch) == count == 2 * 4 * 4 * 3
@@ -127,7 +127,7 @@ def test_the_encoder_reads_the_picture_made_smaller(folder):
         [round(float(image_BCYX[0, c, y : y + 2, x : x + 2].mean()) + 1e-6) for x in range(0, 4, 2) for c in range(3)]
         for y in range(0, 4, 2)
     ]
-    assert shrunk(image_BCYX, 2)[0].transpose(1, 2, 0).reshape(2, 6).tolist() == small
+    assert downsample(image_BCYX, 2)[0].transpose(1, 2, 0).reshape(2, 6).tolist() == small
     tokens = [value * 5 // 256 + 5 * (place % 3) for row in small for place, value in enumerate(row)]
     source = work._source(image_BCYX)
     assert source.tolist() == [tokens]
@@ -206,7 +206,7 @@ def test_a_sheet_shows_what_is_given_what_was_painted_and_the_truth(folder, tmp_
         assert np.array_equal(true, truth) and np.array_equal(given[:2], truth[:2]) and (given[2:] == 127).all()
         assert np.array_equal(painted[:2], truth[:2]) and not np.array_equal(painted, truth)
     assert work.paint(network, file, pictures=3) == f"3 pictures: {file}"
-    save_sheet([np.zeros((1, 1, 2, 2), np.uint8)], file, points=2)
+    save_image_grid([np.zeros((1, 1, 2, 2), np.uint8)], file, target=2)
     assert np.asarray(Pillow.open(file)).shape == (10, 10)
 
 
@@ -219,16 +219,18 @@ def test_pictures_of_any_size_are_cropped_to_squares(tmp_path):
         Pillow.fromarray(wide).save(tmp_path / "train" / "cats" / f"{number}.jpg", quality=100)
     Pillow.new("RGB", (8, 16), (40, 40, 40)).save(tmp_path / "test" / "one.png")
     (tmp_path / "notes.txt").write_text("no picture")
-    found = open_pictures(str(tmp_path), 0.25, size=4)
+    found = open_unlabelled_images(str(tmp_path), 0.25, size=4)
     assert {split: images.shape for split, images in found.splits.items()} == {
         "train": (3, 3, 4, 4),
         "valid": (1, 3, 4, 4),
         "test": (1, 3, 4, 4),
     }
     assert abs(found.splits["train"].astype(int) - 40).max() < 12 and (found.splits["test"] == 40).all()
-    with pytest.raises(ValueError, match="8 x 16 points, others 20 x 8; resize all images to one size"):
+    with pytest.raises(
+        ValueError, match="8 x 16 pixels, but the images before it have 20 x 8; resize all images to one size"
+    ):
         Pillow.new("RGB", (8, 16)).save(tmp_path / "train" / "z.png")
-        open_pictures(str(tmp_path), 0.25)
+        open_unlabelled_images(str(tmp_path), 0.25)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +258,7 @@ def test_what_does_not_fit_is_refused(folder, fields, model, message):
 
 def test_too_large_too_few_and_wrong_pictures_are_refused(tmp_path):
     Pillow.new("RGB", (200, 200)).save(tmp_path / "a.png")
-    with pytest.raises(ValueError, match="has 1 picture to learn from; give at least 2"):
+    with pytest.raises(ValueError, match="has 1 training image; give at least 2"):
         Image().open(str(tmp_path), None)
     Pillow.new("RGB", (200, 200)).save(tmp_path / "b.png")
     with pytest.raises(
@@ -267,12 +269,12 @@ def test_too_large_too_few_and_wrong_pictures_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"c\.png cannot be read as an image"):
         Image().open(str(tmp_path), None)
     with pytest.raises(
-        ValueError, match="28 x 28 points and are only made smaller by whole steps; give a size that divides 28"
+        ValueError, match="28 x 28 pixels and can only be reduced by an integer factor; give a size that divides 28"
     ):
         Image(size=5).open(None, None)
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "a.txt").write_text("a")
-    with pytest.raises(ValueError, match="has no images to learn from"):
+    with pytest.raises(ValueError, match="has no training images"):
         Image().open(str(tmp_path / "none"), None)
     with pytest.raises(ValueError, match="imdb does not hold images"):
         Image().open("imdb", None)

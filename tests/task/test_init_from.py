@@ -7,7 +7,7 @@ import torch
 
 import everyformer
 from everyformer import build
-from everyformer.data.made import shakespeare
+from everyformer.data.synthetic import shakespeare
 from everyformer.network.store import save
 from everyformer.task import Classify, Masked
 from everyformer.train.init_from import load_weights

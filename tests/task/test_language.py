@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from everyformer import build
-from everyformer.data import named
-from everyformer.data.made import shakespeare
-from everyformer.data.named import Form
+from everyformer.data import datasets
+from everyformer.data.datasets import FileSet
+from everyformer.data.synthetic import shakespeare
 from everyformer.task.language import Language
 from everyformer.value import from_json, to_json
 
@@ -41,7 +41,7 @@ def published(folder, monkeypatch):
     (folder / "encoder.json").write_text(json.dumps(order))
     (folder / "vocab.bpe").write_text("#version: 0.2\n")
     sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("encoder.json", "vocab.bpe")}
-    monkeypatch.setitem(named.NAMED, "gpt2_bpe", (Form(sums),))
+    monkeypatch.setitem(datasets.DATASETS, "gpt2_bpe", (FileSet(sums),))
     return {"tokenizer": "gpt2", "tokenizer_files": str(folder)}
 
 
@@ -107,7 +107,7 @@ def test_a_run_goes_on_with_its_tokenizer(poem, tmp_path, kind):
         ("one line", {}, "has 1 tokens for valid; give more text"),
         (b"\x89PNG\0\0" * 99, {"tokenizer": "bpe"}, "is not text in UTF-8"),
         (b"\x89PNG\0\0" * 99, {"tokenizer": "characters"}, "is not text in UTF-8"),
-        (POEM, {"tokenizer": "bpe", "vocabulary": 10}, r"task\.vocabulary=10 leaves no room"),
+        (POEM, {"tokenizer": "bpe", "vocabulary": 10}, r"task\.vocabulary=10 is too small"),
     ],
 )
 def test_bad_data_are_refused(tmp_path, content, fields, message):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everyformer.data.made import shakespeare
+from everyformer.data.synthetic import shakespeare
 from everyformer.family.table import MEMBERS, Member
 from everyformer.task import Classify, Image, Language, Masked, Translate
 from everyformer.train.loop import train

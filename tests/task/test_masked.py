@@ -80,7 +80,7 @@ def test_b_follows_a_or_is_from_elsewhere_half_the_time():
     work = opened()
     found = work.splits["train"]
     stream = found.token_N.tolist()
-    texts = [work.tokenizer.decode(stream[a:b]) for a, b in zip(found.begin_S, found.begin_S[1:], strict=False)]
+    texts = [work.tokenizer.decode(stream[a:b]) for a, b in zip(found.start_S, found.start_S[1:], strict=False)]
     ends = found.first_D.tolist()
     of = {text: n for n, text in enumerate(texts)}
     others = 0
@@ -104,7 +104,7 @@ def test_b_follows_a_or_is_from_elsewhere_half_the_time():
 
 
 def of_sentence(found, token):
-    return int((found.begin_S <= token).sum()) - 1
+    return int((found.start_S <= token).sum()) - 1
 
 
 @pytest.mark.spec(66)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch.nn import functional as F
 
 from everyformer import Learned, Output, build
-from everyformer.data import made
+from everyformer.data import synthetic
 from everyformer.task.translate import END, START, Translate
 
 
@@ -188,14 +188,14 @@ def test_models_that_do_not_fit_are_refused():
 @pytest.fixture
 def few(monkeypatch):
     """Few pairs of digits, and short ones."""
-    monkeypatch.setattr(made, "TESTED", (40, 150))
-    monkeypatch.setattr(made, "algorithm", partial(made.algorithm, count=40, held=2))
+    monkeypatch.setattr(synthetic, "TEST_LENGTHS", (40, 150))
+    monkeypatch.setattr(synthetic, "algorithm", partial(synthetic.algorithm, count=40, held_out=2))
 
 
-@pytest.mark.parametrize("name", made.ALGORITHMS)
+@pytest.mark.parametrize("name", synthetic.ALGORITHMS)
 def test_digits_are_copied_reversed_and_added(name):
-    parts = made.algorithm(name, count=50, held=5)
-    assert parts == made.algorithm(name, count=50, held=5)  # made anew, the same
+    parts = synthetic.algorithm(name, count=50, held_out=5)
+    assert parts == synthetic.algorithm(name, count=50, held_out=5)  # deterministic
     assert [len(sources) for sources, _ in parts.values()] == [50] + [5] * 6
     for split, (sources, targets) in parts.items():
         for source, target in zip(sources, targets, strict=True):
@@ -214,7 +214,7 @@ def test_what_is_right_is_told_by_length_and_whole_sequences_are_those_it_writes
         work.tokenizer.vocabulary == 5 + 11 and work.tokenizer.decode(work.sides("test150")[0][0][:-1]).count("+") == 1
     )
     found = work.evaluate(network, "test", None, "auto")
-    for length in made.TESTED:
+    for length in synthetic.TEST_LENGTHS:
         right = whole = count = 0
         for source, target in zip(*work.sides(f"test{length}"), strict=True):
             with torch.no_grad():
@@ -252,7 +252,7 @@ def test_characters_and_the_marks_before_them_are_kept_with_a_run(few, tmp_path)
     work, _ = opened("reverse")
     work.save(tmp_path)
     again = Translate().open("reverse", None, tmp_path)
-    assert again.tokenizer.key == work.tokenizer.key and again.tokenizer.special("[SEP]") == END
+    assert again.tokenizer.key == work.tokenizer.key and again.tokenizer.special_id("[SEP]") == END
     assert again.tokenizer.decode(again.tokenizer.encode(b"2024")) == "2024"
     alone = Translate(source="fr").reopen("reverse", None, tmp_path)
     network = build("transformer", "tiny", vocabulary=work.tokenizer.vocabulary)

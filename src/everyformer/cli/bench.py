@@ -1,4 +1,4 @@
-"""`everyformer bench`: how fast the library is on this machine."""
+"""`everyformer bench`: measure the speed of attention on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from everyformer.cli.terminal import console, next_command
 
-bench = App(name="bench", help="Measure on this machine.", help_format="plaintext")
+bench = App(name="bench", help="Measure speed and memory on this machine.", help_format="plaintext")
 
 
 @bench.command
@@ -22,41 +22,41 @@ def attention(
     repeats: int = 5,
     figure: Path | None = None,
 ) -> int:
-    """Sparse attention against dense causal attention: time and memory of a forward and backward pass.
+    """Compare sparse with dense causal attention: time and memory of a forward and backward pass.
 
     Parameters
     ----------
     kinds
-        Which, as local strided; without any, all of them.
+        The kinds of attention, for example local strided. Default: all.
     lengths
-        Positions, as 1024,4096; without it 1,024 to 16,384, on a GPU 16,384 and 65,536.
+        The sequence lengths, for example 1024,4096. Default: 1,024 to 16,384; on a GPU 16,384 and 65,536.
     device
-        cpu, cuda, or what is there. On a GPU in bf16, 65,536 positions at a time; else in fp32, one sequence.
+        cpu, cuda or auto. A GPU computes in bf16 on batches of 65,536 positions, a CPU in fp32 on one sequence.
     heads
-        How many heads.
+        The number of heads.
     width
-        How wide a head is.
+        The width of a head.
     repeats
-        How often each is measured; the median counts.
+        The number of measurements, of which the median is reported.
     figure
-        A picture to write, as attention.png.
+        An image file to draw, for example attention.png.
     """
     from everyformer.study.bench import KINDS, Row, draw, exponent
     from everyformer.study.bench import bench as measure
-    from everyformer.study.picture import check_file
+    from everyformer.study.pattern_images import check_file
     from everyformer.train.distributed import find_device
 
-    here = find_device(device)
-    usual = "16384,65536" if here.type == "cuda" else "1024,2048,4096,8192,16384"
-    sizes = _numbers(lengths or usual)
+    chosen = find_device(device)
+    default = "16384,65536" if chosen.type == "cuda" else "1024,2048,4096,8192,16384"
+    sizes = _numbers(lengths or default)
     if min(heads, width, repeats) < 1:
-        raise ValueError(f"heads, width and repeats are {heads}, {width} and {repeats}; give at least 1 of each")
+        raise ValueError(f"heads, width and repeats are {heads}, {width} and {repeats}; each must be 1 or more")
     if figure is not None:
         check_file(figure)
     screen, rows = console(), list[Row]()
-    for row in measure(sizes, here, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
+    for row in measure(sizes, chosen, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
         if not rows:
-            screen.print(f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'against dense':>15}{'MiB':>8}")
+            screen.print(f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'speed-up':>15}{'MiB':>8}")
         rows.append(row)
         dense = next(one for one in rows if (one.kind, one.length) == ("dense", row.length))
         numbers = f"{row.length:>10,}{row.batch:>7}{row.time:>10.2f}{dense.time / row.time:>14.2f}x{row.memory / 2**20:>8,.0f}"
@@ -64,10 +64,10 @@ def attention(
     if len(sizes) > 1:
         screen.print()
         for kind in dict.fromkeys(row.kind for row in rows):
-            mine = [row for row in rows if row.kind == kind]
-            time = exponent((row.length, row.time / row.batch) for row in mine)
-            memory = exponent((row.length, row.memory / row.batch) for row in mine)
-            screen.print(f"{kind:<10} grows with the length to the power {time:.2f} in time, {memory:.2f} in memory")
+            series = [row for row in rows if row.kind == kind]
+            time = exponent((row.length, row.time / row.batch) for row in series)
+            memory = exponent((row.length, row.memory / row.batch) for row in series)
+            screen.print(f"{kind:<10} time grows as length^{time:.2f}, memory as length^{memory:.2f}")
     if figure is not None:
         screen.print(f"figure: {draw(rows, figure)}")
     next_command(screen, "bench", "attention", "dense", "local", "--lengths", "1024,2048")
@@ -76,9 +76,9 @@ def attention(
 
 def _numbers(text: str) -> list[int]:
     try:
-        found = [int(one) for one in text.split(",")]
+        numbers = [int(one) for one in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 2:
-        raise ValueError(f"--lengths {text} is not a list of positions; write for example 1024,4096")
-    return found
+        numbers = []
+    if not numbers or min(numbers) < 2:
+        raise ValueError(f"--lengths {text} is not a list of lengths of 2 or more; write for example 1024,4096")
+    return numbers

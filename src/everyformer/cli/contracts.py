@@ -1,4 +1,4 @@
-"""`everyformer contracts`: what every legal model keeps, checked here and now."""
+"""`everyformer contracts`: check the properties that every legal model has."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
+from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, next_command
 from everyformer.cli.thread import one_thread
 
 if TYPE_CHECKING:
-    from everyformer.study.contracts import Report
+    from everyformer.study.contract_report import Report
 
 
 @one_thread()
@@ -28,20 +29,24 @@ def contracts(
     only: str | None = None,
     everything: Annotated[bool, Parameter("--all", negative=(), show_default=False)] = False,
     as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    imports: Imports = (),
 ) -> int:
-    """Check the contracts on a member, or on every member and on models in which every two parts meet (minutes).
+    """Check the contracts: future tokens do not change past outputs, the cache is exact, and so on.
+
+    Without a member, checks all members and small models that together combine every two parts (takes minutes).
 
     Parameters
     ----------
     member
-        A member of the family, checked at its tiny size.
+        A member of the family, checked at its tiny size, or a .json file with a model of your own.
     only
-        Some of the contracts, with commas between them: future,cache.
+        The contracts to check, separated by commas, for example future,cache. Default: all.
     everything
-        Let every three of pattern, rules and wiring meet, instead of every two parts.
+        Combine every three of pattern, score modifications and residual, instead of every two parts.
     as_json
         Print JSON.
     """
+    import_parts(imports)
     from everyformer.family.table import members
     from everyformer.study.contracts import contracts as check
     from everyformer.study.sweep import cells, sweep
@@ -49,16 +54,17 @@ def contracts(
     names = None if only is None else [name.strip() for name in only.split(",")]
     if member is not None:
         if everything:
-            raise ValueError(f"--all is about the combinations, not about {member}; leave one of them away")
+            raise ValueError(f"--all checks combinations and cannot be used with {member}; leave one of them out")
         report = check(member, names)
     else:
-        with _progress("combinations") as tell:
-            report = sweep(cells(triples=everything), names, tell)
-        with _progress("members") as tell:
+        with _progress("combinations") as update:
+            report = sweep(cells(triples=everything), names, update)
+        with _progress("members") as update:
             for number, name in enumerate(members(), 1):
-                report.findings += check(name, names).findings
-                tell(number, len(members()))
-        report.unasked = [name for name in names or () if name not in {one.contract for one in report.findings}]
+                report.results += check(name, names).results
+                update(number, len(members()))
+        checked = {result.contract for result in report.results}
+        report.not_applicable = [name for name in names or () if name not in checked]
     if as_json:
         print(json.dumps(_plain(report), indent=2))
     else:
@@ -68,39 +74,39 @@ def contracts(
 
 def _print(report: Report, member: str | None) -> None:
     screen = console()
-    cells = len(report.findings)
+    checks = len(report.results)
     screen.print(str(report), soft_wrap=True)
-    if report.broken:
-        screen.print(f"\nBROKEN in {len(report.broken):,} of {cells:,} cells", style="red")
+    if report.failures:
+        screen.print(f"\nFAILED: {len(report.failures):,} of {checks:,} checks", style="red")
     elif report.ok:
-        screen.print(f"\nall kept in {cells:,} cells", style="green")
+        screen.print(f"\nall {checks:,} checks passed", style="green")
     if member is None:
-        screen.print(f"{report.refused:,} combinations are illegal and were refused")
+        screen.print(f"{report.refused:,} combinations are illegal and were not built")
     next_command(screen, "contracts", *([] if member else ["gpt2"]))
 
 
 def _plain(report: Report) -> dict[str, Any]:
     def number(error: float) -> float | None:
-        return error if math.isfinite(error) else None  # JSON has no infinity
+        return error if math.isfinite(error) else None  # JSON has no infinity or NaN
 
     return {
         "ok": report.ok,
-        "unasked": report.unasked,
+        "not_applicable": report.not_applicable,
         "refused": report.refused,
         "contracts": [
-            {"contract": name, "cells": cells, "worst_error": number(error), "limit": limit, "kept": kept}
-            for name, cells, error, limit, kept in report.rows()
+            {"contract": name, "checks": checks, "worst_error": number(error), "limit": limit, "passed": passed}
+            for name, checks, error, limit, passed in report.rows()
         ],
-        "broken": [
-            {"contract": found.contract, "cell": found.cell, "error": number(found.error), "limit": found.limit}
-            for found in report.broken
+        "failures": [
+            {"contract": result.contract, "model": result.model, "error": number(result.error), "limit": result.limit}
+            for result in report.failures
         ],
     }
 
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives `tell(done, total)`: a bar on a terminal, a line for every tenth elsewhere; never on standard output."""
+    """Yields `update(done, total)`: a bar on a terminal, else a line for every tenth, on standard error."""
     if sys.stderr.isatty():
         with Progress(*Progress.get_default_columns(), console=Console(stderr=True), transient=True) as bars:
             bar = bars.add_task(what, total=None)
@@ -108,10 +114,10 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         return
     tenth = 0
 
-    def tell(done: int, total: int) -> None:
+    def update(done: int, total: int) -> None:
         nonlocal tenth
         if done * 10 // total > tenth:
             tenth = done * 10 // total
             print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
 
-    yield tell
+    yield update

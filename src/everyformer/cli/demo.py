@@ -1,12 +1,12 @@
-"""`everyformer demo`: trains the byte model of source B, made small, on Shakespeare, and shows what came of it."""
+"""`everyformer demo`: train a small version of Bloem's byte-level language model (2019, source B) on Shakespeare."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-from everyformer.cli.progress import watching
-from everyformer.cli.terminal import Lasting, console, next_command
+from everyformer.cli.progress import show_progress
+from everyformer.cli.terminal import UnbreakableConsole, console, next_command
 from everyformer.cli.train import exit_code, run_folder
 
 STEPS = 600
@@ -14,43 +14,43 @@ SETTINGS = (
     "model.width=128", "model.heads=4", "model.layers=4", "model.context=128", "run.batch=16", "run.evaluate=200",
     "run.save=0", "optim.name=muon", "optim.lr=3e-3", "optim.warmup=50", "optim.min_lr=0.0",
 )  # fmt: skip
-PACKED = 2.6  # bits per byte that xz -9 needs for the whole text
+XZ_BITS = 2.6  # bits per byte of the whole text after xz -9
 PROMPT = "ROMEO:\n"
 
 
 def demo(*, out: Path | None = None) -> int:
-    """Train a small byte model on Shakespeare in two to four minutes, tell how good it is, and let it write.
+    """Train a small byte-level language model on Shakespeare in two to four minutes, evaluate it, and sample from it.
 
     Parameters
     ----------
     out
-        The run's folder; it must not exist yet. Without it: runs/demo-1, -2, ...
+        The folder of the run; it must not exist yet. Default: runs/demo-1, runs/demo-2, ...
     """
-    from everyformer.study import curves, look, picture
+    from everyformer.study import attention_maps, curves, pattern_images
     from everyformer.train.loop import train
     from everyformer.train.recipe import Recipe
 
-    picture.file_types()  # before minutes of training, not after
-    screen, began = console(Lasting), time.perf_counter()
+    pattern_images.file_types()  # raises if matplotlib is missing, before minutes of training
+    screen, began = console(UnbreakableConsole), time.perf_counter()
     recipe = Recipe.of("byte-language", *SETTINGS, f"run.steps={STEPS}", size="tiny")
     folder = run_folder(out, "demo")
-    screen.print("byte-language, 4 blocks of width 128, reads Shakespeare byte by byte; the last tenth is held out")
-    with watching(screen) as listener:
+    screen.print("training byte-language (4 layers, width 128) on the bytes of Shakespeare; the last tenth is held out")
+    with show_progress(screen) as listener:
         trained = train(recipe, folder, listeners=(listener,))
     if trained.stopped:
         next_command(screen, "resume", folder)
         return exit_code(trained)
-    if not trained.metrics:  # Ctrl-C left the last evaluation out
+    if not trained.metrics:  # Ctrl-C skipped the last evaluation
         next_command(screen, "evaluate", folder)
         return 0
     bits, minutes = trained.metrics["bits_per_byte"], (time.perf_counter() - began) / 60
     screen.print(f"\n{bits:.2f} bits per byte of held-out text after {minutes:.1f} minutes", style="bold")
-    screen.print(f"xz -9 needs {PACKED} for the whole text; a byte model that knows nothing needs 8")
-    screen.print("\nwritten at temperature 0.5", style="dim")
+    screen.print(f"for comparison: xz -9 needs {XZ_BITS} for the whole text, uniform guessing 8")
+    screen.print("\nsampled at temperature 0.5", style="dim")
     choices = {"tokens": 300, "temperature": 0.5, "seed": 0}
     screen.print(trained.work.write(trained.network, PROMPT, **choices), soft_wrap=True)
     attention = folder / "attention.png"
-    look.draw(look.reading(trained.network, trained.work)).savefig(attention)
+    attention_maps.draw(attention_maps.attention_maps(trained.network, trained.work)).savefig(attention)
     screen.print(f"\ncurves: {curves.draw(folder)}\nattention: {attention}", soft_wrap=True)
     next_command(screen, "generate", folder, "--prompt", "JULIET:", "--tokens", "300", "--stream")
     return 0

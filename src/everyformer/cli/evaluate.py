@@ -1,4 +1,4 @@
-"""`everyformer evaluate`: how good a run is, and how that was computed."""
+"""`everyformer evaluate`: the metrics of a run, and how they were computed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.progress import metrics
 from everyformer.cli.terminal import console, next_command
 
@@ -26,6 +27,7 @@ def evaluate(
     compiled: Annotated[bool, Parameter("--compile", negative=(), show_default=False)] = False,
     device: str = "auto",
     as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    imports: Imports = (),
 ) -> int:
     """Evaluate a run on its data.
 
@@ -34,46 +36,47 @@ def evaluate(
     run
         The folder of a run.
     split
-        valid, train, or test where the data have one.
+        valid, train, or test if the data has one.
     step
-        The checkpoint: a number, or best; without it, the last.
+        The checkpoint, a number or best. Default: the last one.
     stride
-        Of the window of a language model: 1 scores every token from a full context, the window itself never overlaps.
-        With a memory it is the segment: how many tokens are read at a time.
+        The stride of a language model's window: 1 scores every token with a full context; the length of the window
+        scores windows that do not overlap. For a model with segment memory, the number of tokens per segment.
     memory
-        How many positions a model with a memory remembers; without it, as many as in training.
+        The length of the segment memory. Default: as in training.
     limit
-        How many examples; without it, all.
+        The number of examples. Default: all.
     kernel
-        How attention is computed.
+        The attention kernel.
     precision
-        What is computed in; without it, what the run was trained in.
+        The precision. Default: as in training.
     compiled
-        Compile the network first: worth it for a long evaluation on a GPU.
+        Compile the network first. This pays off for a long evaluation on a GPU.
     device
-        cpu, cuda, or auto.
+        cpu, cuda or auto.
     as_json
         Print JSON.
     """
+    import_parts(imports, run)
     from everyformer.train.finished import open_run
 
     if limit is not None and limit < 1:
-        raise ValueError(f"--limit {limit}: give 1 or more examples")
+        raise ValueError(f"--limit {limit} is less than 1; give the number of examples to evaluate")
     options: dict[str, Any] = {
         name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None
     }
-    found = open_run(run, step=step, device=device, **options)
+    finished = open_run(run, step=step, device=device, **options)
     if compiled:
-        found.network.compile()
-    answer = found.evaluate(split, limit, kernel, precision)
+        finished.network.compile()
+    result = finished.evaluate(split, limit, kernel, precision)
     if as_json:
-        print(json.dumps(answer))
+        print(json.dumps(result))
         return 0
     screen = console()
-    screen.print(metrics(answer))
-    if found.writes:
-        next_command(screen, "generate", run, hint=found.work.hint)
+    screen.print(metrics(result))
+    if finished.writes:
+        next_command(screen, "generate", run, hint=finished.work.hint)
     else:
-        further = [] if found.step < found.recipe.run.steps else ["--steps", str(2 * found.step)]
-        next_command(screen, "resume", run, *further)
+        more = [] if finished.step < finished.recipe.run.steps else ["--steps", str(2 * finished.step)]
+        next_command(screen, "resume", run, *more)
     return 0

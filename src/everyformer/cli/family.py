@@ -1,9 +1,8 @@
-"""`everyformer family`: the members in a table, one of them in full, or what tells two of them apart."""
+"""`everyformer family`: all members in a table, one member in full, or the differences between two."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -12,21 +11,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from everyformer.cli.family_listing import NOTHING, cache_of, read_listing
+from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, next_command
 from everyformer.value import Value, flatten, snake, to_json
 
 if TYPE_CHECKING:
-    from everyformer.attention.pattern import Pattern
-    from everyformer.family.table import Member
     from everyformer.network.model import EncoderDecoder, Model
-    from everyformer.network.multi_head_attention import Attention
 
-COLUMNS = ("member", "paper", "pattern", "score mods", "residual", "depth", "cache", "sizes and parameters")
-NOTHING = "–"
+COLUMNS = (
+    "member",
+    "paper",
+    "pattern",
+    "score mods",
+    "sublayers",
+    "residual",
+    "depth",
+    "cache",
+    "sizes and parameters",
+)
 STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
-# Fields that make a model larger or steadier, not another one.
+# Fields that change the size of a model, or how it trains, but not its architecture.
 NUMBERS = {
-    *("width", "heads", "layers", "hidden", "vocabulary", "length", "classes", "key_width", "value_width", "memory"),
+    *("width", "heads", "layers", "hidden", "vocabulary", "length", "classes", "key_width", "value_width"),
     *("size", "channels", "base", "dropout", "eps", "std", "reach", "longest", "ramp", "cost", "start"),
 }
 
@@ -38,102 +45,56 @@ def family(
     size: str | None = None,
     diff: Annotated[tuple[str, str] | None, Parameter(negative=())] = None,
     as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    imports: Imports = (),
 ) -> None:
-    """List the members, show one of them, or compare two.
+    """List all members, show one member, or compare two.
 
     Parameters
     ----------
     name
-        A member to show in full, as NAME or NAME:SIZE.
+        The member to show: NAME, NAME:SIZE, or a .json file with a model of your own.
     size
         The size of that member.
     diff
-        Two members, each NAME or NAME:SIZE: print only the lines in which they differ.
+        Two members, each NAME or NAME:SIZE. Prints only the fields in which they differ.
     as_json
         Print JSON, with exact parameter counts.
     """
+    import_parts(imports)
     screen = console()
     if diff is not None:
         if name is not None or size is not None:
-            raise ValueError(
-                "--diff compares the two members after it and nothing else; write --diff gpt2:tiny bert:tiny"
-            )
+            raise ValueError("--diff takes two members, and neither NAME nor --size; write --diff gpt2:tiny bert:tiny")
         _compare(screen, *diff, as_json)
     elif name is not None:
         _one(screen, name, size, as_json)
     elif size is not None:
-        raise ValueError(f"--size {size} of which member? write everyformer family NAME --size {size}")
+        raise ValueError(f"--size {size} needs a member; write everyformer family NAME --size {size}")
     else:
         _all(screen, as_json)
 
 
 def _all(screen: Console, as_json: bool) -> None:
-    from everyformer.family.table import MEMBERS
-
-    rows = [_row(member) for member in MEMBERS.values()]
+    rows = read_listing()
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     table = _table(rows, "\n" if screen.is_terminal else ", ")
-    wanted = screen.measure(table, options=screen.options.update(max_width=10_000)).maximum
-    screen.print(table if wanted <= screen.width else _blocks(rows))
+    width = screen.measure(table, options=screen.options.update(max_width=10_000)).maximum
+    screen.print(table if width <= screen.width else _blocks(rows))
     next_command(screen, "family", "--diff", "bert", "gpt2")
 
 
-def _row(member: Member) -> dict[str, Any]:
-    """What the table says of a member. Pattern, rules, wiring and depth come once for each side: encoder, decoder."""
-    from everyformer.family.table import parameters
-    from everyformer.study.example import models
-
-    sides = models(member.value())
-    return {
-        "member": member.name,
-        "paper": member.paper,
-        "size": member.size,
-        "pattern": [_several(_brief(one.pattern) for one in _attentions(side)) for side in sides],
-        "score mods": [_several(_name(mod) for one in _attentions(side) for mod in one.score_mods) for side in sides],
-        "residual": [_name(side.body.residual) for side in sides],
-        "depth": [_name(side.body) for side in sides],
-        "cache": ", ".join(sides[-1].cache_kinds()) or NOTHING,
-        "sizes": {
-            size: {**given, "parameters": parameters(member.value(size))} for size, given in member.sizes.items()
-        },
-    }
-
-
-def _attentions(value: Model) -> list[Attention]:
-    from everyformer.network.multi_head_attention import Attention
-
-    return [one for one in value.body.sublayers() if isinstance(one, Attention)]
-
-
-def _name(value: object) -> str:
-    return snake(type(value).__name__).replace("_", "-")
-
-
-def _brief(pattern: Pattern) -> str:
-    """Of many patterns that heads have in turn the first."""
-    from everyformer.attention.pattern import ByHead
-
-    return (
-        f"by_head({pattern.patterns[0]}, ...)"
-        if isinstance(pattern, ByHead) and len(pattern.patterns) > 2
-        else str(pattern)
-    )
-
-
-def _several(names: Iterator[str]) -> str:
-    return ", ".join(dict.fromkeys(names)) or NOTHING
-
-
 def _cells(row: dict[str, Any], between_sizes: str) -> list[str]:
-    sides = [" → ".join(dict.fromkeys(row[column])) for column in ("pattern", "score mods", "residual", "depth")]
+    sides = [
+        " → ".join(dict.fromkeys(row[column])) for column in ("pattern", "score mods", "sublayers", "residual", "depth")
+    ]
     sizes = between_sizes.join(f"{name} {human(size['parameters'])}" for name, size in row["sizes"].items())
     return [row["member"], row["paper"], *sides, row["cache"], sizes]
 
 
 def human(count: int) -> str:
-    """A count in three figures: 124M."""
+    """A count with three digits: 124M."""
     rounded = float(f"{count:.3g}")
     for letter, unit in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if rounded >= unit:
@@ -150,7 +111,7 @@ def _table(rows: list[dict[str, Any]], between_sizes: str) -> Table:
 
 
 def _blocks(rows: list[dict[str, Any]]) -> Table:
-    """The same for a terminal too narrow for the table: one block a member."""
+    """The same for a terminal that is too narrow for the table: one block per member."""
     blocks = Table.grid(padding=(0, 2, 0, 0))
     blocks.add_column(no_wrap=True)
     blocks.add_column(overflow="fold")
@@ -165,14 +126,14 @@ def _blocks(rows: list[dict[str, Any]]) -> Table:
 
 
 def _find(text: str, size: str | None = None) -> tuple[str, Model | EncoderDecoder]:
-    """NAME or NAME:SIZE as the full NAME:SIZE and its value."""
+    """Returns NAME:SIZE and the value for NAME or NAME:SIZE."""
     from everyformer.family.table import find
 
-    name, colon, own = text.partition(":")
+    name, colon, size_in_text = text.partition(":")
     if colon and size:
-        raise ValueError(f"{text} names a size and --size {size} another; give one of them")
+        raise ValueError(f"{text} and --size {size} both give a size; give one of them")
     member = find(name)
-    size = own or size or member.size
+    size = size_in_text or size or member.size
     return f"{name}:{size}", member.value(size)
 
 
@@ -189,21 +150,20 @@ def _one(screen: Console, text: str, size: str | None, as_json: bool) -> None:
     wide = max(map(len, lines))
     for path, leaf in lines.items():
         screen.print(f"{path:<{wide}}  {_show(leaf)}", soft_wrap=True)
-    other = "bert" if name != "bert" else "gpt2"
-    next_command(screen, "family", "--diff", title, other)
+    next_command(screen, "family", "--diff", title, "bert" if name != "bert" else "gpt2")
 
 
 def _compare(screen: Console, one: str, two: str, as_json: bool) -> None:
     (first, a), (second, b) = _find(one), _find(two)
-    found = differences(a, b)
+    pairs = differences(a, b)
     groups = {
-        "architecture": {path: pair for path, pair in found.items() if not _is_number(path, pair)},
-        "sizes and rates": {path: pair for path, pair in found.items() if _is_number(path, pair)},
+        "architecture": {path: pair for path, pair in pairs.items() if not _is_number(path, pair)},
+        "sizes and rates": {path: pair for path, pair in pairs.items() if _is_number(path, pair)},
     }
     if as_json:
         print(json.dumps({"members": [first, second], **groups}, indent=2))
         return
-    if not found:
+    if not pairs:
         screen.print(f"{first} and {second} do not differ.")
     else:
         table = Table("", first, second, **STYLE)
@@ -220,22 +180,22 @@ def _compare(screen: Console, one: str, two: str, as_json: bool) -> None:
 
 
 def differences(a: Model | EncoderDecoder, b: Model | EncoderDecoder) -> dict[str, tuple[Any, Any]]:
-    """The paths at which two values differ, with both leaves; None where a value has nothing there.
+    """The paths at which two values differ, each with both leaves. A leaf is None where a value has none.
 
-    Absent and switched off are the same. Inside a part that the other lacks altogether, nothing is listed.
+    An absent field and one that is off (False, 0, empty) are equal. Fields inside a value that the other lacks are left out.
     """
     one, two = _leaves(a, b), _leaves(b, a)
-    found: dict[str, tuple[Any, Any]] = {}
+    pairs: dict[str, tuple[Any, Any]] = {}
     for path in sorted(one | two, key=lambda path: (path != "model", path)):
         pair = one.get(path), two.get(path)
-        lacking = any(path.startswith(f"{above}.") and None in found[above] for above in found)
-        if pair[0] != pair[1] and not lacking:
-            found[path] = pair
-    return found
+        inside_absent = any(path.startswith(f"{above}.") and None in pairs[above] for above in pairs)
+        if pair[0] != pair[1] and not inside_absent:
+            pairs[path] = pair
+    return pairs
 
 
 def _leaves(value: Model | EncoderDecoder, other: Model | EncoderDecoder) -> dict[str, Any]:
-    """A value's lines. A single model beside a pair is compared with the side that is like it."""
+    """All leaves of a value by path. A single model is compared with the side of an encoder-decoder that is like it."""
     from everyformer.network.model import EncoderDecoder, Model
 
     tree = _tree(value)
@@ -245,20 +205,28 @@ def _leaves(value: Model | EncoderDecoder, other: Model | EncoderDecoder) -> dic
 
 
 def _tree(part: Any) -> Any:
-    """A value as plain parts, with patterns as the text they are written in."""
+    """A value as dictionaries and lists, with patterns as text and the cache of a model in words."""
     from everyformer.attention.pattern import Pattern
+    from everyformer.network.model import Model
 
     if isinstance(part, Pattern):
         return str(part)
     if isinstance(part, Value):
-        return {"type": snake(type(part).__name__)} | {
-            name: _tree(getattr(part, name)) for name in part.__struct_fields__
+        names = part.__struct_fields__
+        fields = {
+            name: _tree(getattr(part, name)) for name in names if not (name == "memory" and isinstance(part, Model))
         }
+        cache = {"cache": cache_of(part)} if isinstance(part, Model) else {}
+        return {"type": snake(type(part).__name__)} | fields | cache
     return [_tree(one) for one in part] if isinstance(part, tuple) else part
 
 
 def _is_number(path: str, pair: tuple[Any, Any]) -> bool:
-    return path.rpartition(".")[2] in NUMBERS and not any(isinstance(leaf, str) for leaf in pair)
+    """Whether a difference is one of size. Two segment memories differ in their length alone."""
+    name = path.rpartition(".")[2]
+    if name == "cache":
+        return all(str(leaf).startswith("segment memory") for leaf in pair)
+    return name in NUMBERS and not any(isinstance(leaf, str) for leaf in pair)
 
 
 def _show(leaf: Any) -> str:

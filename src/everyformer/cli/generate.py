@@ -1,4 +1,4 @@
-"""`everyformer generate`: let a trained model write."""
+"""`everyformer generate`: use a trained model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from everyformer.cli.terminal import console, harmless, next_command
+from everyformer.cli.own_parts import Imports, import_parts
+from everyformer.cli.terminal import console, escape_controls, next_command
 
 
 def generate(
@@ -27,72 +28,74 @@ def generate(
     seed: int | None = None,
     stream: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     out: Path | None = None,
-    pictures: int | None = None,
+    images: int | None = None,
     given: float | None = None,
     step: int | Literal["best"] | None = None,
     device: str = "auto",
+    imports: Imports = (),
 ) -> int:
-    """Write on from a prompt, translate or classify it, paint pictures, or show an agent's episode.
+    """Continue a prompt, translate or classify it, generate images, or record an agent's episode.
 
     Parameters
     ----------
     run
         The folder of a run.
     prompt
-        What comes before, without it a new line; for a translator or classifier, the text to translate or classify.
+        The text to continue, translate or classify. Default: a new line.
     tokens
-        How many tokens to write; without it, 200.
+        The number of tokens to generate. Default: 200.
     temperature
-        0 takes the most likely token each time. Without it 0.8, for pictures 1.
+        The softmax temperature; 0 takes the most likely token. Default: 0.8, for images 1.
     top_k
-        Draw from the k most likely tokens only.
+        Sample from the k most likely tokens only.
     top_p
-        Draw from the fewest tokens that have this probability together.
+        Sample from the smallest set of tokens whose probabilities sum to this value.
     min_p
-        Draw from the tokens with at least this share of the most likely one's probability.
+        Sample from tokens with at least this fraction of the largest probability.
     beam
-        Search for the most likely text with a beam of this width instead of drawing.
+        Search for the most likely text with this beam width, instead of sampling.
     seed
-        The same seed writes the same text.
+        The random seed. The same seed gives the same output.
     stream
-        Show the text as it is written.
+        Print each token as soon as it is generated.
     out
-        The file for pictures (.png), or for an episode (.gif); without it samples.png or episode.gif in the run's folder.
-    pictures
-        How many; without it, 16.
+        The file for images (.png) or for an episode (.gif). Default: samples.png or episode.gif in the run's folder.
+    images
+        The number of images. Default: 16.
     given
-        The share of each picture that is given: 0.5 completes the upper halves of pictures held out from training.
+        Complete held-out images from this fraction of their rows: 0.5 gives the upper half.
     step
-        The checkpoint: a number, or best; without it, the last.
+        The checkpoint, a number or best. Default: the last one.
     device
-        cpu, cuda, or auto.
+        cpu, cuda or auto.
     """
+    import_parts(imports, run)
     from everyformer.train.finished import open_run
 
     if tokens is not None and tokens < 0:
-        raise ValueError(f"--tokens {tokens}: give 0 or more tokens to write")
+        raise ValueError(f"--tokens {tokens} is negative; give the number of tokens to generate")
     if beam is not None and beam < 1:
-        raise ValueError(f"--beam {beam}: give a beam of 1 or more, or leave it out")
-    found = open_run(run, step=step, device=device, data=False)
+        raise ValueError(f"--beam {beam} is less than 1; give the width of the beam, or leave it out")
+    finished = open_run(run, step=step, device=device, data=False)
     if stream and beam is not None:
-        raise ValueError("--beam finds the whole text at once; leave --stream or --beam out")
-    asked = {
+        raise ValueError("--beam returns the whole text at once and cannot be streamed; leave out --stream or --beam")
+    options = {
         "prompt": prompt, "tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "beam": beam, "seed": seed, "stream": stream or None, "out": out, "pictures": pictures, "given": given,
+        "beam": beam, "seed": seed, "stream": stream or None, "out": out, "pictures": images, "given": given,
     }  # fmt: skip
-    choices: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    choices: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     screen = console()
-    if found.work.paints:
-        file = choices.pop("out", run / found.work.file)
-        screen.print(found.paint(file, **choices), soft_wrap=True)
+    if finished.work.paints:
+        file = choices.pop("out", run / finished.work.file)
+        screen.print(finished.paint(file, **choices), soft_wrap=True)
     else:
         prompt = str(choices.pop("prompt", "\n"))
         if choices.pop("stream", False):
-            pieces: Iterable[str] = chain([prompt], found.stream(prompt, **choices))
+            pieces: Iterable[str] = chain([prompt], finished.stream(prompt, **choices))
         else:
-            pieces = [found.write(prompt, **choices)]
+            pieces = [finished.write(prompt, **choices)]
         for piece in pieces:
-            sys.stdout.write(harmless(piece))
+            sys.stdout.write(escape_controls(piece))
             sys.stdout.flush()
         sys.stdout.write("\n")
     next_command(screen, "evaluate", run)

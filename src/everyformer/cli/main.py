@@ -1,7 +1,7 @@
-"""The entry point: reads the verb, and turns what goes wrong into one line and an exit code.
+"""The entry point: runs a command, and turns an error into one line and an exit code.
 
-Exit codes: 0 done, also where Ctrl-C left nothing out but the last evaluation; 1 a contract is broken or was named and not checked, or the
-reader of a pipe has gone; 2 a wrong name, number or option; 130 stopped by Ctrl-C, 143 by SIGTERM, though the run is saved.
+Exit codes: 0 success, also if Ctrl-C skipped only the last evaluation; 1 a contract failed or did not apply, or the reader of a
+pipe exited; 2 a wrong name, value or option; 130 stopped by Ctrl-C, 143 by SIGTERM, with the run saved.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from everyformer.cli.family import family
 from everyformer.cli.generate import generate
 from everyformer.cli.plan import plan
 from everyformer.cli.show import show
-from everyformer.cli.terminal import to_nowhere
+from everyformer.cli.terminal import discard_output
 from everyformer.cli.train import resume, train
 
-# Threads that wait let others work: beside another program a spinning one makes each step several times as long.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is first imported, which is later
+# Waiting threads sleep: beside another program, spinning threads make each step several times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads it when it is imported, later
 
 
-def exactly(kind: Any, tokens: Sequence[Token]) -> Any:
-    """What cyclopts makes of words, but a fraction is not rounded to a whole number."""
+def convert_exactly(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Convert as cyclopts does, but do not round a fraction to an integer."""
     for token in tokens:
         if int in (kind, *get_args(kind)) and "." in token.value and not float(token.value).is_integer():
-            raise ValueError(f"{token.value} is not a whole number; give one")
+            raise ValueError(f"{token.value} is not an integer; give one")
     return convert(kind, tokens)
 
 
 app = App(
     name="everyformer",
-    help="Every Transformer of the family as a short value over one small proven core. Begin with: everyformer demo",
+    help="Train, evaluate, compare and inspect the Transformer family. Start with: everyformer demo",
     help_format="plaintext",
     version=__version__,
     result_action="return_value",
     suppress_keyboard_interrupt=False,
-    default_parameter=Parameter(converter=exactly),
+    default_parameter=Parameter(converter=convert_exactly),
 )
 app.command(plan)
 app.command(train)
@@ -60,23 +60,23 @@ app.command(demo)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and give its exit code."""
+    """Run one command and return its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode shows ? and goes on
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode prints ? instead
     try:
         code = app(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:  # as after `| head -1`
-        to_nowhere()
+        discard_output()
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("stopped at once; a run that has a checkpoint goes on from it with resume\n")
+        sys.stderr.write("stopped; everyformer resume continues a run from its last checkpoint\n")
         return 130
     except (ValueError, OSError) as error:
         sys.stdout.flush()
-        said = str(error)
+        message = str(error)
         if isinstance(error, PermissionError) and error.filename is not None:
-            said = f"cannot use {error.filename} ({error.strerror}); choose another place, or make it yours to read and write"
-        sys.stderr.write(f"error: {' '.join(said.split())}\n")  # in one piece: other processes write there too
+            message = f"cannot use {error.filename} ({error.strerror}); choose another path, or change its permissions"
+        sys.stderr.write(f"error: {' '.join(message.split())}\n")  # one write: other processes write there too
         return 2

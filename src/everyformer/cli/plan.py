@@ -1,4 +1,4 @@
-"""`everyformer plan`: what a run will take, before it is begun."""
+"""`everyformer plan`: what a run takes, before it starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from everyformer.cli.room import with_room
+from everyformer.cli.out_of_memory import explain_out_of_memory
+from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, next_command
 
 
@@ -24,38 +25,40 @@ def plan(
     memory: float | None = None,
     measure: Annotated[bool, Parameter(show_default=False)] = True,
     as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    imports: Imports = (),
 ) -> int:
-    """Plan a run: parameters, operations, memory, time, and what to change where it does not fit.
+    """Predict what a run takes: parameters, operations, memory and time, and settings that make it fit.
 
     Parameters
     ----------
     member
-        A member of the family.
+        A member of the family, or a .json file with a model of your own.
     settings
-        path=value, as for train.
+        Settings as path=value, as in everyformer train.
     size
-        One of the member's sizes.
+        A size of the member, as in everyformer train.
     data
-        As for train.
+        The data, as in everyformer train.
     task
-        As for train.
+        The task, as in everyformer train.
     init_from
-        As for train.
+        A run or a saved model, as in everyformer train.
     memory
-        GiB that the run may take; without it, what the device has.
+        The memory in GiB that the run may take. Default: what the device has.
     measure
-        Take a few real steps for the time; --no-measure leaves it out.
+        Time a few real steps. Default: yes.
     as_json
         Print JSON.
     """
+    import_parts(imports)
     from everyformer.study.plan import plan as make
     from everyformer.train.recipe import Recipe
 
     recipe = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from)
     if memory is not None and not 0 < memory < math.inf:
-        raise ValueError(f"--memory {memory:g}: give the GiB that the run may take, more than 0, or leave it out")
+        raise ValueError(f"--memory {memory:g} is not a size in GiB; give a number above 0, or leave it out")
     limit = None if memory is None else int(memory * 2**30)
-    found = with_room(recipe, lambda: make(recipe, limit=limit, measure=measure))
+    planned = explain_out_of_memory(recipe, lambda: make(recipe, limit=limit, measure=measure))
     if as_json:
         names = (
             "parameters",
@@ -63,17 +66,20 @@ def plan(
             "run_flops",
             "targets",
             "memory",
+            "tensors",
+            "process",
             "limit",
             "checkpoint",
             "changes",
             "seconds",
             "measured",
         )
-        print(json.dumps({name: getattr(found, name) for name in names} | {"fits": found.fits}))
+        print(json.dumps({name: getattr(planned, name) for name in names} | {"fits": planned.fits}))
         return 0
     screen = console()
-    screen.print(str(found), soft_wrap=True)
-    named = {"--size": size, "--data": data, "--task": task, "--init-from": init_from and str(init_from)}
-    words = [member, *(word for name, given in named.items() if given for word in (name, given)), *settings]
-    next_command(screen, *(["family"] if found.changes is None else ["train", *words, *found.changes]))
+    screen.print(str(planned), soft_wrap=True)
+    options = {"--size": size, "--data": data, "--task": task, "--init-from": init_from and str(init_from)}
+    words = [member, *(word for name, text in options.items() if text for word in (name, text)), *settings]
+    words += [word for name in imports for word in ("--import", name)]
+    next_command(screen, *(["family"] if planned.changes is None else ["train", *words, *planned.changes]))
     return 0

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live bar on a terminal, plain lines elsewhere. All of it comes from the records."""
+"""The progress of a run, from its records: a live bar on a terminal, lines of text elsewhere."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-EVERY = 10.0  # seconds between plain lines
-MEMORY = 0.95  # of what is smoothed
-NARROW = 8  # a bar is not drawn narrower on a line with the numbers
+EVERY = 10.0  # seconds between lines of text
+DECAY = 0.95  # of the moving averages
+MIN_BAR = 8  # columns; a narrower bar is not drawn
 GAP = "  "
 
 
 @contextmanager
-def watching(screen: Console) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A listener of a run's records."""
+def show_progress(screen: Console) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yields a listener for the records of a run."""
     state = Progress()
     if screen.is_terminal and not screen.is_dumb_terminal:
         with Live(state, console=screen, refresh_per_second=8):
-            yield _Teller(screen, state, live=True)
+            yield _Printer(screen, state, live=True)
     else:
-        yield _Teller(screen, state, live=False)
+        yield _Printer(screen, state, live=False)
 
 
-class _Teller:
+class _Printer:
     def __init__(self, screen: Console, state: Progress, live: bool):
         self.screen, self.state, self.live, self.last = screen, state, live, 0.0
 
@@ -38,17 +38,15 @@ class _Teller:
         self.state.take(line)
         if kind == "begin":
             left = line["steps"] - line["step"]
-            to_go = (
-                f"{left:,} step{'s' * (left > 1)} to go" if left > 0 else "no step left to go; --steps takes it further"
-            )
-            self.screen.print(f"{line['parameters']:,} parameters, {to_go}")
+            text = f"{left:,} step{'s' * (left > 1)} left" if left > 0 else "no steps left; extend the run with --steps"
+            self.screen.print(f"{line['parameters']:,} parameters, {text}")
         elif kind == "step":
             last = line["step"] == self.state.total
             if not self.live and (last or time.monotonic() - self.last > EVERY):
                 self.last = time.monotonic()
                 self.screen.print(f"step {self.state}")
             if last:
-                self.screen.print("evaluating on all that is held out; Ctrl-C leaves it out", style="dim")
+                self.screen.print("evaluating on all held-out data; Ctrl-C skips it", style="dim")
         elif kind == "evaluate":
             self.screen.print(f"step {line['step']}  {metrics(line)}")
             if line.get("sample"):
@@ -62,16 +60,16 @@ class _Teller:
 
 
 class Progress:
-    """Where a run stands. Drawn on one line where there is room for all and a bar, else on two."""
+    """The state of a run. It is drawn on one line if that fits with a bar, else on two."""
 
     def __init__(self) -> None:
         self.total = self.step = self.memory = self.seen = 0
-        self.loss = self.targets = self.busy = 0.0  # smoothed: nats, targets of a step, seconds of a step
-        self.first: tuple[int, float] | None = None  # the first step seen, and when
+        self.loss = self.targets = self.busy = 0.0  # moving averages: nats, targets per step, seconds per step
+        self.first: tuple[int, float] | None = None  # the first step and its time
         self.seconds = 0.0
         self.metric, self.bytes = "", None
         self.valid: float | None = None
-        self.now: float | None = None  # the metric while training, where steps tell it
+        self.now: float | None = None  # the training metric, if steps report it
 
     def take(self, line: dict[str, Any]) -> None:
         if line["kind"] == "begin":
@@ -85,10 +83,10 @@ class Progress:
             self.now = line.get(self.metric, self.now)
             if math.isfinite(line["loss"]):
                 self.seen += 1
-                kept = min(MEMORY, 1 - 1 / self.seen)
-                self.loss += (1 - kept) * (line["loss"] - self.loss)
-                self.targets += (1 - kept) * (line["targets"] - self.targets)
-                self.busy += (1 - kept) * (line["targets"] / line["rate"] - self.busy)
+                decay = min(DECAY, 1 - 1 / self.seen)
+                self.loss += (1 - decay) * (line["loss"] - self.loss)
+                self.targets += (1 - decay) * (line["targets"] - self.targets)
+                self.busy += (1 - decay) * (line["targets"] / line["rate"] - self.busy)
 
     @property
     def steps(self) -> str:
@@ -96,69 +94,69 @@ class Progress:
 
     @property
     def numbers(self) -> list[str]:
-        """Loss, metric and speed; what is not known yet is left out."""
+        """Loss, metric and speed, as far as they are known."""
         name = self.metric.replace("_per_", "/").replace("_", " ")
         valid = None if self.valid is None else f"{self.valid:.3f}"
-        found = []
+        texts = []
         if self.seen:
-            found.append(f"loss {self.loss:.3f}")
+            texts.append(f"loss {self.loss:.3f}")
         if self.seen and self.bytes:
             bits = self.loss / math.log(2) / self.bytes
-            found.append(f"{name} {bits:.3f}" + (f" (valid {valid})" if valid else ""))
+            texts.append(f"{name} {bits:.3f}" + (f" (valid {valid})" if valid else ""))
         elif self.now is not None:
-            found.append(f"{name} {self.now:.3f}" + (f" (valid {valid})" if valid else ""))
+            texts.append(f"{name} {self.now:.3f}" + (f" (valid {valid})" if valid else ""))
         elif valid:
-            found.append(f"valid {name} {valid}")
+            texts.append(f"valid {name} {valid}")
         if self.seen:
-            found.append(f"{_many(self.targets / self.busy)} targets/s")
-        return found
+            texts.append(f"{_many(self.targets / self.busy)} targets/s")
+        return texts
 
     @property
-    def rest(self) -> list[str]:
-        """Memory, and the time left at the pace since the first step seen, which is slow for reasons of its own."""
-        found = [_bytes(self.memory)] if self.seen else []
+    def memory_and_time(self) -> list[str]:
+        """Memory, and the time left at the speed since the first step, which itself is slow."""
+        texts = [_bytes(self.memory)] if self.seen else []
         if self.first is not None and self.first[0] < self.step < self.total:
             each = (self.seconds - self.first[1]) / (self.step - self.first[0])
-            found.append(f"{_duration(each * (self.total - self.step))} left")
-        return found
+            texts.append(f"{_duration(each * (self.total - self.step))} left")
+        return texts
 
     def __str__(self) -> str:
-        return GAP.join([self.steps, *self.numbers, *self.rest])
+        return GAP.join([self.steps, *self.numbers, *self.memory_and_time])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not self.total:
             return
         width, numbers = options.max_width, self.numbers
-        if len(str(self)) + len(GAP) + NARROW <= width:
+        if len(str(self)) + len(GAP) + MIN_BAR <= width:
             yield self._bar(str(self), options)
             return
-        yield self._bar(GAP.join([self.steps, *self.rest]), options)
+        yield self._bar(GAP.join([self.steps, *self.memory_and_time]), options)
         while len(numbers) > 1 and len(GAP.join(numbers)) > width:
             numbers.pop()
         yield Text(GAP.join(numbers), no_wrap=True, overflow="ellipsis")
 
     def _bar(self, words: str, options: ConsoleOptions) -> Text:
         room = min(40, options.max_width - len(GAP) - len(words))
-        if room < NARROW:
+        if room < MIN_BAR:
             return Text(words, no_wrap=True, overflow="ellipsis")
         done = room * self.step // self.total
-        here, there = ("#", "-") if options.ascii_only else ("━", "━")
-        return Text.assemble((here * done, "green"), (there * (room - done), "bright_black"), GAP, words, no_wrap=True)
+        full, empty = ("#", "-") if options.ascii_only else ("━", "━")
+        return Text.assemble((full * done, "green"), (empty * (room - done), "bright_black"), GAP, words, no_wrap=True)
 
 
-def metrics(found: dict[str, Any]) -> str:
-    """The numbers of an evaluation, and how they were computed, on one line."""
+def metrics(result: dict[str, Any]) -> str:
+    """The metrics of an evaluation, and how they were computed, on one line."""
     hidden = {"kind", "step", "seconds", "sample"}
     shown = [
         f"{name.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
-        for name, value in found.items()
+        for name, value in result.items()
         if name not in hidden and not isinstance(value, list)
     ]
     return "  ".join(shown)
 
 
 def _short(sample: str, lines: int = 6) -> str:
-    """The first lines; what a terminal would obey instead of show becomes a dot."""
+    """The first lines, with control characters replaced by dots."""
     rows = ["".join(c if c.isprintable() else "·" for c in row.expandtabs()) for row in sample.strip().splitlines()]
     return "\n".join(f"  | {row}" for row in rows[:lines]) + ("\n  | ..." if len(rows) > lines else "")
 

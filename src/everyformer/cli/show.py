@@ -1,4 +1,4 @@
-"""`everyformer show`: pictures in the terminal, and in files."""
+"""`everyformer show`: draw patterns, attention weights and spans, in the terminal and in files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from rich.columns import Columns
 from rich.table import Table
 from rich.text import Text
 
+from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, next_command
 
-show = App(name="show", help="Draw a part of a Transformer.")
+show = App(name="show", help="Draw attention patterns, attention weights and adaptive spans.")
 
 
 @show.command
@@ -28,41 +29,43 @@ def attention(
     out: Path = Path("attention.png"),
     step: int | Literal["best"] | None = None,
     beside: Path | None = None,
+    imports: Imports = (),
 ) -> None:
-    """Draw what a trained model looks at while it reads a text.
+    """Draw the attention weights of a trained model on a text.
 
     Parameters
     ----------
     run
         The folder of a run.
     text
-        What it reads; without it, the beginning of a sonnet, as much of it as the model can read.
+        The text. Default: the first words of a sonnet, as many as the model can read.
     out
-        The picture (.png, .svg, .pdf).
+        The image file (.png, .svg, .pdf).
     step
-        The checkpoint: a number, or best; without it, the last.
+        The checkpoint, a number or best. Default: the last one.
     beside
-        The folder of another run, whose last checkpoint is drawn beside the first.
+        The folder of a second run. Its last checkpoint is drawn beside the first run.
     """
+    import_parts(imports, run)
     from everyformer.family.table import find
-    from everyformer.study.look import draw, reading
-    from everyformer.study.picture import check_file
+    from everyformer.study.attention_maps import attention_maps, draw
+    from everyformer.study.pattern_images import check_file
     from everyformer.train.finished import open_run
 
     check_file(out)
-    found = open_run(run, step=step)
-    runs = [found] if beside is None else [found, open_run(beside)]
-    sights = [reading(one.network, one.work, text) for one in runs]
+    finished = open_run(run, step=step)
+    runs = [finished] if beside is None else [finished, open_run(beside)]
+    maps = [attention_maps(one.network, one.work, text) for one in runs]
     if beside is not None:
-        sights = [
-            replace(sight, title=f"{find(one.recipe.member).name}: {sight.title}")
-            for sight, one in zip(sights, runs, strict=True)
+        maps = [
+            replace(one_map, title=f"{find(one.recipe.member).name}: {one_map.title}")
+            for one_map, one in zip(maps, runs, strict=True)
         ]
-    draw(*sights).savefig(out)
+    draw(*maps).savefig(out)
     screen = console()
     screen.print(f"attention: {out}", soft_wrap=True)
-    if found.writes:
-        next_command(screen, "generate", run, hint=found.work.hint)
+    if finished.writes:
+        next_command(screen, "generate", run, hint=finished.work.hint)
     else:
         next_command(screen, "evaluate", run)
 
@@ -75,43 +78,45 @@ def spans(
     out: Path | None = None,
     step: int | Literal["best"] | None = None,
     as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    imports: Imports = (),
 ) -> None:
-    """Tell how far each head of a model with adaptive spans looks, and what that saves.
+    """Print the learned span of each head of an adaptive-span model, and the operations it saves.
 
     Parameters
     ----------
     run
         The folder of a run.
     out
-        Draw into this file too (.png, .svg, .pdf).
+        An image file to draw as well (.png, .svg, .pdf).
     step
-        The checkpoint: a number, or best; without it, the last.
+        The checkpoint, a number or best. Default: the last one.
     as_json
         Print JSON.
     """
-    from everyformer.study.look import draw_spans, spans_of
-    from everyformer.study.picture import check_file
+    import_parts(imports, run)
+    from everyformer.study.attention_maps import draw_spans, spans_of
+    from everyformer.study.pattern_images import check_file
     from everyformer.train.finished import open_run
 
     if out is not None:
         check_file(out)
-    opened = open_run(run, step=step)
-    found = spans_of(opened.network, opened.work)
+    finished = open_run(run, step=step)
+    result = spans_of(finished.network, finished.work)
     if out is not None:
-        draw_spans(found).savefig(out)
+        draw_spans(result).savefig(out)
     if as_json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(asdict(result)))
         return
     screen = console()
-    table = Table("layer", *(f"head {head}" for head in range(max(map(len, found.each)))), box=box.SIMPLE_HEAD)
-    for layer, spans_H in enumerate(found.each):
+    table = Table("layer", *(f"head {head}" for head in range(max(map(len, result.each)))), box=box.SIMPLE_HEAD)
+    for layer, spans_H in enumerate(result.each):
         table.add_row(str(layer), *(f"{z:.1f}" for z in spans_H))
     screen.print(table)
     for label, fact in {
-        "span": f"{found.mean:.1f} on average",
-        "keys": f"{found.keys:.1f} of {found.most:,.0f} that a head could see ({found.keys / found.most:.1%})",
-        "operations": f"{found.flops:.3g} a token, {found.most_flops:.3g} with every span at its longest "
-        f"({found.flops / found.most_flops:.1%})",
+        "span": f"{result.mean:.1f} on average",
+        "keys": f"{result.keys:.1f} of {result.most:,.0f} that a head could attend to ({result.keys / result.most:.1%})",
+        "operations": f"{result.flops:.3g} per token, {result.most_flops:.3g} if every span had its maximum "
+        f"({result.flops / result.most_flops:.1%})",
     }.items():
         screen.print(f"{label:<16}{fact}", soft_wrap=True)
     if out is not None:
@@ -120,62 +125,73 @@ def spans(
 
 
 @show.command
-def pattern(text: str, /, *, length: int = 32, heads: int | None = None, out: Path | None = None) -> None:
-    """Draw who sees whom: queries go down, keys go across.
+def pattern(
+    text: str,
+    /,
+    *,
+    length: int = 32,
+    heads: int | None = None,
+    out: Path | None = None,
+    imports: Imports = (),
+) -> None:
+    """Draw an attention pattern: rows are queries, columns are keys.
 
     Parameters
     ----------
     text
-        The pattern, such as "causal & window(8)" or "by_head(causal, window(4))".
+        The pattern, for example "causal & window(8)" or "by_head(causal, window(4))".
     length
-        How many positions.
+        The number of positions.
     heads
-        How many heads; as many as by_head has patterns, unless given.
+        The number of heads. Default: the number of patterns in by_head, else 1.
     out
-        Draw into this file too (.png, .svg, .pdf).
+        An image file to draw as well (.png, .svg, .pdf).
     """
+    import_parts(imports)
     from everyformer.attention.kernels.blocked import FINEST, computed_fraction
     from everyformer.attention.parse import parse
     from everyformer.attention.pattern import ByHead, for_head
-    from everyformer.study.picture import check_file, check_size, draw, example_context, grid, pool
+    from everyformer.study.pattern_images import check_file, check_size, draw, example_context, grid, pool
 
     value = parse(text)
-    dealt = max((len(part.patterns) for part in value.walk() if isinstance(part, ByHead)), default=1)
-    heads = dealt if heads is None else heads
+    distinct = max((len(part.patterns) for part in value.walk() if isinstance(part, ByHead)), default=1)
+    heads = distinct if heads is None else heads
     check_size(length, heads)
     if out is not None:
         check_file(out)
     context, notes = example_context(value, length)
-    seen_HQK = value.mask(length, heads=heads, context=context)
+    allowed_HQK = value.mask(length, heads=heads, context=context)
 
     screen = console()
-    width = min(screen.width, 200)  # a pipe has no width, but a picture should have one
-    scale = math.ceil(length / max(8, width - len(str(length)) - 3))  # beside the numbers and the frame
+    width = min(screen.width, 200)  # a pipe has no width
+    scale = math.ceil(length / max(8, width - len(str(length)) - 3))  # the rest is for the numbers and the frame
     if scale > 1:
-        notes.append(f"a cell stands for {scale} x {scale} positions and is filled where anything is seen")
+        notes.append(
+            f"a cell stands for {scale} x {scale} positions; it is filled if any query in it attends to any key in it"
+        )
     screen.print(str(value), style="bold", soft_wrap=True)
-    screen.print("queries go down, keys go across", style="dim")
-    grids = [Text("\n".join(grid(cells_QK, scale)), no_wrap=True) for cells_QK in pool(seen_HQK, scale)]
+    screen.print("rows are queries, columns are keys", style="dim")
+    grids = [Text("\n".join(grid(cells_QK, scale)), no_wrap=True) for cells_QK in pool(allowed_HQK, scale)]
     if heads > 1:
         for head in range(heads):
             screen.print(f"head {head}: {for_head(value, head)}", soft_wrap=True)
         grids = [Text(f"\nhead {head}\n", no_wrap=True) + one for head, one in enumerate(grids)]
     screen.print(Columns(grids, padding=(0, 2)) if heads > 1 else grids[0], width=width)
 
-    live_HNN, share = pool(seen_HQK, FINEST), computed_fraction(value, length, length, heads)
+    computed_HNN, fraction = pool(allowed_HQK, FINEST), computed_fraction(value, length, length, heads)
     for label, fact in {
-        "seen": f"{seen_HQK.float().mean():.1%} of the pairs ({int(seen_HQK.sum()):,} of {seen_HQK.numel():,})",
-        "looks ahead": "yes" if value.attends_to_future(heads=heads) else "no",
-        "live blocks": f"{int(live_HNN.sum()):,} of {live_HNN.numel():,} blocks of {FINEST} x {FINEST}",
-        "blocked kernel": f"computes {share:.1%} of all scores" + ", with filler" * (share > 1),
+        "allowed": f"{allowed_HQK.float().mean():.1%} of the pairs ({int(allowed_HQK.sum()):,} of {allowed_HQK.numel():,})",
+        "sees future": "yes" if value.attends_to_future(heads=heads) else "no",
+        "computed blocks": f"{int(computed_HNN.sum()):,} of {computed_HNN.numel():,} blocks of {FINEST} x {FINEST}",
+        "blocked kernel": f"computes {fraction:.1%} of all scores" + ", with padding" * (fraction > 1),
     }.items():
         screen.print(f"{label:<16}{fact}", soft_wrap=True)
     for note in notes:
         screen.print(f"note: {note}", style="dim", soft_wrap=True)
     if out is None:
-        more = [] if heads == dealt else ["--heads", str(heads)]
+        more = [] if heads == distinct else ["--heads", str(heads)]
         next_command(screen, "show", "pattern", text, "--length", str(length), *more, "--out", "pattern.png")
     else:
-        draw(value, seen_HQK).savefig(out)
+        draw(value, allowed_HQK).savefig(out)
         screen.print(f"wrote {out}", soft_wrap=True)
         next_command(screen, "show", "pattern", "causal & (window(8) | stride(8))", "--length", "64")

@@ -1,4 +1,4 @@
-"""Where the verbs write: a terminal, with colour and a width, or a pipe, with neither."""
+"""Standard output: a terminal with colours and a width, or a pipe without them."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from pathlib import Path
 from rich.console import Console
 
 
-class Lasting(Console):
-    """For work that goes on when the reader of a pipe has gone, as after `| head -1`."""
+class UnbreakableConsole(Console):
+    """A console for long work: it continues when the reader of a pipe exits, as after `| head -1`."""
 
     def on_broken_pipe(self) -> None:
-        to_nowhere()
+        discard_output()
 
 
-def to_nowhere() -> None:
-    """Standard output leads nowhere from now on; what it has buffered goes there too, or Python complains of it at exit."""
+def discard_output() -> None:
+    """Discard standard output from now on, including what is buffered, which Python would otherwise report at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console(kind: type[Console] = Console) -> Console:
-    """Standard output. A pipe has no width, so nothing is folded or cut in it unless COLUMNS asks for it.
+    """A console on standard output. In a pipe lines are not wrapped, unless COLUMNS is set.
 
-    Of the processes that torchrun begins only the first speaks.
+    Of the processes that torchrun starts, only the first prints.
     """
     quiet = os.environ.get("RANK", "0") != "0"
     piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
     return kind(width=10_000 if piped else None, highlight=False, markup=False, emoji=False, quiet=quiet)
 
 
-def harmless(text: str) -> str:
-    """What a model wrote: in a terminal without characters that would command it."""
+def escape_controls(text: str) -> str:
+    """Generated text without control characters, if it is printed to a terminal."""
     if not sys.stdout.isatty():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
 
 
 def next_command(screen: Console, *words: str | Path, hint: str = "") -> None:
-    """How every verb ends: what to try now, as a shell reads it. A hint comes after the words and is shell text already."""
+    """Print a command to try next, quoted for the shell. `hint` is appended as it is."""
     command = " ".join((shlex.join(["everyformer", *map(str, words)]), *([hint] if hint else [])))
     screen.print(f"\nnext: {command}", style="dim", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""One thread for tiny models: they gain nothing from a second, and on a busy machine wait for it ten times as long."""
+"""Runs tiny models on one thread: a second one gains nothing, and on a busy machine makes them ten times slower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`everyformer train` and `everyformer resume`."""
+"""`everyformer train` and `everyformer resume`: start a run, or continue one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from everyformer.cli.progress import metrics, watching
-from everyformer.cli.room import with_room
-from everyformer.cli.terminal import Lasting, console, next_command
+from everyformer.cli.out_of_memory import explain_out_of_memory
+from everyformer.cli.own_parts import Imports, import_parts, recorder
+from everyformer.cli.progress import metrics, show_progress
+from everyformer.cli.terminal import UnbreakableConsole, console, next_command
 
 if TYPE_CHECKING:
     from everyformer.train.loop import Trained
@@ -26,90 +27,101 @@ def train(
     task: str | None = None,
     out: Path | None = None,
     init_from: Path | None = None,
+    imports: Imports = (),
 ) -> int:
-    """Train a member on your data.
+    """Train a model on your data.
 
     Parameters
     ----------
     member
-        A member of the family; `everyformer family` lists them. Or a .json file with a model of your own.
+        A member of the family (see everyformer family), or a .json file with a model of your own.
     settings
-        path=value, such as run.steps=500 optim.lr=3e-4 model.width=256 task.tokenizer=bpe.
+        Settings as path=value, for example run.steps=500 optim.lr=3e-4 model.width=256 task.tokenizer=bpe.
     size
-        One of the member's sizes.
+        A size of the member. Default: the member's own, see everyformer family --json.
     data
-        A file, a folder, a named set, - for standard input. Without it: the set embedded for the task.
+        A file, a folder, the name of a data set, or - for standard input. Default: the data set embedded for the task.
     task
-        language, masked, classify, translate, image or control; or an environment to act in, such as
-        popgym:RepeatPreviousEasy, minigrid:MemoryS7 or gymnasium:CartPole. Without it: what the member is for.
+        language, masked, classify, translate, image or control; or an environment, for example
+        popgym:RepeatPreviousEasy, minigrid:MemoryS7 or gymnasium:CartPole. Default: the member's task.
     out
-        The run's folder; it must not exist yet. Without it: runs/MEMBER-1, -2, ...
-    start
-        A run or saved model whose body the new one begins with (fine-tuning).
+        The folder of the run; it must not exist yet. Default: runs/MEMBER-1, runs/MEMBER-2, ...
+    init_from
+        A run or a saved model from which to load the weights of the body (fine-tuning).
     """
+    import_parts(imports)
     from everyformer.family.table import find
-    from everyformer.train.loop import train as begin
+    from everyformer.train.loop import train as start
     from everyformer.train.recipe import Recipe
 
-    screen = console(Lasting)
+    screen = console(UnbreakableConsole)
     recipe = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from)
     folder = run_folder(out, find(member).name)
-    with watching(screen) as listener:
-        trained = with_room(recipe, lambda: begin(recipe, folder, listeners=(listener,)))
+    with show_progress(screen) as listener:
+        listeners = (recorder(imports, folder), listener)
+        trained = explain_out_of_memory(recipe, lambda: start(recipe, folder, listeners=listeners))
     _finish(screen, trained, folder)
     return exit_code(trained)
 
 
-def resume(run: Path, /, *settings: str, step: int | Literal["best"] | None = None, steps: int | None = None) -> int:
-    """Go on with a run from its last checkpoint.
+def resume(
+    run: Path,
+    /,
+    *settings: str,
+    step: int | Literal["best"] | None = None,
+    steps: int | None = None,
+    imports: Imports = (),
+) -> int:
+    """Resume a run from its last checkpoint.
 
     Parameters
     ----------
     run
         The folder of a run.
     settings
-        run.name=value, such as run.accumulate=4: how to go on. What is learned stays as it was.
+        Settings of the run to change, for example run.accumulate=4. Model, task and optimizer cannot change.
     step
-        Go on from this checkpoint, a number or best, instead of the last; new ones take the place of those after it.
+        The checkpoint to resume from, a number or best; later checkpoints are overwritten. Default: the last one.
     steps
-        Go on to this step instead of the recipe's: run.steps.
+        The step at which the run ends. Default: run.steps of the recipe.
     """
+    import_parts(imports, run)
     from everyformer.train import checkpoint
     from everyformer.train.folder import changed, read_recipe
-    from everyformer.train.loop import resume as go_on
+    from everyformer.train.loop import resume as continue_run
 
-    screen = console(Lasting)
+    screen = console(UnbreakableConsole)
     recipe = changed(read_recipe(run), settings)
     if not checkpoint.steps(run):
-        screen.print(f"{run} has no checkpoint: it begins anew", soft_wrap=True)
-    with watching(screen) as listener:
-        trained = with_room(
-            recipe, lambda: go_on(run, step=step, steps=steps, settings=settings, listeners=(listener,))
+        screen.print(f"{run} has no checkpoint, so it starts from step 0", soft_wrap=True)
+    with show_progress(screen) as listener:
+        trained = explain_out_of_memory(
+            recipe, lambda: continue_run(run, step=step, steps=steps, settings=settings, listeners=(listener,))
         )
     _finish(screen, trained, run)
     return exit_code(trained)
 
 
 def run_folder(out: Path | None, name: str) -> Path:
-    """Where a new run is written."""
+    """The folder of a new run. Raises ValueError if it lies under a file."""
     folder = out or _free_folder(Path("runs"), name)
     for one in (folder, *folder.parents):
         if one.exists() and not one.is_dir():
             raise ValueError(
-                f"{one} is a file, so that no run can be written to {folder}; give another folder as --out"
+                f"{one} is a file, so the run cannot be written to {folder}; give another folder with --out"
             )
     return folder
 
 
 def exit_code(trained: Trained) -> int:
-    """0 where the run went to its end, else 128 and the signal that stopped it, as a shell counts."""
+    """0 if the run reached its end, else 128 plus the number of the signal that stopped it, as in a shell."""
     if trained.stopped is None:
         return 0
     return 128 + (signal.SIGINT if signal.SIGINT.name in trained.stopped else signal.SIGTERM)
 
 
 def _free_folder(parent: Path, name: str) -> Path:
-    """The first that is not there; where torchrun has begun the command anew, the last that is."""
+    """The first numbered folder that does not exist; after a restart by torchrun, the last one that does."""
     from everyformer.train.distributed import restarted
 
     number = 1
@@ -124,13 +136,13 @@ def _finish(screen: Console, trained: Trained, folder: Path) -> None:
     if trained.metrics:
         screen.print(f"\n{metrics(trained.metrics)}", style="bold")
     if trained.best and trained.best["step"] != trained.step:
-        screen.print(f"the best checkpoint is of step {trained.best['step']} ({metrics(trained.best)}): --step best")
+        screen.print(f"best checkpoint (--step best): step {trained.best['step']}, {metrics(trained.best)}")
     try:
         from everyformer.study.curves import draw
 
         screen.print(f"curves: {draw(folder)}")
     except ImportError:
-        screen.print("curves: install matplotlib to have them drawn (pip install everyformer[plot])")
+        screen.print("curves: not drawn, because matplotlib is not installed (pip install everyformer[plot])")
     screen.print(f"run: {folder}")
     if trained.stopped:
         next_command(screen, "resume", folder)

@@ -1,1 +1,1 @@
-"""Data: where it comes from, how text becomes numbers, and the sets that are known by name."""
+"""Data sets: text, labelled examples, images, graphs, sentence pairs and environments, and the tokenizers for text."""

@@ -1,5 +1,7 @@
-"""Pairs: sentences (Multi30k, a folder of line-aligned files train.en, train.de, ..., TSV, records; else made ones), or digits to copy,
-reverse or add, made anew and the same each time."""
+"""Opens pairs of sentences: Multi30k, a folder of line-aligned files (train.en, train.de, ...), TSV, records, embedded sentences.
+
+The algorithmic tasks (copy, reverse and addition of digits) are generated, the same each time.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from everyformer.data import made
-from everyformer.data.files import decoded, digest, existing, files_in, plain_name, read_text
+from everyformer.data import synthetic
+from everyformer.data.datasets import dataset_files, dataset_name
+from everyformer.data.files import decode_utf8, digest, existing_path, list_files, read_text, uncompressed_name
 from everyformer.data.labelled import hold_out, take
-from everyformer.data.named import find, name_of
-from everyformer.data.records import is_records, read
+from everyformer.data.records import is_records, read_records
 
-Sides = tuple[list[str], list[str]]
+Sides = tuple[list[str], list[str]]  # sources and targets
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,17 @@ class Pairs:
     name: str
     splits: dict[str, Sides]
     fingerprint: str
-    exact: bool = False  # is there one right answer, to the character? Then nothing is cut, and tests are by length
+    exact: bool = False  # each source has one correct target: nothing is truncated, and there is a test set per length
 
 
 def open_pairs(data: str | None, source: str, target: str, valid: float) -> Pairs:
-    """`source` and `target` are the endings of the files, or the columns of the records."""
-    if data in made.ALGORITHMS and not Path(data).exists():
-        return replace(_pairs(data, made.algorithm(data), valid), exact=True)
-    name = name_of(data)
+    """Opens the pairs that `data` names; `source` and `target` are the extensions of the files, or the columns of the records.
+
+    `valid` is the fraction held out for validation where the data have no validation split.
+    """
+    if data in synthetic.ALGORITHMS and not Path(data).exists():
+        return replace(_make_pairs(data, synthetic.algorithm(data), valid), exact=True)
+    name = dataset_name(data)
     if name not in (None, "multi30k"):
         raise ValueError(
             f"{name} does not hold pairs of sentences; give multi30k, copy, reverse, addition, a folder, or a .tsv file"
@@ -40,32 +45,34 @@ def open_pairs(data: str | None, source: str, target: str, valid: float) -> Pair
     if data is None:
         if {source, target} != {"en", "de"}:
             raise ValueError(
-                f"the embedded sentences are in en and de, not {source} and {target}; give data of your own"
+                f"the embedded sentences are in en and de, not in {source} and {target}; give your own data"
             )
-        parts = {split: sides if source == "en" else sides[::-1] for split, sides in made.sentences().items()}
-        return _pairs("the embedded sentences", parts, valid)
+        splits = {split: sides if source == "en" else sides[::-1] for split, sides in synthetic.sentences().items()}
+        return _make_pairs("the embedded sentences", splits, valid)
     if data == "-":
         name = "standard input"
-        return _pairs(name, {"train": _tabs(decoded(sys.stdin.buffer.read(), name), name)}, valid)
+        return _make_pairs(name, {"train": _read_tsv(decode_utf8(sys.stdin.buffer.read(), name), name)}, valid)
     if name == "multi30k":
-        return _pairs(name, _aligned(find(name, data), source, target, name), valid)
-    path = existing(data)
+        return _make_pairs(name, _read_aligned(dataset_files(name, data), source, target, name), valid)
+    return _open_path(existing_path(data), source, target, valid)
+
+
+def _open_path(path: Path, source: str, target: str, valid: float) -> Pairs:
     if path.is_dir():
-        return _pairs(
-            str(path), _aligned({plain_name(one): one for one in files_in(path)}, source, target, str(path)), valid
-        )
-    if is_records(path) and not plain_name(path).lower().endswith(".tsv"):
+        files = {uncompressed_name(file): file for file in list_files(path)}
+        return _make_pairs(str(path), _read_aligned(files, source, target, str(path)), valid)
+    if is_records(path) and not uncompressed_name(path).lower().endswith(".tsv"):
         sides: Sides = ([], [])
-        for record in read(path):
-            for side, wanted, option in zip(sides, (source, target), ("source", "target"), strict=True):
-                side.append(str(record.cell(wanted, f"task.{option}=...")))
+        for record in read_records(path):
+            for side, column, setting in zip(sides, (source, target), ("source", "target"), strict=True):
+                side.append(str(record.cell(column, f"task.{setting}=...")))
     else:
-        sides = _tabs(read_text(path), str(path))
-    return _pairs(str(path), {"train": sides}, valid)
+        sides = _read_tsv(read_text(path), str(path))
+    return _make_pairs(str(path), {"train": sides}, valid)
 
 
-def _tabs(text: str, name: str) -> Sides:
-    """A source, a tab and a target on each line that is not blank."""
+def _read_tsv(text: str, name: str) -> Sides:
+    """Reads a source, a tab and a target from each line that is not blank."""
     sources: list[str] = []
     targets: list[str] = []
     for number, line in enumerate(io.StringIO(text, newline=None), 1):
@@ -79,45 +86,48 @@ def _tabs(text: str, name: str) -> Sides:
     return sources, targets
 
 
-def _aligned(files: dict[str, Path], source: str, target: str, name: str) -> dict[str, Sides]:
-    """Pairs from files whose names differ only in the ending: train.en and train.de."""
-    stems = {one.removesuffix(f".{source}") for one in files if one.endswith(f".{source}")}
-    parts: dict[str, Sides] = {}
+def _read_aligned(files: dict[str, Path], source: str, target: str, name: str) -> dict[str, Sides]:
+    """Reads pairs from files whose names differ only in the extension: train.en and train.de."""
+    stems = {file.removesuffix(f".{source}") for file in files if file.endswith(f".{source}")}
+    splits: dict[str, Sides] = {}
     for stem in sorted(stems):
         if f"{stem}.{target}" not in files:
             continue
-        sides = tuple(_lines(read_text(files[f"{stem}.{end}"])) for end in (source, target))
+        sides = tuple(_lines(read_text(files[f"{stem}.{extension}"])) for extension in (source, target))
         if len(sides[0]) != len(sides[1]):
             raise ValueError(
-                f"{stem}.{source} of {name} has {len(sides[0])} lines, {stem}.{target} {len(sides[1])}; line n of one must be "
-                "the translation of line n of the other"
+                f"{stem}.{source} of {name} has {len(sides[0])} lines, but {stem}.{target} has {len(sides[1])}; line n of one must "
+                "be the translation of line n of the other"
             )
-        parts[{"val": "valid", "dev": "valid"}.get(stem, stem)] = (sides[0], sides[1])
-    if "train" not in parts:
-        found = ", ".join(sorted(files)[:6])
+        splits[{"val": "valid", "dev": "valid"}.get(stem, stem)] = (sides[0], sides[1])
+    if "train" not in splits:
+        listed = ", ".join(sorted(files)[:6])
         raise ValueError(
-            f"{name} has no train.{source} and train.{target} (it has {found}); name the files so, or set task.source and "
-            "task.target to their endings"
+            f"{name} has no train.{source} and train.{target} (it has {listed}); rename the files, or set task.source and "
+            "task.target to their extensions"
         )
-    return parts
+    return splits
 
 
 def _lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
 
 
-def _pairs(name: str, parts: dict[str, Sides], valid: float) -> Pairs:
-    for split, (sources, targets) in parts.items():
-        for number, (one, other) in enumerate(zip(sources, targets, strict=True), 1):
-            if not one.strip() or not other.strip():
-                raise ValueError(f"pair {number} of {split} of {name} has an empty side; fill it or take the pair out")
-    if len(parts["train"][0]) < 2:
-        raise ValueError(f"{name} has {len(parts['train'][0])} pair for training; give at least 2, one a line")
-    if "valid" not in parts:
-        sides = parts["train"]
-        kept, held = hold_out(len(sides[0]), valid)
-        parts = parts | {
-            "train": (take(sides[0], kept), take(sides[1], kept)),
-            "valid": (take(sides[0], held), take(sides[1], held)),
+def _make_pairs(name: str, splits: dict[str, Sides], valid: float) -> Pairs:
+    """Checks the pairs, and holds out a validation split where there is none."""
+    for split, (sources, targets) in splits.items():
+        for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1):
+            if not source.strip() or not target.strip():
+                raise ValueError(
+                    f"pair {number} of {split} of {name} has an empty side; fill it in, or remove the pair"
+                )
+    if len(splits["train"][0]) < 2:
+        raise ValueError(f"{name} has {len(splits['train'][0])} training pair; give at least 2, one per line")
+    if "valid" not in splits:
+        sides = splits["train"]
+        train, held_out = hold_out(len(sides[0]), valid)
+        splits = splits | {
+            "train": (take(sides[0], train), take(sides[1], train)),
+            "valid": (take(sides[0], held_out), take(sides[1], held_out)),
         }
-    return Pairs(name, parts, digest(*(one for split, sides in parts.items() for one in (split, *chain(*sides)))))
+    return Pairs(name, splits, digest(*(one for split, sides in splits.items() for one in (split, *chain(*sides)))))

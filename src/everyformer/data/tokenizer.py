@@ -1,12 +1,12 @@
-"""Tokenizers: text to whole numbers and back.
+"""Tokenizers: map text to token ids and back.
 
-bytes       the 256 bytes of UTF-8                                  nothing to learn
+bytes       the 256 bytes of UTF-8; not trained
 characters  the characters of the text
-bpe         byte-level pairs learned from the training text         Sennrich et al. 2016, GPT-2's way
-gpt2        GPT-2's published pairs, from its encoder.json and vocab.bpe
-wordpiece   pieces of words learned from the training text, without case and accents     BERT's way
+bpe         byte-level byte-pair encoding, trained on the training split     Sennrich et al. 2016, Radford et al. 2019
+gpt2        GPT-2's published merges, from its encoder.json and vocab.bpe    Radford et al. 2019
+wordpiece   WordPiece, uncased and without accents, trained on the training split     Devlin et al. 2019
 
-Those that are learned know the tokens [PAD] [UNK] [CLS] [SEP] [MASK]. Learning gives the same tokens every time.
+Trained tokenizers have the special tokens [PAD] [UNK] [CLS] [SEP] [MASK]. Training is deterministic.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from everyformer.data.files import cache_folder, digest, whole, written
-from everyformer.data.named import find
+from everyformer.data.datasets import GPT2_FILES, dataset_files
+from everyformer.data.files import atomic_write, cache_folder, digest, read_json
 
 Kind = Literal["bytes", "characters", "bpe", "gpt2", "wordpiece"]
-Texts = Callable[[], Iterable[str]]  # gives the texts anew each time
+Texts = Callable[[], Iterable[str]]  # returns a new iterator over the texts at each call
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-ALPHABET = 1000  # characters that wordpiece knows; a word with another one is [UNK]
-ENOUGH = 1 << 30  # characters of text from which a tokenizer is learned, at most
+MAX_ALPHABET = 1000  # characters in a WordPiece vocabulary; a word with any other character is [UNK]
+MAX_TRAINING_TEXT = 1 << 30  # characters of text that a tokenizer is trained on
 Ids = NDArray[Any]
 
 
 class Tokenizer(Protocol):
-    """Encodes and decodes, and can be written to a run's folder."""
+    """Encodes and decodes text, and can be saved to a run's folder."""
 
     kind: Kind
     vocabulary: int
-    key: str  # differs where tokens differ
-    sizes: NDArray[np.int64] | None  # bytes of text in each token; None where tokens do not give the text back
+    key: str  # a cache key; equal keys encode alike
+    bytes_per_token: NDArray[np.int64] | None  # bytes of text in each token; None if decoding does not restore the text
 
     def encode(self, text: bytes) -> Ids: ...
 
@@ -45,18 +45,20 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
-    def special(self, name: str) -> int | None:
-        """The number of a token such as [CLS], or None."""
+    def special_id(self, name: str) -> int | None:
+        """Returns the id of a special token such as [CLS], or None if the vocabulary has none."""
         ...
 
     def save(self, folder: Path) -> None: ...
 
 
-class Bytes:
+class ByteTokenizer:
+    """Each byte of UTF-8 is a token."""
+
     kind: Kind = "bytes"
     vocabulary = 256
     key = "bytes"
-    sizes: NDArray[np.int64] | None = np.ones(256, dtype=np.int64)
+    bytes_per_token: NDArray[np.int64] | None = np.ones(256, dtype=np.int64)
 
     def encode(self, text: bytes) -> Ids:
         return np.frombuffer(text, dtype=np.uint8)
@@ -67,50 +69,50 @@ class Bytes:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", errors="replace")
 
-    def special(self, name: str) -> int | None:
+    def special_id(self, name: str) -> int | None:
         return None
 
     def save(self, folder: Path) -> None:
-        """Nothing is learned."""
+        """Does nothing: there is nothing to save."""
 
 
-class Characters:
-    """Characters that the text has; an unknown one is an error that names it."""
+class CharacterTokenizer:
+    """Each character of the training text is a token. Encoding raises ValueError for any other character."""
 
     kind: Kind = "characters"
 
     def __init__(self, characters: str, names: Sequence[str] = ()):
-        self.characters, self.names = characters, list(names)  # names: of the tokens that stand for no character
-        self.number = {character: number for number, character in enumerate(characters, len(names))}
+        self.characters, self.names = characters, list(names)  # names: special tokens, with the lowest ids
+        self.ids = {character: id_ for id_, character in enumerate(characters, len(names))}
         self.vocabulary = len(names) + len(characters)
         self.key = digest("characters", characters, *names)
         sizes = [0] * len(names) + [len(one.encode()) for one in characters]
-        self.sizes: NDArray[np.int64] | None = np.array(sizes, dtype=np.int64)
+        self.bytes_per_token: NDArray[np.int64] | None = np.array(sizes, dtype=np.int64)
 
     def encode(self, text: bytes) -> Ids:
         return self.encode_all([text.decode("utf-8")])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[Ids]:
         try:
-            return [np.array([self.number[character] for character in text], dtype=np.uint32) for text in texts]
+            return [np.array([self.ids[character] for character in text], dtype=np.uint32) for text in texts]
         except KeyError as error:
             raise ValueError(
-                f"the character {error} is not in the text learned from; use task.tokenizer={'bpe' if self.names else 'bytes'}, "
-                "or leave it out"
+                f"the character {error} is not in the training text; use task.tokenizer={'bpe' if self.names else 'bytes'}, "
+                "or remove the character"
             ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join([*self.names, *self.characters][number] for number in ids)
+        return "".join([*self.names, *self.characters][id_] for id_ in ids)
 
-    def special(self, name: str) -> int | None:
+    def special_id(self, name: str) -> int | None:
         return self.names.index(name) if name in self.names else None
 
     def save(self, folder: Path) -> None:
-        found = {"characters": self.characters, "names": self.names} if self.names else self.characters
-        (folder / "characters.json").write_text(json.dumps(found))
+        content = {"characters": self.characters, "names": self.names} if self.names else self.characters
+        (folder / "characters.json").write_text(json.dumps(content))
 
 
-class Trained:
+class HuggingFaceTokenizer:
     """A tokenizer of the `tokenizers` library."""
 
     def __init__(self, inner: Any):
@@ -118,105 +120,104 @@ class Trained:
         self.kind: Kind = "wordpiece" if type(inner.model).__name__ == "WordPiece" else "bpe"
         self.vocabulary = int(inner.get_vocab_size())
         self.key = digest(inner.to_str())
-        # On the level of bytes each letter of a token's name stands for one byte.
+        # In a byte-level vocabulary each letter of a token's name stands for one byte.
         reversible = type(inner.decoder).__name__ == "ByteLevel"
-        names = [inner.id_to_token(number) for number in range(self.vocabulary)]
-        self.sizes: NDArray[np.int64] | None = np.array([len(name) for name in names]) if reversible else None
+        names = [inner.id_to_token(id_) for id_ in range(self.vocabulary)]
+        self.bytes_per_token: NDArray[np.int64] | None = np.array([len(name) for name in names]) if reversible else None
 
     def encode(self, text: bytes) -> Ids:
         return self.encode_all([text.decode("utf-8", errors="replace")])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[Ids]:
-        return [np.array(found.ids, dtype=np.uint32) for found in self.inner.encode_batch_fast(list(texts))]
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in self.inner.encode_batch_fast(list(texts))]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.inner.decode(list(ids)))
 
-    def special(self, name: str) -> int | None:
-        number: int | None = self.inner.token_to_id(name)
-        return number
+    def special_id(self, name: str) -> int | None:
+        id_: int | None = self.inner.token_to_id(name)
+        return id_
 
     def save(self, folder: Path) -> None:
         self.inner.save(str(folder / "tokenizer.json"))
 
 
 def load(folder: Path) -> Tokenizer | None:
-    """The tokenizer that a run wrote, or None."""
-    found = written(folder / "characters.json")
-    if found is not None:
-        return Characters(found) if isinstance(found, str) else Characters(**found)
+    """Loads the tokenizer that was saved in a folder. Returns None if there is none."""
+    saved = read_json(folder / "characters.json")
+    if saved is not None:
+        return CharacterTokenizer(saved) if isinstance(saved, str) else CharacterTokenizer(**saved)
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer as Inner
 
         try:
-            return Trained(Inner.from_file(str(folder / "tokenizer.json")))
+            return HuggingFaceTokenizer(Inner.from_file(str(folder / "tokenizer.json")))
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(
-                f"{folder / 'tokenizer.json'} is not a tokenizer ({error}); restore it from a copy"
+                f"{folder / 'tokenizer.json'} is not a tokenizer ({error}); restore the file that train wrote"
             ) from None
     return None
 
 
-def make(
+def load_or_train(
     kind: Kind,
     texts: Texts,
     vocabulary: int,
-    mark: str,
+    fingerprint: str,
     folder: Path | None = None,
     files: str | None = None,
     names: Sequence[str] = (),
 ) -> Tokenizer:
-    """The tokenizer found in a folder; otherwise one of a kind. A run's folder must have what was learned.
+    """Returns the tokenizer saved in `folder`; otherwise one of the given kind, trained on `texts` if need be.
 
-    What is learned is kept in the cache folder under the texts' `mark`. GPT-2's comes from `files`, or where sets are kept.
-    `names` are of tokens that are put before characters.
+    A trained tokenizer is cached under the `fingerprint` of the texts. GPT-2's files are read from the folder `files`; by default they
+    are found, or downloaded, as a data set is. `names` are the special tokens of a character tokenizer.
+    Raises ValueError if `folder` is a run's folder whose tokenizer is missing: a newly trained one would assign other ids.
     """
     if folder is not None and (saved := load(folder)) is not None:
         return saved
     if kind == "gpt2":
-        return gpt2(files)
+        return load_gpt2(files)
     if kind == "bytes":
-        return Bytes()
-    if folder is not None and (folder / "recipe.json").is_file():  # else a run's tokens would mean something else
-        lost = "characters" if kind == "characters" else "tokenizer"
+        return ByteTokenizer()
+    if folder is not None and (folder / "recipe.json").is_file():
+        missing = "characters" if kind == "characters" else "tokenizer"
         raise ValueError(
-            f"{folder} has no {lost}.json, which says what its tokens mean; bring the file back that train wrote, or give a new run "
-            "the tokenizer of the old one"
+            f"{folder} has no {missing}.json, the tokenizer that the run was trained with; restore the file that train wrote"
         )
     if kind == "characters":
-        return characters(texts, names)
+        return train_characters(texts, names)
     import tokenizers
 
-    target = cache_folder() / digest("tokenizer", tokenizers.__version__, kind, vocabulary, mark)
-    if (kept := load(target)) is not None:
-        return kept
-    learned = learn(kind, texts, vocabulary)
+    target = cache_folder() / digest("tokenizer", tokenizers.__version__, kind, vocabulary, fingerprint)
+    if (cached := load(target)) is not None:
+        return cached
+    trained = train(kind, texts, vocabulary)
     target.mkdir(exist_ok=True)
-    with whole(target / "tokenizer.json") as file:
-        file.write(learned.inner.to_str().encode())
-    return learned
+    with atomic_write(target / "tokenizer.json") as file:
+        file.write(trained.inner.to_str().encode())
+    return trained
 
 
-def characters(texts: Texts, names: Sequence[str] = ()) -> Characters:
-    """All characters of the texts, in order."""
-    seen: set[str] = set()
+def train_characters(texts: Texts, names: Sequence[str] = ()) -> CharacterTokenizer:
+    """Returns a tokenizer of all characters of the texts, sorted, after the special tokens `names`."""
+    characters: set[str] = set()
     for text in texts():
-        seen.update(text)
-    return Characters("".join(sorted(seen)), names)
+        characters.update(text)
+    return CharacterTokenizer("".join(sorted(characters)), names)
 
 
-def learn(kind: Literal["bpe", "wordpiece"], texts: Texts, vocabulary: int) -> Trained:
-    """Pieces of words learned from the texts."""
-    least = 256 if kind == "bpe" else 0
-    if vocabulary <= least + len(SPECIAL):
+def train(kind: Literal["bpe", "wordpiece"], texts: Texts, vocabulary: int) -> HuggingFaceTokenizer:
+    """Trains a BPE or WordPiece vocabulary of the given size on the texts."""
+    fixed = (256 if kind == "bpe" else 0) + len(SPECIAL)
+    if vocabulary <= fixed:
         raise ValueError(
-            f"task.vocabulary={vocabulary} leaves no room to learn {kind} beside {least + len(SPECIAL)} tokens that it always "
-            "has; give more"
+            f"task.vocabulary={vocabulary} is too small for {kind}, which always has {fixed} tokens; raise task.vocabulary"
         )
-    return _bpe(texts, vocabulary) if kind == "bpe" else _wordpiece(texts, vocabulary)
+    return _train_bpe(texts, vocabulary) if kind == "bpe" else _train_wordpiece(texts, vocabulary)
 
 
-def _bpe(texts: Texts, vocabulary: int) -> Trained:
+def _train_bpe(texts: Texts, vocabulary: int) -> HuggingFaceTokenizer:
     from tokenizers import models, pre_tokenizers, trainers
 
     inner = _byte_level(models.BPE())
@@ -226,33 +227,33 @@ def _bpe(texts: Texts, vocabulary: int) -> Trained:
         special_tokens=SPECIAL,
         show_progress=False,
     )
-    inner.train_from_iterator(_some(texts), trainer)
-    return Trained(inner)
+    inner.train_from_iterator(_limit(texts), trainer)
+    return HuggingFaceTokenizer(inner)
 
 
-def _wordpiece(texts: Texts, vocabulary: int) -> Trained:
+def _train_wordpiece(texts: Texts, vocabulary: int) -> HuggingFaceTokenizer:
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-    def dressed(model: Any) -> Any:
+    def as_bert(model: Any) -> Any:
         inner = Inner(model)
         inner.normalizer = normalizers.BertNormalizer()
         inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         inner.decoder = decoders.WordPiece()
         return inner
 
-    inner = dressed(models.WordPiece(unk_token="[UNK]"))
+    inner = as_bert(models.WordPiece(unk_token="[UNK]"))
     count: Counter[str] = Counter()
-    for text in _some(texts):
+    for text in _limit(texts):
         count.update(text)
-    plain: Counter[str] = Counter()
+    normalized: Counter[str] = Counter()
     for character, times in count.items():
         for one in inner.normalizer.normalize_str(character):
-            plain[one] += 0 if one.isspace() else times
-    alphabet = sorted(plain, key=lambda one: (-plain[one], one))[:ALPHABET]
-    alphabet = sorted(one for one in alphabet if plain[one])
-    # The trainer numbers the pieces within words in the order of a hash table, and breaks ties by these numbers: named
-    # beforehand they have the same numbers every time. They must not stay special, so the words are put into a new model.
+            normalized[one] += 0 if one.isspace() else times
+    alphabet = sorted(normalized, key=lambda one: (-normalized[one], one))[:MAX_ALPHABET]
+    alphabet = sorted(one for one in alphabet if normalized[one])
+    # The trainer numbers the pieces inside words in the order of a hash table, and breaks ties by these numbers. Passing them
+    # as special tokens fixes their numbers; the vocabulary then moves to a new model, in which they are not special.
     inside = [f"##{one}" for one in alphabet]
     trainer: Any = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
@@ -261,19 +262,19 @@ def _wordpiece(texts: Texts, vocabulary: int) -> Trained:
         special_tokens=[*SPECIAL, *inside],
         show_progress=False,
     )
-    inner.train_from_iterator(_some(texts), trainer)
-    inner = dressed(models.WordPiece(inner.get_vocab(), unk_token="[UNK]"))
+    inner.train_from_iterator(_limit(texts), trainer)
+    inner = as_bert(models.WordPiece(inner.get_vocab(), unk_token="[UNK]"))
     inner.add_special_tokens(SPECIAL)
-    return Trained(inner)
+    return HuggingFaceTokenizer(inner)
 
 
-def _some(texts: Texts) -> Iterator[str]:
-    """The texts, up to as much as is enough to learn from."""
+def _limit(texts: Texts) -> Iterator[str]:
+    """Yields the texts, up to MAX_TRAINING_TEXT characters."""
     length = 0
     for text in texts():
         yield text
         length += len(text)
-        if length > ENOUGH:
+        if length > MAX_TRAINING_TEXT:
             return
 
 
@@ -287,11 +288,13 @@ def _byte_level(model: Any) -> Any:
     return inner
 
 
-def gpt2(files: str | None = None) -> Tokenizer:
-    """GPT-2's tokenizer from its two published files."""
+def load_gpt2(folder: str | None = None) -> Tokenizer:
+    """Loads GPT-2's tokenizer from its two published files."""
     from tokenizers import models
 
-    if files is not None and not Path(files).is_dir():
-        raise ValueError(f"task.tokenizer_files={files} is not a folder; give the one with encoder.json and vocab.bpe")
-    found = find("gpt2_bpe", files)
-    return Trained(_byte_level(models.BPE.from_file(str(found["encoder.json"]), str(found["vocab.bpe"]))))
+    if folder is not None and not Path(folder).is_dir():
+        raise ValueError(
+            f"task.tokenizer_files={folder} is not a folder; give the folder with encoder.json and vocab.bpe"
+        )
+    files = dataset_files(GPT2_FILES, folder)
+    return HuggingFaceTokenizer(_byte_level(models.BPE.from_file(str(files["encoder.json"]), str(files["vocab.bpe"]))))

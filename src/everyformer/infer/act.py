@@ -81,7 +81,7 @@ def play(
     returns, lengths = [0.0] * len(seeds), [0] * len(seeds)
     for begin in range(0, len(seeds), len(environments)):
         live = list(range(begin, min(begin + len(environments), len(seeds))))
-        seen = [environments[number - begin].begin(seeds[number]) for number in live]
+        seen = [environments[number - begin].reset(seeds[number]) for number in live]
         cache = Cache()  # keys: the weights stand still
         while live:
             if watch is not None:

@@ -1,11 +1,11 @@
-"""How long attention takes, and how much memory, as sequences grow: every sparse kind against dense causal attention.
+"""Measures time and memory of attention by sequence length: sparse kinds against dense causal attention.
 
     for row in bench([1024, 4096], torch.device("cpu")): print(row)
 
-A measurement is one forward and backward pass of `attend` by the kernel that `auto` takes. All kinds of one length are
-measured in turn, several times over, and the median counts; so what else the machine does falls on all alike. Memory is
-that of the tensors alive at the peak of such a pass, besides its inputs, as torch asks for it. On a GPU memory is cleared
-for a while before: so the caches are cold, and the work waits for the GPU, not the GPU for Python, as in a training step.
+A measurement is one forward and backward pass of `attend` with the kernel that `auto` chooses. All kinds of one length are
+measured in turn, several times, and the median is reported, so other load on the machine affects all kinds alike. Memory is the
+peak of live tensors in such a pass, without its inputs. On a GPU some memory is zeroed first: caches are cold, and the GPU has a
+queue of work, as in a training step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from everyformer.attention.hashing import Hash, hashing
 from everyformer.attention.pattern import Causal, Hashed, Local, Pattern, Window, fixed, strided
 from everyformer.attention.score_mod import ScoreMod
 from everyformer.attention.span import Span
-from everyformer.study.tally import Tally
+from everyformer.study.cost import CostCounter
 from everyformer.value import nearest
 
-TOKENS = 65_536  # in a pass on a GPU: as many sequences as make so many
-CLEARED, TIMES = 2**28, 24  # bytes, and how often: milliseconds on any GPU
+TOKENS = 65_536  # per pass on a GPU: the batch has as many sequences as fit
+CLEARED, TIMES = 2**28, 24  # bytes zeroed, and how often: milliseconds on any GPU
 Kind = Callable[[int], tuple[Pattern, tuple[ScoreMod, ...]]]
 
 KINDS: dict[str, Kind] = {
@@ -48,7 +48,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One kind at one length: milliseconds, and bytes at the peak."""
+    """One kind at one length: milliseconds, and peak bytes."""
 
     kind: str
     length: int
@@ -66,7 +66,7 @@ def bench(
     width: int = 64,
     repeats: int = 5,
 ) -> Iterator[Row]:
-    """Rows, length by length. Dense attention is always among them, to compare with."""
+    """Yields rows, length by length. Dense attention is always measured too, for comparison."""
     for kind in kinds:
         if kind not in KINDS:
             raise ValueError(f"no kind of attention is named {kind!r}; {nearest(kind, KINDS)}")
@@ -74,11 +74,11 @@ def bench(
     half = device.type == "cuda"
     for length in lengths:
         batch = max(1, TOKENS // length) if half else 1
-        # Lying in memory as heads are when they are made.
-        given = [torch.randn(batch, length, heads, width, device=device) for _ in range(3)]
-        qkv = [x.to(torch.bfloat16 if half else x.dtype).transpose(1, 2).requires_grad_() for x in given]
+        # Strides as a projection to heads produces them.
+        tensors = [torch.randn(batch, length, heads, width, device=device) for _ in range(3)]
+        qkv = [x.to(torch.bfloat16 if half else x.dtype).transpose(1, 2).requires_grad_() for x in tensors]
         passes = {kind: _pass(KINDS[kind](length), qkv) for kind in kinds}
-        memory = {kind: _memory(one, device) for kind, one in passes.items()}  # and a first time, which does not count
+        memory = {kind: _memory(one, device) for kind, one in passes.items()}  # also the first pass, which is not timed
         times: dict[str, list[float]] = {kind: [] for kind in kinds}
         for _ in range(repeats):
             for kind, one in passes.items():
@@ -88,24 +88,26 @@ def bench(
 
 
 def exponent(pairs: Iterable[tuple[float, float]]) -> float:
-    """The p of y ~ x^p that fits best (least squares of the logarithms)."""
+    """The p of y ~ x^p by least squares of the logarithms."""
     x, y = zip(*((math.log(a), math.log(b)) for a, b in pairs), strict=True)
     return statistics.linear_regression(x, y).slope
 
 
 def draw(rows: Sequence[Row], path: Path) -> Path:
-    """Time and memory of one sequence by its length."""
+    """Draw time and memory of one sequence by its length, and return the path."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), ("time", "memory"), strict=True):
         for number, kind in enumerate(dict.fromkeys(row.kind for row in rows)):
-            mine = [row for row in rows if row.kind == kind]
+            series = [row for row in rows if row.kind == kind]
             unit = 1 if name == "time" else 2**20
-            tall = [getattr(row, name) / row.batch / unit for row in mine]
-            look = {"color": "black", "lw": 2.5} if kind == "dense" else {"color": f"C{number}", "marker": "o", "ms": 4}
-            axes.plot([row.length for row in mine], tall, label=kind, **look)
+            values = [getattr(row, name) / row.batch / unit for row in series]
+            style = (
+                {"color": "black", "lw": 2.5} if kind == "dense" else {"color": f"C{number}", "marker": "o", "ms": 4}
+            )
+            axes.plot([row.length for row in series], values, label=kind, **style)
         axes.set(xscale="log", yscale="log", xlabel="positions", ylabel="ms" if name == "time" else "MiB", title=name)
         axes.set_xticks(sorted({row.length for row in rows}), [f"{n:,}" for n in sorted({row.length for row in rows})])
         axes.minorticks_off()
@@ -118,7 +120,7 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
 
 
 def _either(patterns: tuple[Pattern, Pattern]) -> Pattern:
-    """Both sets of a Sparse Transformer in one head."""
+    """Both patterns of a Sparse Transformer in one head."""
     return patterns[0] | patterns[1]
 
 
@@ -128,13 +130,13 @@ def _pass(kind: tuple[Pattern, tuple[ScoreMod, ...]], qkv: list[Tensor]) -> Call
     modules = [score_mod.build(heads, width, width).to(q.device, q.dtype) for score_mod in score_mods]
     hashes = [Hash(part, heads, width).to(q.device) for part in hashing(pattern)]
     weights = [*qkv, *(weight for module in modules for weight in module.parameters())]
-    slope = torch.randn_like(q)
+    gradient = torch.randn_like(q)
 
     def once() -> None:
         context = Context.of(q.shape[2], q.shape[2], q.device)
         for hash_ in hashes:  # which is a part of the work
             context = context.with_hashes(hash_(hash_.buckets(qkv[1]), context))
-        torch.autograd.grad(attend(qkv[0], qkv[1], qkv[2], pattern, modules, context=context), weights, slope)
+        torch.autograd.grad(attend(qkv[0], qkv[1], qkv[2], pattern, modules, context=context), weights, gradient)
 
     return once
 
@@ -156,6 +158,6 @@ def _time(once: Callable[[], None], device: torch.device) -> float:
 
 
 def _memory(once: Callable[[], None], device: torch.device) -> int:
-    with Tally(device) as tally:
+    with CostCounter(device) as cost:
         once()
-    return tally.peak
+    return cost.peak

@@ -1,4 +1,4 @@
-"""Example inputs for any model: random, of the right kind, cut and padded along time."""
+"""Random example inputs for any model, which can be sliced and padded along time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everyformer.network.position import Position
 
 @dataclass(frozen=True)
 class Example:
-    """Inputs, what comes one per token with them, and what belongs to the whole call."""
+    """The arguments of one call: inputs, tensors with one entry per token, and arguments for the whole call."""
 
     inputs: Any
     per_token: dict[str, Tensor] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Example:
 
     @property
     def is_sequence(self) -> bool:
-        """May it be cut along time?"""
+        """Whether it can be sliced along time."""
         return isinstance(self.inputs, Tensor) and self.inputs.dim() in (2, 3)
 
     @property
@@ -46,11 +46,11 @@ class Example:
         return replace(self._each(lambda x: x[index]), whole=whole)
 
     def change_after(self, time: int) -> Example:
-        """The same until `time`, other tokens from there on."""
+        """The same tokens before `time`, others from there on."""
         return self._each(lambda x: torch.cat((x[:, :time], x[:, time:].flip(0).roll(1, 1)), dim=1), only_inputs=True)
 
     def pad(self, left: int, right: int) -> Example:
-        """With junk on both sides, said to be padding."""
+        """With arbitrary tokens on both sides, marked as padding."""
 
         def widen(x: Tensor) -> Tensor:
             return torch.cat(
@@ -63,7 +63,7 @@ class Example:
         return replace(wide, per_token=wide.per_token | {"visible": visible})
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Example:
-        """On another device, its floating-point tensors in another precision."""
+        """On another device, with floating-point tensors in another precision."""
 
         def move(x: Any) -> Any:
             if isinstance(x, tuple):
@@ -91,7 +91,7 @@ class Example:
 
 
 def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source_width: int | None = None) -> Example:
-    """Random inputs that a model accepts, at most `length` long."""
+    """Random inputs for a model, at most `length` tokens long."""
     random = torch.Generator().manual_seed(seed)
     limit = value.limit()
     length = min(length, limit or length)
@@ -116,7 +116,7 @@ def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source
 
 
 def parts(network: Network | PairNetwork) -> list[tuple[Network, int | None]]:
-    """The single networks inside, each with the width of the source it needs."""
+    """The networks inside, each with the width of the encoder output that it needs, or None."""
     if isinstance(network, PairNetwork):
         return [(network.encoder, None), (network.decoder, network.value.encoder.width)]
     crosses = "encoder_output" in network.reads
@@ -124,6 +124,7 @@ def parts(network: Network | PairNetwork) -> list[tuple[Network, int | None]]:
 
 
 def models(value: Model | EncoderDecoder) -> list[Model]:
+    """The models inside: encoder and decoder, or the model itself."""
     return [value.encoder, value.decoder] if isinstance(value, EncoderDecoder) else [value]
 
 
@@ -152,4 +153,4 @@ def _inputs(
             _inputs(part, place, batch, min(length, (place and place.limit()) or length), random)
             for part, place in embed.parts
         )
-    raise ValueError(f"no example inputs are known for {type(embed).__name__}; give contracts inputs= of your own")
+    raise ValueError(f"there are no example inputs for {type(embed).__name__}; call contracts with inputs=")

@@ -1,26 +1,29 @@
-"""The plan of a run, before it is begun: parameters, operations, memory, time, and what to change where it does not fit.
+"""Predicts what a training run takes before it starts: parameters, operations, memory, time, and settings that fit.
 
     plan(recipe).memory                   # bytes at the peak of training
-    plan(recipe, measure=True).seconds    # a step takes, from a few real ones
-    plan(recipe, limit=8 << 30).changes   # ("run.accumulate=4",): the first settings that fit into 8 GiB
+    plan(recipe, measure=True).seconds    # for one step, measured on a few real ones
+    plan(recipe, limit=8 << 30).changes   # ("run.accumulate=4",): the mildest settings that fit into 8 GiB
 
-Parameters and operations are exact, but what is learned may change the operations: spans and act-rnn's pondering are planned as
-they begin, halting layers with all their steps. Memory is that of a training step run on imagined tensors (`Tally`): weights,
-gradients, the optimizer's state, everything kept for the backward pass, at their peak. To it come what the process
-holds anyhow and, on a CPU, the freed memory that the C library keeps (`everyformer.study.malloc`), which can be as much
-again. On CUDA the sum is what torch.cuda.max_memory_allocated then says; on a CPU it is the resident memory at its peak,
-which differs by some percent from one run to the next. A compiled step is planned as it is without, and the flex kernel
-as sdpa; both need less. Evaluations are not planned:
-they keep nothing for a backward pass. Nor is the time in which an agent acts.
+Parameters and operations are exact for the initial weights. Training can change the operations: adaptive spans and act-rnn's
+pondering are planned with their initial lengths, halting layers with all their steps.
+
+`tensors` is the peak of a training step on fake tensors (`CostCounter`): weights, gradients, the optimizer's state and all that
+is saved for the backward pass. It is within 10 % of the real step (docs/results/plan_memory.md). `process` comes on top: the
+interpreter, its libraries and the data on a CPU, the workspaces of the libraries on CUDA, where the sum is what
+torch.cuda.max_memory_allocated returns. On a CPU the resident memory can be higher still, because the C library keeps freed
+blocks.
+
+A compiled step is planned uncompiled and the flex kernel as sdpa; both need less. Evaluation is not planned: it saves nothing
+for a backward pass. The time in which an agent acts is not planned either.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,47 +35,44 @@ from everyformer.attention.span import DynamicSpanModule, SpanModule
 from everyformer.family.table import find, parameters
 from everyformer.network.model import EncoderDecoder
 from everyformer.network.ponder_rnn import PonderCell
-from everyformer.study import malloc
-from everyformer.study.tally import Tally
+from everyformer.study.cost import CostCounter
 from everyformer.task.work import Batch, Work
 from everyformer.train.distributed import World, find_device
 from everyformer.train.learner import Learner
-from everyformer.train.memory import peak, resident, there_is
+from everyformer.train.memory import resident, there_is
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.schedule import batch_size, sequences_before
 
-LOOKED = 8  # steps whose batches are looked at for the largest
-MEASURED = 4  # real steps, after the first ones
-ENOUGH = 20.0  # seconds of them
-NARROW = 32  # a model is not made narrower than this to fit
-REPEATED = 4  # times a step comes again; the C library keeps some more after each of the first few
-SAFE = 0.95  # of the device's memory; the rest is for what the allocator cannot use
+SAMPLED = 8  # steps of which the largest batch is planned
+MEASURED = 4  # real steps that are timed, after the first ones
+MAX_SECONDS = 20.0  # after which no further step is timed
+MIN_WIDTH = 32  # no narrower model is proposed
+USABLE = {"cuda": 0.95, "cpu": 0.8}  # share of the memory that a plan fills; allocators lose some of the rest
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will take. Memory in bytes."""
+    """What a run takes. Memory is in bytes."""
 
     recipe: Recipe
     device: str
     parameters: int
-    flops: int  # of one step, with the largest batch
+    flops: int  # of one step with the largest batch
     run_flops: int  # of all steps
-    targets: int  # that one step learns from
+    targets: int  # in one step
     tensors: int  # at the peak of a step
-    kept: int  # freed, but kept by the C library
-    process: int  # what is held besides
-    checkpoint: int  # on the disk, for each that is kept
-    limit: int  # what there is
-    grows: tuple[str, ...] = ()  # what may take more memory when it has learned, as it begins
-    changes: tuple[str, ...] | None = ()  # what makes it fit; None where nothing does
-    seconds: float | None = None  # of one step, where it was measured
-    measured: int | None = None  # memory at the peak of the measured steps
+    process: int  # what the process holds besides
+    checkpoint: int  # size of one checkpoint on disk
+    limit: int  # memory that the run may take
+    grows: tuple[str, ...] = ()  # learned sizes, as planned; training may enlarge them
+    changes: tuple[str, ...] | None = ()  # settings that make it fit; None if none do
+    seconds: float | None = None  # for one step, if measured
+    measured: int | None = None  # tensors at the peak of the measured steps
 
     @property
     def memory(self) -> int:
-        """At the peak of training."""
-        return self.tensors + self.kept + self.process
+        """Tensors and process together, at the peak of training."""
+        return self.tensors + self.process
 
     @property
     def fits(self) -> bool:
@@ -80,54 +80,57 @@ class Plan:
 
     def __str__(self) -> str:
         run = self.recipe.run
-        kept = f"{size_of(self.kept)} freed but kept by the C library, " if self.kept else ""
         lines = {
             "parameters": f"{self.parameters:,}",
-            "operations": f"{self.flops:.3g} a step of {self.targets:,} targets, {self.run_flops:.3g} in {run.steps:,} steps",
-            "memory": f"{size_of(self.memory)} at the peak: {size_of(self.tensors)} of tensors on {self.device}, "
-            f"{kept}{size_of(self.process)} besides; there is {size_of(self.limit)}",
-            "checkpoint": f"{size_of(self.checkpoint)} on the disk, {run.keep} and the best are kept",
+            "operations": f"{self.flops:.3g} per step of {self.targets:,} targets, {self.run_flops:.3g} in {run.steps:,} steps",
+            "memory": f"{size_of(self.memory)} at the peak: {size_of(self.tensors)} of tensors on {self.device}, and "
+            f"{size_of(self.process)} for the process; {size_of(self.limit)} are available",
+            "checkpoint": f"{size_of(self.checkpoint)} on disk; the last {run.keep} and the best are kept",
         }
         if self.grows:
-            lines["begins with"] = f"{'; '.join(self.grows)}; what it learns may take more"
+            lines["initially"] = f"{'; '.join(self.grows)}; training may enlarge them"
         if self.seconds is not None:
             rate = self.flops / self.seconds
-            whole = _duration(self.run_flops / rate)  # a batch that grows takes less time before
-            lines["time"] = f"{self.seconds:.3g} s a step, {whole} in all without evaluations; {rate:.3g} operations/s"
+            total = _duration(self.run_flops / rate)  # smaller batches of a batch schedule take less time
+            lines["time"] = f"{self.seconds:.3g} s per step, {total} in total without evaluations; {rate:.3g} FLOP/s"
         if self.measured is not None:
-            lines["measured"] = f"{size_of(self.measured)} at the peak"
+            lines["measured"] = f"{size_of(self.measured)} of tensors at the peak"
         if self.changes is None:
-            lines["to fit"] = "nothing tried fits; take a much smaller member, or a larger machine"
+            lines["to fit"] = "no setting that was tried fits; choose a much smaller member, or a larger machine"
         elif self.changes:
             lines["to fit"] = " ".join(self.changes)
         return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
 
 
 def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> Plan:
-    """Plan a run on this machine. `limit` is the memory in bytes that it may take; None: what the device has."""
+    """Plan a run on this machine. Raises ValueError if the recipe is invalid.
+
+    limit: bytes that the run may take. Default: what the device has, less a margin.
+    measure: time a few real steps. Default: False.
+    """
     if limit is not None and limit < 1:
-        raise ValueError(f"a limit of {limit} bytes: give 1 or more, or None for what the device has")
+        raise ValueError(f"limit is {limit} bytes; give 1 or more, or None for what the device has")
     device = find_device(recipe.run.device)
-    begun = None if recipe.init_from is None else Path(recipe.init_from)
-    work = recipe.task.open(recipe.data, recipe.model.get("context"), begun)
-    work.examples()  # reads the data, if nothing has: the process holds them
-    found = _imagine(recipe, work, device, _held(device), limit or int(SAFE * there_is(device)))
-    if not found.fits:
-        return dataclasses.replace(found, changes=_first_that_fits(found, work, device))
-    return _measure(found, work, device) if measure else found
+    init_from = None if recipe.init_from is None else Path(recipe.init_from)
+    work = recipe.task.open(recipe.data, recipe.model.get("context"), init_from)
+    work.examples()  # reads the data, which the process then holds
+    planned = _predict(recipe, work, device, limit or int(USABLE.get(device.type, 0.8) * there_is(device)))
+    if not planned.fits:
+        return dataclasses.replace(planned, changes=_first_that_fits(planned, work, device))
+    return _measure(planned, work, device) if measure else planned
 
 
-def _imagine(recipe: Recipe, work: Work, device: torch.device, process: int, limit: int) -> Plan:
-    tally, learner, batch, count = _walk(recipe, work, device)
+def _predict(recipe: Recipe, work: Work, device: torch.device, limit: int) -> Plan:
+    process = _process_memory(device)
+    cost, learner, batch, count = _fake_steps(recipe, work, device)
     return Plan(
         recipe=recipe,
         device=str(device),
         parameters=sum(p.numel() for p in learner.network.parameters()),
-        flops=tally.flops,
-        run_flops=tally.flops * sequences_before(recipe.run, recipe.run.steps) // len(batch),
+        flops=cost.flops,
+        run_flops=cost.flops * sequences_before(recipe.run, recipe.run.steps) // len(batch),
         targets=count,
-        tensors=tally.peak,
-        kept=_taken(tally) - tally.peak,
+        tensors=cost.peak,
         process=process,
         checkpoint=sum(x.numel() * x.element_size() for x in _saved(learner)),
         limit=limit,
@@ -135,30 +138,30 @@ def _imagine(recipe: Recipe, work: Work, device: torch.device, process: int, lim
     )
 
 
-def _walk(
+def _fake_steps(
     recipe: Recipe, work: Work, device: torch.device, pieces: int | None = None
-) -> tuple[Tally, Learner, Batch, int]:
-    """Imagined steps until a memory is full, and the last of them again: from the second on there is an optimizer's state. With
-    `pieces`, for the memory alone, only so many pieces of the batch."""
+) -> tuple[CostCounter, Learner, Batch, int]:
+    """Steps on fake tensors until a segment memory is full, and the last one again: from the second step on the optimizer has
+    its state. With `pieces`, only so many pieces of an accumulated batch, which suffice for the memory."""
     run = recipe.run
-    eager = {"compile": "no", "kernel": "sdpa" if run.kernel == "flex" else run.kernel}  # these cannot be imagined
+    eager = {"compile": "no", "kernel": "sdpa" if run.kernel == "flex" else run.kernel}  # neither runs on fake tensors
     plain = replace(recipe, run=replace(run, **eager, accumulate=min(run.accumulate, pieces or run.accumulate)))
-    tally = Tally(device, imagined=True)
+    cost = CostCounter(device, fake=True)
     with torch.random.fork_rng(devices=[]):
-        with tally, device:
+        with cost, device:
             learner = _learner(plain, work, device)
         _assume_initial(learner.network)
-        batch = _largest(recipe, work)  # a real one: code looks at it
+        batch = _largest(recipe, work)  # a real one: code reads it
         count = work.count(batch)
-        learner.scaler = torch.amp.GradScaler(device.type, enabled=False)  # it would look at the gradients
+        learner.scaler = torch.amp.GradScaler(device.type, enabled=False)  # it would read the gradients
         rows = len(batch) if pieces is None else min(len(batch), pieces * -(-len(batch) // run.accumulate))
-        with tally:
-            tally.add((dict(batch.tensors), dict(batch.shared or {})))
-            for _ in _filling(learner):
-                begun, tally.flops = len(tally.events), 0
+        with cost:
+            cost.add((dict(batch.tensors), dict(batch.shared or {})))
+            for _ in _until_memory_is_full(learner):
+                first_event, cost.flops = len(cost.events), 0
                 _step(learner, batch.rows(0, rows), count)
-    tally.repeat(begun, REPEATED)
-    return tally, learner, batch, count
+    cost.repeat_since(first_event)
+    return cost, learner, batch, count
 
 
 def _assume_initial(network: nn.Module) -> None:
@@ -170,20 +173,14 @@ def _assume_initial(network: nn.Module) -> None:
             module.max_steps = module.initial_steps
 
 
-def _taken(tally: Tally) -> int:
-    """Bytes that the tensors take at the peak, with what the C library keeps."""
-    heap = tally.device.type == "cpu" and sys.platform == "linux"  # of others it is not known
-    return max(tally.peak, malloc.resident(tally.events)) if heap else tally.peak
-
-
 def _learner(recipe: Recipe, work: Work, device: torch.device) -> Learner:
-    """What its weights begin with does not matter."""
+    """A learner with random weights: a plan does not depend on their values."""
     value = work.adapt(recipe.value(work.changes()))
     return Learner(replace(recipe, init_from=None), work, value, World(device=device))
 
 
 def _step(learner: Learner, batch: Batch, count: int) -> Tensor:
-    """At a rate of 0: a net that learned to ponder longer would not be the planned one."""
+    """One step at learning rate 0, so that a network does not learn to ponder longer than planned."""
     loss, norm = learner.gradients(batch, count)
     learner.step(0.0, norm if learner.recipe.optim.clip else None)
     learner.scaler.update()
@@ -191,28 +188,28 @@ def _step(learner: Learner, batch: Batch, count: int) -> Tensor:
     return loss
 
 
-def _filling(learner: Learner) -> Iterator[None]:
-    """Once for each step until a memory, if there is any, was full before it: it grows, and with it what a step takes."""
+def _until_memory_is_full(learner: Learner) -> Iterator[None]:
+    """Yields once before each step until the step before it carried no more than the one before: a segment memory grows."""
     before = -1
     while before != (before := _carried(learner)):
         yield
 
 
 def _carried(learner: Learner) -> int:
-    """How many numbers the last step left for the next."""
+    """The number of elements in the caches that the last step left for the next."""
     return sum(x.numel() for cache in learner.carried if cache is not None for x in cache.state_dict().values())
 
 
 def _largest(recipe: Recipe, work: Work) -> Batch:
-    """Of the first batches of the largest size the one with the most numbers: texts differ in length."""
+    """The batch with the most elements among the first ones of the largest batch size: texts differ in length."""
     run = recipe.run
     size = max(batch_size(run, start) for start in (0, *(start for start, _ in run.batch_schedule)))
-    batches = [work.batch(step, size, run.seed) for step in range(min(LOOKED, run.steps))]
+    batches = [work.batch(step, size, run.seed) for step in range(min(SAMPLED, run.steps))]
     return max(batches, key=lambda batch: sum(x.numel() for x in batch.tensors.values()))
 
 
 def _saved(learner: Learner) -> Iterator[Tensor]:
-    """What a checkpoint keeps."""
+    """The tensors in a checkpoint."""
     yield from {id(x): x for x in learner.network.state_dict(keep_vars=True).values()}.values()
     for optimizer in learner.optimizers:
         for state in optimizer.state.values():
@@ -220,60 +217,64 @@ def _saved(learner: Learner) -> Iterator[Tensor]:
     yield from (learner.average or {}).values()
 
 
-def _measure(found: Plan, work: Work, device: torch.device) -> Plan:
-    """The plan with the time and the memory of a few real steps."""
+def _measure(planned: Plan, work: Work, device: torch.device) -> Plan:
+    """The plan with the time and the peak tensor memory of a few real steps."""
     seconds: list[float] = []
+    on_cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[]):
-        if device.type == "cuda":
+        if on_cuda:
             torch.cuda.reset_peak_memory_stats(device)
-        learner, batch = _learner(found.recipe, work, device), _largest(found.recipe, work)
-        for _ in _filling(learner):  # which is the first step at least, and that takes longer
-            _step(learner, batch, found.targets)
-        while len(seconds) < MEASURED and sum(seconds) <= ENOUGH:
-            began = time.perf_counter()
-            float(_step(learner, batch, found.targets))  # waits for the device
-            if device.type == "cuda":
+        with nullcontext() if on_cuda else CostCounter(device) as cost:
+            learner, batch = _learner(planned.recipe, work, device), _largest(planned.recipe, work)
+            for _ in _until_memory_is_full(learner):  # at least the first step, which takes longer
+                _step(learner, batch, planned.targets)
+            if cost is not None:
+                _step(learner, batch, planned.targets)  # with the optimizer's state
+        while len(seconds) < MEASURED and sum(seconds) <= MAX_SECONDS:
+            start = time.perf_counter()
+            float(_step(learner, batch, planned.targets))  # waits for the device
+            if on_cuda:
                 torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - began)
-    return dataclasses.replace(found, seconds=statistics.median(seconds), measured=peak(device))
+            seconds.append(time.perf_counter() - start)
+    tensors = torch.cuda.max_memory_allocated(device) - planned.process if cost is None else cost.peak
+    return dataclasses.replace(planned, seconds=statistics.median(seconds), measured=tensors)
 
 
-def _first_that_fits(found: Plan, work: Work, device: torch.device) -> tuple[str, ...] | None:
-    """The mildest settings that fit: the batch in more pieces, then activations recomputed, bf16, a smaller model."""
-    recipe = found.recipe
+def _first_that_fits(planned: Plan, work: Work, device: torch.device) -> tuple[str, ...] | None:
+    """The mildest settings that fit: the batch in more pieces, then recomputed activations, bf16, a smaller model."""
+    recipe = planned.recipe
 
     def fits(settings: tuple[str, ...]) -> bool:
-        changed, room = override(recipe, settings), found.limit - found.process
+        changed, available = override(recipe, settings), planned.limit - planned.process
         try:
-            if _least(changed, work) > room:
+            if _weight_bytes(changed, work) > available:
                 return False
-            tally = _walk(changed, work, device, pieces=2)[0]  # a third piece needs no more than the second
-        except ValueError:  # a width that does not divide into the heads, for example
+            return _fake_steps(changed, work, device, pieces=2)[0].peak <= available  # a third piece needs no more
+        except ValueError:  # for example a width that the heads do not divide
             return False
-        return tally.peak <= room and _taken(tally) <= room
 
     pieces = [recipe.run.accumulate]
     while pieces[-1] < recipe.run.batch:
         pieces.append(min(2 * pieces[-1], recipe.run.batch))
     for stage in _stages(recipe, work):
-        ways = [(*stage, *([f"run.accumulate={number}"] if number > pieces[0] else [])) for number in pieces]
-        if fits(ways[-1]):
-            low, high = 0, len(ways) - 1  # more pieces never need more: halve the interval
+        options = [(*stage, *([f"run.accumulate={number}"] if number > pieces[0] else [])) for number in pieces]
+        if fits(options[-1]):
+            low, high = 0, len(options) - 1  # more pieces never need more: bisect
             while low < high:
                 middle = (low + high) // 2
-                low, high = (low, middle) if fits(ways[middle]) else (middle + 1, high)
-            return ways[high]
+                low, high = (low, middle) if fits(options[middle]) else (middle + 1, high)
+            return options[high]
     return None
 
 
-def _least(recipe: Recipe, work: Work) -> int:
-    """Bytes of weights, gradients and what the optimizer keeps of them, at the least."""
-    each = 4 * (4 if recipe.optim.name == "adamw" else 3)
-    return each * parameters(work.adapt(recipe.value(work.changes())))
+def _weight_bytes(recipe: Recipe, work: Work) -> int:
+    """Bytes of weights, gradients and optimizer state: a lower bound of the memory."""
+    copies = 4 if recipe.optim.name == "adamw" else 3
+    return 4 * copies * parameters(work.adapt(recipe.value(work.changes())))
 
 
 def _stages(recipe: Recipe, work: Work) -> Iterator[tuple[str, ...]]:
-    """Settings that need less and less, each with those before it."""
+    """Settings that need less and less memory; each includes those before it."""
     value = recipe.value(work.changes())
     side = value.decoder if isinstance(value, EncoderDecoder) else value
     layers, width = getattr(side.body, "layers", 1), side.width
@@ -284,32 +285,33 @@ def _stages(recipe: Recipe, work: Work) -> Iterator[tuple[str, ...]]:
         run = [*run, "run.precision=bf16"]
         yield tuple(run)
     known = find(recipe.member).settings()
-    while ("layers" in known and layers > 1) or ("width" in known and width > NARROW):
+    while ("layers" in known and layers > 1) or ("width" in known and width > MIN_WIDTH):
         smaller = []
         if "layers" in known:
             layers = max(1, layers // 2)
             smaller += [f"model.layers={layers}"]
         run = [
-            f"run.checkpoint_segments={layers}" if one.startswith("run.checkpoint_segments=") else one for one in run
+            f"run.checkpoint_segments={layers}" if setting.startswith("run.checkpoint_segments=") else setting
+            for setting in run
         ]
         yield (*run, *smaller, *([f"model.width={width}"] if width != side.width else []))
         if "width" in known:
-            width = max(NARROW, width // 2)
+            width = max(MIN_WIDTH, width // 2)
             yield (*run, *smaller, f"model.width={width}")
 
 
-def _held(device: torch.device) -> int:
-    """What is held besides the run's tensors: the process on a CPU, the libraries' workspaces on CUDA.
+def _process_memory(device: torch.device) -> int:
+    """Memory besides the run's tensors: of the process on a CPU, of the libraries' workspaces on CUDA.
 
-    A small layer is trained first, because libraries take their memory when they are first used.
+    A small layer is trained first, because libraries allocate at their first use.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with torch.random.fork_rng(devices=[]):
         layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, device=device)
         optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
-        for kind in (torch.float32, torch.bfloat16):
-            with torch.autocast(device.type, torch.bfloat16, enabled=kind == torch.bfloat16):
+        for bf16 in (False, True):
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 layer(torch.ones(8, 64, 64, device=device)).sum().backward()
             optimizer.step()
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident()

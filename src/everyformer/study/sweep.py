@@ -1,8 +1,9 @@
-"""The sweep: legal combinations of the parts, as tiny models, for the contracts.
+"""The sweep: tiny models that combine the parts in every legal way, for the contracts.
 
-Every two parts meet in some model, of patterns, rules, wirings, forms of heads, positions, nets, outputs and depths, and so
-does each body without attention; `triples` builds pattern x rules x wiring in full instead and deals the others out. Which
-combinations are legal is not decided here: they are offered to `objections`, and what was refused is counted.
+Every two of the patterns, score modifications, residuals, projections, positions, feed-forward nets, outputs and depths occur
+together in some model, and every body without attention occurs. With `triples`, all combinations of pattern, score
+modifications and residual occur instead, with random other parts. `illegal_reasons` decides which combinations are legal; the
+others are counted.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ from everyformer.network.position import (
 from everyformer.network.repeat import Halt, Repeat
 from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
 from everyformer.network.sublayer import Sublayer
-from everyformer.study.contracts import CONTRACTS, Report, contracts
+from everyformer.study.contract_report import Report
+from everyformer.study.contracts import CONTRACTS, contracts
 
 WIDTH, VOCABULARY = 24, 17
 
@@ -185,57 +187,57 @@ BODIES: tuple[Depth, ...] = (  # those without attention
 )
 
 
-Part = tuple[int, int]  # which of PARTS, and its number there
+Part = tuple[int, int]  # an index into PARTS, and one into that list
 PARTS: tuple[Sequence[Any], ...] = (PATTERNS, SCORE_MODS, (*RESIDUALS, *GATES), HEADS, POSITIONS, NETS, OUTPUTS, DEPTHS)
-SWEPT = tuple(name for name in CONTRACTS if name not in ("flex", "compile", "overfit"))  # these take longer
+SWEPT = tuple(name for name in CONTRACTS if name not in ("flex", "compile", "overfit"))  # without the slow ones
 
 
 @functools.cache
 def cells(triples: bool = False) -> tuple[Model | None, ...]:
-    """The models of the sweep in a fixed order, None for what was refused."""
+    """The models of the sweep in a fixed order, None for illegal combinations."""
     return (*(_triples() if triples else _pairs()), *_bodies())
 
 
 def _pairs() -> Iterator[Model | None]:
-    """For each pair of parts that has not met yet: of random hands that hold it, a legal one with the most of such pairs.
+    """For each pair of parts that no model has yet: of random choices with this pair, a legal one with the most new pairs.
 
-    Pairs meet where all contracts speak of them: not in a model that a third part keeps from going on with a past.
+    Two causal parts count as combined only in a causal model, to which all contracts apply.
     """
     random = Random(0)
     every = [[(slot, number) for number in range(len(parts))] for slot, parts in enumerate(PARTS)]
     wanted = [pair for ones, others in combinations(every, 2) for pair in product(ones, others)]
-    ahead = {(slot, number) for slot, number in chain(*every) if _attends_to_future(PARTS[slot][number])}
-    back = [[part for part in parts if part not in ahead] for parts in every]
+    future = {(slot, number) for slot, number in chain(*every) if _attends_to_future(PARTS[slot][number])}
+    back = [[part for part in parts if part not in future] for parts in every]
     left = set(wanted)
 
-    def new(hand: Sequence[Part]) -> set[tuple[Part, Part]]:
-        pairs = left.intersection(combinations(hand, 2))
-        return pairs if ahead.isdisjoint(hand) else {pair for pair in pairs if not ahead.isdisjoint(pair)}
+    def new(choice: Sequence[Part]) -> set[tuple[Part, Part]]:
+        pairs = left.intersection(combinations(choice, 2))
+        return pairs if future.isdisjoint(choice) else {pair for pair in pairs if not future.isdisjoint(pair)}
 
-    def deal(pair: tuple[Part, Part]) -> list[list[Part]]:
-        """Forty hands, those with the most new pairs first."""
-        held, others = dict(pair), back if ahead.isdisjoint(pair) else every
-        hands = [
-            [(slot, held[slot]) if slot in held else random.choice(parts) for slot, parts in enumerate(others)]
+    def choices(pair: tuple[Part, Part]) -> list[list[Part]]:
+        """Forty random choices that include the pair, those with the most new pairs first."""
+        fixed, others = dict(pair), back if future.isdisjoint(pair) else every
+        sample = [
+            [(slot, fixed[slot]) if slot in fixed else random.choice(parts) for slot, parts in enumerate(others)]
             for _ in range(40)
         ]
-        return sorted(hands, key=lambda hand: -len(new(hand)))
+        return sorted(sample, key=lambda choice: -len(new(choice)))
 
     for pair in wanted:
         if pair not in left:
             continue
-        for hand in chain.from_iterable(deal(pair) for _ in range(3)):
-            model = _model(*(PARTS[slot][number] for slot, number in hand))
+        for choice in chain.from_iterable(choices(pair) for _ in range(3)):
+            model = _model(*(PARTS[slot][number] for slot, number in choice))
             if model is not None:
-                left -= new(hand)
+                left -= new(choice)
                 yield model
                 break
         else:
-            yield None  # a pair that no hand makes a legal model of
+            yield None  # no legal model has this pair
 
 
 def _attends_to_future(part: Any) -> bool:
-    """Does it keep a model from looking back only?"""
+    """Whether a model with this part is not causal."""
     if isinstance(part, Pattern):
         return part.attends_to_future(heads=2)
     if isinstance(part, Residual):
@@ -244,7 +246,12 @@ def _attends_to_future(part: Any) -> bool:
 
 
 def _triples() -> Iterator[Model | None]:
-    others: tuple[Sequence[Any], ...] = (POSITIONS, NETS, OUTPUTS, (DEPTHS[0],) * 5 + DEPTHS)  # most depths are plain
+    others: tuple[Sequence[Any], ...] = (
+        POSITIONS,
+        NETS,
+        OUTPUTS,
+        (DEPTHS[0],) * 5 + DEPTHS,
+    )  # half of the depths are stacks
     for pattern, score_mods in product(PATTERNS, SCORE_MODS):
         random = Random(f"{pattern} {score_mods}")
         heads = random.choice(HEADS)
@@ -253,13 +260,13 @@ def _triples() -> Iterator[Model | None]:
 
 
 def _bodies() -> Iterator[Model]:
-    """Each body without attention twice, with the first positions and outputs of a shuffle that are legal."""
+    """Each body without attention twice, with random legal positions and outputs."""
     for body in BODIES:
-        hands = list(product(POSITIONS, OUTPUTS))
-        Random(str(body)).shuffle(hands)
+        choices = list(product(POSITIONS, OUTPUTS))
+        Random(str(body)).shuffle(choices)
         models = (
             _legal(Model(width=WIDTH, embed=embed, position=position, body=body, outputs=outputs))
-            for position, (embed, outputs) in hands
+            for position, (embed, outputs) in choices
         )
         yield from islice(filter(None, models), 2)
 
@@ -287,17 +294,18 @@ def sweep(
     only: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """The contracts on every model; `progress` is told how many of how many are done."""
+    """Check the contracts on every model. `progress(done, total)` is called after each."""
     models = list(models)
     report, seen = Report(refused=sum(model is None for model in models)), set()
     for done, model in enumerate(models, 1):
         if model is not None:
-            # What a kernel computes depends on pattern and rules alone: each of their pairs is checked once.
+            # Kernels depend only on the pattern and the score modifications: each combination is checked once.
             first = model.body.layers[0].sublayers[0]
             kind = (first.pattern, first.score_mods) if isinstance(first, Attention) else model.body
-            known = ("kernels", "flex") if kind in seen else ()
+            skipped = ("kernels", "flex") if kind in seen else ()
             seen.add(kind)
-            report.findings += contracts(model, [name for name in only or SWEPT if name not in known]).findings
+            names = [name for name in only or SWEPT if name not in skipped]
+            report.results += contracts(model, names).results
         if progress:
             progress(done, len(models))
     return report

@@ -19,13 +19,13 @@ from torch.nn import functional as F
 
 from everyformer.attention.context import SideInputs
 from everyformer.data import tokenizer as tokenizers
-from everyformer.data.files import existing, written
+from everyformer.data.datasets import dataset_name
+from everyformer.data.encode import batched
+from everyformer.data.files import existing_path, read_json
 from everyformer.data.graphs import Graph, open_graph
-from everyformer.data.images import has_images, open_images
+from everyformer.data.images import has_images, open_labelled_images
 from everyformer.data.labelled import Labelled, open_labelled, take
-from everyformer.data.named import name_of
-from everyformer.data.records import is_records, records
-from everyformer.data.stream import groups
+from everyformer.data.records import is_records, read_rows
 from everyformer.data.tokenizer import Ids, Kind
 from everyformer.network.embed import Features, Nodes, Patches
 from everyformer.network.model import EncoderDecoder, Model
@@ -70,7 +70,7 @@ class Classify(Task, Value, frozen=True):
         if kind == "graph":
             return GraphWork(open_graph(data, self.valid))
         if kind == "images":
-            return ImageWork(self, open_images(data, self.valid), folder)
+            return ImageWork(self, open_labelled_images(data, self.valid), folder)
         found = open_labelled(data, "text" if kind == "text" else "sets", self.column, self.label, self.valid)
         return SetWork(found, folder) if kind == "sets" else TextWork(self, found, context, folder)
 
@@ -84,23 +84,23 @@ class Classify(Task, Value, frozen=True):
 
 def _kind(data: str | None, column: str | None) -> str:
     """What some data are."""
-    name = name_of(data)
+    name = dataset_name(data)
     if name is not None:
         return KINDS.get(name, "text")
     if data in (None, "-"):
         return "text"
-    path = existing(str(data))
+    path = existing_path(str(data))
     if has_images(path):
         return "images"
     if ".json" in map(str.lower, path.suffixes):
         return "graph"
-    first = next(records(path), {}) if path.is_file() and is_records(path) else {}
+    first = next(read_rows(path), {}) if path.is_file() and is_records(path) else {}
     return "sets" if isinstance(first.get(column or "set"), list) else "text"
 
 
 def _kept(folder: Path | None) -> dict[str, Any]:
     """What a run's folder says of its classes, if anything."""
-    found = None if folder is None else written(folder / "classes.json")
+    found = None if folder is None else read_json(folder / "classes.json")
     if found is None:
         return {}
     return found if isinstance(found, dict) else {"kind": "text", "classes": found}  # a list: of an older run
@@ -221,7 +221,7 @@ class TextWork(LabelledWork):
     def __init__(self, task: Classify, data: Labelled, context: int | None, folder: Path | None):
         super().__init__(data, folder)
         self.context = context
-        self.tokenizer = tokenizers.make(
+        self.tokenizer = tokenizers.load_or_train(
             task.tokenizer,
             lambda: data.splits["train"][0],
             task.vocabulary,
@@ -230,7 +230,7 @@ class TextWork(LabelledWork):
             task.tokenizer_files,
         )
         # What knows these marks gets them, as in BERT; [CLS] is what a model may read.
-        ends = [self.tokenizer.special(name) for name in ("[CLS]", "[SEP]")]
+        ends = [self.tokenizer.special_id(name) for name in ("[CLS]", "[SEP]")]
         self.ends = [number for number in ends if number is not None]
         self.encoded: dict[str, list[Ids]] = {}  # by split, when it is first needed
 
@@ -249,7 +249,7 @@ class TextWork(LabelledWork):
         assert self.context is not None
         room = self.context - len(self.ends)
         found = []
-        for some in groups(texts, ENCODED):
+        for some in batched(texts, ENCODED):
             for ids in self.tokenizer.encode_all(some):
                 cut = ids[:room] if len(ids) else np.zeros(1, np.uint32)  # an empty text is one token of padding
                 found.append(np.concatenate((self.ends[:1], cut, self.ends[1:])) if self.ends else cut)

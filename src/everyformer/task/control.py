@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from everyformer.data.environments import Environment, Vector, fingerprint
-from everyformer.data.images import pillow
+from everyformer.data.images import import_pillow
 from everyformer.infer.act import Agent, play
 from everyformer.network.cache import Cache, SegmentMemory
 from everyformer.network.embed import Features
@@ -86,7 +86,7 @@ class Copy:
 
     def begin(self) -> None:
         self.episode, self.total, self.taken = self.episode + 1, 0.0, []
-        self.seen = self.environment.begin(seeded(0, *self.seed, self.episode))
+        self.seen = self.environment.reset(seeded(0, *self.seed, self.episode))
 
     def step(self, action: list[int]) -> tuple[float, bool, bool]:
         self.seen, reward, ended, cut = self.environment.step(action)
@@ -115,7 +115,7 @@ class ControlWork(Work):
         self.task = task
         self.one = self._another()
         self.fingerprint = fingerprint(task.environment)
-        self.writes = self.one.draws()
+        self.writes = self.one.can_render()
         self.copies: list[Copy] = []
         self.kept: dict[str, Tensor] = {}  # the past of the copies, where they stand
         self.rollout: dict[str, Tensor] = {}  # what the learner goes over
@@ -331,7 +331,7 @@ class ControlWork(Work):
             raise ValueError(f"{self.task.environment} cannot be seen in pictures (it has no rgb_array); use evaluate")
         if file.suffix != ".gif" or not file.parent.is_dir():
             raise ValueError(f"cannot write an episode to {file}; give a .gif file in a folder that exists")
-        image = pillow()
+        image = import_pillow()
         assert isinstance(network, Network)
         stage = self._another(pictures=True)
         frames: list[Any] = []
@@ -342,7 +342,7 @@ class ControlWork(Work):
             [stage],
             [seeded(SPLITS["valid"], seed)],
             draw(seed, 0),
-            lambda: frames.append(image.fromarray(stage.picture())),
+            lambda: frames.append(image.fromarray(stage.render())),
         )
         frames[0].save(file, save_all=True, append_images=frames[1:], duration=200, loop=0)
         return f"an episode of {length} steps with a return of {total:.4g}: {file}"

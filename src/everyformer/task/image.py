@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer.data.files import written
-from everyformer.data.images import Pictures, open_pictures, pillow, save_sheet, shrunk
+from everyformer.data.files import read_json
+from everyformer.data.images import Images, downsample, import_pillow, open_unlabelled_images, save_image_grid
 from everyformer.infer.paint import Scan, paint
 from everyformer.network.embed import Features, Tokens
 from everyformer.network.model import EncoderDecoder, Model
@@ -64,7 +64,7 @@ class PictureWork(Work):
         self.task, self.data, self.name = task, data, data or "the embedded shapes"
         # A run knows the shape of its pictures: to paint new ones it need not read them.
         self.asked: dict[str, Any] = {"data": data, "size": task.size}
-        known = (None if folder is None else written(folder / "pictures.json")) or {}
+        known = (None if folder is None else read_json(folder / "pictures.json")) or {}
         fits = {name: known.get(name) for name in self.asked} == self.asked
         self.shape = tuple(known["shape"] if known and fits else self.pictures.splits["train"].shape[1:])
         self.channels, self.rows, self.columns = self.shape
@@ -81,8 +81,8 @@ class PictureWork(Work):
                 )
 
     @cached_property
-    def pictures(self) -> Pictures:
-        return open_pictures(self.data, self.task.valid, self.task.size)
+    def pictures(self) -> Images:
+        return open_unlabelled_images(self.data, self.task.valid, self.task.size)
 
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]
@@ -173,7 +173,7 @@ class PictureWork(Work):
 
     def _source(self, image_BCYX: NDArray[np.uint8]) -> Tensor:
         """What the encoder reads."""
-        return self.small.read(self.small.unfold(self._levels(shrunk(image_BCYX, self.task.shrink))), 0)
+        return self.small.read(self.small.unfold(self._levels(downsample(image_BCYX, self.task.shrink))), 0)
 
     def count(self, batch: Batch) -> int:
         return batch["step_BPN"].numel()
@@ -219,7 +219,7 @@ class PictureWork(Work):
             raise ValueError(
                 f"{pictures} pictures of which {given} is given: give 1 or more, and a share of 0 or more, below 1"
             )
-        pillow()
+        import_pillow()
         height, shrink = (self.scan.grid.block or (1, 1))[0], self.task.shrink
         rows = int(given * self.rows) // height * height  # whole blocks: what comes before in the order of generation
         if given and not rows:
@@ -227,13 +227,13 @@ class PictureWork(Work):
         if shrink == 1 and rows == 0:
             nothing = np.zeros((pictures, self.channels, self.rows, self.columns), dtype=np.uint8)
             made_BCYX, across = self._made(network, nothing, 0, **choices), math.ceil(math.sqrt(pictures))
-            save_sheet([made_BCYX[start : start + across] for start in range(0, pictures, across)], file)
+            save_image_grid([made_BCYX[start : start + across] for start in range(0, pictures, across)], file)
             return f"{pictures} pictures: {file}"
         truth_BCYX = self.pictures.splits["valid"][:pictures]
         made_BCYX = self._made(network, truth_BCYX, rows, **choices)
         three = (self._seen(truth_BCYX, rows), made_BCYX, self._bytes(self._levels(truth_BCYX)))
         starts = range(0, len(truth_BCYX), ACROSS)
-        save_sheet([kind[start : start + ACROSS] for start in starts for kind in three], file)
+        save_image_grid([kind[start : start + ACROSS] for start in starts for kind in three], file)
         what = [f"{rows} of {self.rows} rows"] * (rows > 0) + [f"a picture {shrink} times smaller"] * (shrink > 1)
         return f"{len(truth_BCYX)} pictures (given {' and '.join(what)}, painted, true): {file}"
 
@@ -255,7 +255,7 @@ class PictureWork(Work):
         """What the model is shown of pictures: them made smaller, or grey; above it the rows that are given."""
         seen_BCYX = np.full_like(truth_BCYX, 128)
         if self.task.shrink > 1:
-            seen_BCYX = shrunk(truth_BCYX, self.task.shrink).repeat(self.task.shrink, 2).repeat(self.task.shrink, 3)
+            seen_BCYX = downsample(truth_BCYX, self.task.shrink).repeat(self.task.shrink, 2).repeat(self.task.shrink, 3)
         seen_BCYX[:, :, :rows] = truth_BCYX[:, :, :rows]
         return self._bytes(self._levels(seen_BCYX))
 

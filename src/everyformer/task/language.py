@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.data import tokenizer as tokenizers
-from everyformer.data.stream import tokens
+from everyformer.data.encode import encode_split
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import Ids
 from everyformer.infer.beam import beam_search
@@ -80,9 +80,9 @@ class LanguageWork(Work):
         self.fingerprint = text.fingerprint
         # Characters are those of all splits: what the text has, not how often, is known beforehand.
         known = text.splits if task.tokenizer == "characters" else ["train"]
-        self.tokenizer = tokenizers.make(
+        self.tokenizer = tokenizers.load_or_train(
             task.tokenizer,
-            lambda: chain.from_iterable(map(text.pieces, known)),
+            lambda: chain.from_iterable(map(text.chunks, known)),
             task.vocabulary,
             text.fingerprint,
             folder,
@@ -100,7 +100,7 @@ class LanguageWork(Work):
     @cached_property
     def splits(self) -> dict[str, Ids]:
         """The tokens of each, encoded when they are first needed: whoever only writes needs none."""
-        found = {split: tokens(self.text, split, self.tokenizer) for split in self.text.splits}
+        found = {split: encode_split(self.text, split, self.tokenizer) for split in self.text.splits}
         for split, token_N in found.items():
             if len(token_N) < 2:
                 more = "give more text, or another task.valid" if split == "valid" else "give more text"
@@ -221,7 +221,7 @@ class LanguageWork(Work):
 
     def bytes_of(self, token_N: Ids) -> int:
         """How many bytes of text some tokens are."""
-        sizes = self.tokenizer.sizes
+        sizes = self.tokenizer.bytes_per_token
         assert sizes is not None
         return sum(int(sizes[token_N[start : start + COUNTED]].sum()) for start in range(0, len(token_N), COUNTED))
 

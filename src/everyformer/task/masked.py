@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.data import tokenizer as tokenizers
-from everyformer.data.stream import Sentences, sentences
+from everyformer.data.encode import Sentences, encode_sentences
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.evaluate import perplexity
@@ -63,15 +63,15 @@ class MaskedWork(Work):
     def __init__(self, task: Masked, text: Text, context: int | None, folder: Path | None):
         self.task, self.text, self.context = task, text, context
         self.fingerprint = text.fingerprint
-        self.tokenizer = tokenizers.make(
-            "wordpiece", lambda: text.pieces("train"), task.vocabulary, text.fingerprint, folder
+        self.tokenizer = tokenizers.load_or_train(
+            "wordpiece", lambda: text.chunks("train"), task.vocabulary, text.fingerprint, folder
         )
-        if [self.tokenizer.special(name) for name in SPECIAL] != list(range(len(SPECIAL))):
+        if [self.tokenizer.special_id(name) for name in SPECIAL] != list(range(len(SPECIAL))):
             raise ValueError(
                 f"the tokenizer in {folder} does not begin with {' '.join(SPECIAL)}; begin from a run of masked"
             )
         blank = task.documents == "blank"
-        self.splits = {split: sentences(text, split, self.tokenizer, blank) for split in text.splits}
+        self.splits = {split: encode_sentences(text, split, self.tokenizer, blank) for split in text.splits}
         self.starts = {split: self._starts(found, split) for split, found in self.splits.items()}
         self.heads = (0, 1)
 
@@ -144,15 +144,15 @@ class MaskedWork(Work):
         found, pair = self.splits[split], self.task.next_sentence
         room = self.context - (3 if pair else 2)
         one = int(self.starts[split][int(start * len(self.starts[split]))])
-        first, last = found.document(one)
+        first, last = found.document_of(one)
         # A run that the document's end would cut short begins earlier.
-        latest = int(np.searchsorted(found.begin_S, found.begin_S[last] - room, side="right")) - 1
+        latest = int(np.searchsorted(found.start_S, found.start_S[last] - room, side="right")) - 1
         one = max(first, min(one, latest))
-        begin = found.begin_S
+        begin = found.start_S
         if not pair:
             a = found.token_N[begin[one] : begin[last]][:room]
             return np.concatenate(([CLS], a, [SEP])), len(a) + 2, 0
-        full = found.within(one, room, at_least=2)
+        full = found.end_within(one, room, at_least=2)
         middle = one + 1 + int(end * (full - one - 1))  # where A ends: it and B have a sentence at least
         a, b = found.token_N[begin[one] : begin[middle]], found.token_N[begin[middle] : begin[full]]
         elsewhere = other < 0.5
@@ -163,7 +163,7 @@ class MaskedWork(Work):
             low, high = (low, high) if high - low < len(found) else (one, one + 2)
             there = int(place * (len(found) - (high - low)))
             there += (high - low) if there >= low else 0
-            b = found.token_N[begin[there] : begin[found.within(there, len(b))]]
+            b = found.token_N[begin[there] : begin[found.end_within(there, len(b))]]
         a = a[-max(room - len(b), room // 2) :]
         b = b[: room - len(a)]
         return np.concatenate(([CLS], a, [SEP], b, [SEP])), len(a) + 2, int(elsewhere)

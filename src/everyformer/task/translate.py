@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from everyformer.attention.context import Probe
 from everyformer.data import tokenizer as tokenizers
-from everyformer.data.made import ALGORITHMS
 from everyformer.data.pairs import Pairs, open_pairs
+from everyformer.data.synthetic import ALGORITHMS
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
 from everyformer.infer.evaluate import perplexity
@@ -72,10 +72,10 @@ class TranslateWork(Work):
         self.task, self.pairs, self.longest = task, pairs, min(task.longest, context or task.longest)
         self.fingerprint = pairs.fingerprint
         kind: Literal["bpe", "characters"] = "characters" if pairs.exact else task.tokenizer
-        self.tokenizer = tokenizers.make(
+        self.tokenizer = tokenizers.load_or_train(
             kind, lambda: chain(*pairs.splits["train"]), task.vocabulary, self.fingerprint, folder, names=SPECIAL
         )
-        if [self.tokenizer.special(name) for name in SPECIAL] != list(range(len(SPECIAL))):
+        if [self.tokenizer.special_id(name) for name in SPECIAL] != list(range(len(SPECIAL))):
             raise ValueError(
                 f"the tokenizer in {folder} does not begin with {' '.join(SPECIAL)}; begin from a run of translate"
             )

@@ -1,4 +1,4 @@
-"""A run that finds no room ends with what it asked for and with settings that the plan says fit."""
+"""A run that is out of memory ends with one line: what it requested, and settings that fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from everyformer.cli import room
+from everyformer.cli import out_of_memory
 from everyformer.cli.main import main
 from everyformer.train.loop import Loop
 from tests.train.small import recipe
@@ -21,23 +21,23 @@ NUMPY = "Unable to allocate 7.45 GiB for an array with shape (1000000000,) and d
 
 
 @pytest.mark.parametrize(
-    "error, said",
+    "error, message",
     [
-        (RuntimeError(CPU), "out of memory: 3 MiB more were asked for; advice"),
-        (torch.OutOfMemoryError(CUDA), "out of memory: 20.00 GiB more were asked for; advice"),
-        (MemoryError(NUMPY), "out of memory: 7.45 GiB more were asked for; advice"),
+        (RuntimeError(CPU), "out of memory (3145728 bytes were requested); advice"),
+        (torch.OutOfMemoryError(CUDA), "out of memory (20.00 GiB were requested); advice"),
+        (MemoryError(NUMPY), "out of memory (7.45 GiB were requested); advice"),
         (MemoryError(), "out of memory; advice"),
     ],
     ids=["cpu", "cuda", "numpy", "bare"],
 )
-def test_what_was_asked_for_is_read_from_the_error(monkeypatch, error, said):
+def test_the_requested_amount_is_read_from_the_error(monkeypatch, error, message):
     def run():
         raise error
 
-    monkeypatch.setattr(room, "_advice", lambda recipe: "advice")
-    with pytest.raises(ValueError) as found:
-        room.with_room(recipe("x"), run)
-    assert str(found.value) == said
+    monkeypatch.setattr(out_of_memory, "_advice", lambda recipe: "advice")
+    with pytest.raises(ValueError) as raised:
+        out_of_memory.explain_out_of_memory(recipe("x"), run)
+    assert str(raised.value) == message
 
 
 def test_a_failed_allocation_becomes_one_line_with_the_remedy(tmp_path, monkeypatch, capsys):
@@ -48,10 +48,10 @@ def test_a_failed_allocation_becomes_one_line_with_the_remedy(tmp_path, monkeypa
     monkeypatch.setattr(Loop, "_step", step)
     assert main(["train", *SMALL]) == 2
     message = capsys.readouterr().err
-    assert re.fullmatch(r"error: out of memory: 20\.00 GiB more were asked for; .*: add run\.\w+=\d+.*\n", message)
+    assert re.fullmatch(r"error: out of memory \(20\.00 GiB were requested\); .*; add run\.\w+=\d+.*\n", message)
 
 
-def test_another_error_of_torch_is_not_taken_for_it(tmp_path, monkeypatch):
+def test_another_error_of_torch_is_raised_as_it_is(tmp_path, monkeypatch):
     def step(loop, *args):
         raise RuntimeError("shapes do not match")
 
@@ -61,7 +61,7 @@ def test_another_error_of_torch_is_not_taken_for_it(tmp_path, monkeypatch):
         main(["train", *SMALL])
 
 
-def test_a_setting_that_is_really_too_big_fails_cleanly(tmp_path):
+def test_a_run_that_really_is_too_large_fails_with_one_line(tmp_path):
     import resource
 
     def limit():
@@ -75,6 +75,6 @@ def test_a_setting_that_is_really_too_big_fails_cleanly(tmp_path):
     )  # fmt: skip
     assert failed.returncode == 2, failed.stderr
     assert re.fullmatch(
-        r"error: out of memory: \d+ MiB more were asked for; .* looked for [\d.]+ [MG]iB: add run\.\w+=\d+.*\n",
+        r"error: out of memory \(\d+ bytes were requested\); the run needs [\d.]+ [MG]iB; add run\.\w+=\d+.*\n",
         failed.stderr,
     )

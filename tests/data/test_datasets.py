@@ -1,4 +1,4 @@
-"""Named sets: found where they may be kept, in all their forms, verified, fetched, and refused with the remedy."""
+"""Named data sets are found in each location and compression format, verified, and downloaded."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from everyformer.data import graphs, named
-from everyformer.data.named import Form
-from everyformer.data.reviews import reviews
+from everyformer.data import datasets, graphs
+from everyformer.data.datasets import FileSet
+from everyformer.data.imdb import read_reviews
 from everyformer.data.text import open_text
 
 FILES = {"a.txt": b"first file\n", "b.txt": b"second file\n"}
@@ -31,16 +31,16 @@ def sums(files):
 
 @pytest.fixture
 def toy(monkeypatch, tmp_path):
-    """A named set of two files, and a cache folder of its own."""
+    """Registers a data set of two files, and gives the test its own cache folder."""
     monkeypatch.setenv("EVERYFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(named.NAMED, "toy", (Form(sums(FILES), "https://home/", ".gz"),))
+    monkeypatch.setitem(datasets.DATASETS, "toy", (FileSet(sums(FILES), "https://home/", ".gz"),))
     return tmp_path
 
 
-def put(folder, pack=lambda content: content, suffix=""):
+def put(folder, compress=lambda content: content, suffix=""):
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in FILES.items():
-        (folder / f"{name}{suffix}").write_bytes(pack(content))
+        (folder / f"{name}{suffix}").write_bytes(compress(content))
 
 
 def zipped(content):
@@ -50,83 +50,83 @@ def zipped(content):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("place", ["data/toy", "cache/toy", "anywhere/toy"])
+@pytest.mark.parametrize("location", ["data/toy", "cache/toy", "anywhere/toy"])
 @pytest.mark.parametrize(
-    "pack, suffix", [(bytes, ""), (gzip.compress, ".gz"), (lzma.compress, ".xz"), (zipped, ".zip")]
+    "compress, suffix", [(bytes, ""), (gzip.compress, ".gz"), (lzma.compress, ".xz"), (zipped, ".zip")]
 )
-def test_a_set_is_found_in_its_places_and_packings(toy, monkeypatch, place, pack, suffix):
-    put(toy / place, pack, suffix)
+def test_a_data_set_is_found_in_each_location_and_compression(toy, monkeypatch, location, compress, suffix):
+    put(toy / location, compress, suffix)
     monkeypatch.setenv("EVERYFORMER_DATA", str(toy / "data"))
-    data = str(toy / place) if place.startswith("anywhere") else "toy"
-    assert named.name_of(data) == "toy"
-    found = named.find("toy", data)
-    assert {name: path.read_bytes() for name, path in found.items()} == FILES
+    data = str(toy / location) if location.startswith("anywhere") else "toy"
+    assert datasets.dataset_name(data) == "toy"
+    paths = datasets.dataset_files("toy", data)
+    assert {name: path.read_bytes() for name, path in paths.items()} == FILES
 
 
-def test_a_changed_file_is_refused(toy):
+def test_a_changed_file_raises(toy):
     put(toy / "cache" / "toy")
     (toy / "cache" / "toy" / "b.txt").write_bytes(b"changed")
     with pytest.raises(ValueError, match=r"b\.txt is not b\.txt of toy: its sha256 is .*get it again, or rename"):
-        named.find("toy")
+        datasets.dataset_files("toy")
 
 
-def test_without_a_network_the_error_says_what_to_do(toy):
+def test_a_failed_download_raises_with_the_remedy(toy):
     with pytest.raises(
-        ValueError, match=r"toy is not in .*https://home/a\.txt\.gz cannot be fetched.*EVERYFORMER_DATA"
+        ValueError, match=r"toy is not in .*https://home/a\.txt\.gz cannot be downloaded.*EVERYFORMER_DATA"
     ):
-        named.find("toy")
+        datasets.dataset_files("toy")
 
 
-def home(answers):
-    def urlopen(address, timeout):
-        if address not in answers:
+def server(responses):
+    def urlopen(url, timeout):
+        if url not in responses:
             raise urllib.error.URLError("not found")
-        return io.BytesIO(answers[address])
+        return io.BytesIO(responses[url])
 
     return urlopen
 
 
-def test_a_set_is_fetched_once(toy, monkeypatch):
-    answers = {f"https://home/{name}.gz": gzip.compress(content) for name, content in FILES.items()}
-    monkeypatch.setattr("urllib.request.urlopen", home(answers))
-    assert {name: path.read_bytes() for name, path in named.find("toy").items()} == FILES
-    monkeypatch.setattr("urllib.request.urlopen", home({}))
-    assert {name: path.read_bytes() for name, path in named.find("toy").items()} == FILES
+def test_a_data_set_is_downloaded_once(toy, monkeypatch):
+    responses = {f"https://home/{name}.gz": gzip.compress(content) for name, content in FILES.items()}
+    monkeypatch.setattr("urllib.request.urlopen", server(responses))
+    assert {name: path.read_bytes() for name, path in datasets.dataset_files("toy").items()} == FILES
+    monkeypatch.setattr("urllib.request.urlopen", server({}))
+    assert {name: path.read_bytes() for name, path in datasets.dataset_files("toy").items()} == FILES
 
 
 @pytest.mark.parametrize(
     "content",
-    [gzip.compress(b"an error page"), b"not even packed", gzip.compress(FILES["a.txt"])[:-6]],
-    ids=["other", "plain", "cut"],
+    [gzip.compress(b"an error page"), b"not compressed", gzip.compress(FILES["a.txt"])[:-6]],
+    ids=["other content", "not compressed", "truncated"],
 )
-def test_a_bad_answer_is_refused_and_not_kept(toy, monkeypatch, content):
-    monkeypatch.setattr("urllib.request.urlopen", home({"https://home/a.txt.gz": content}))
-    with pytest.raises(ValueError, match=r"https://home/a\.txt\.gz is not a\.txt of toy|cannot unpack"):
-        named.find("toy")
+def test_an_invalid_download_raises_and_is_removed(toy, monkeypatch, content):
+    monkeypatch.setattr("urllib.request.urlopen", server({"https://home/a.txt.gz": content}))
+    with pytest.raises(ValueError, match=r"https://home/a\.txt\.gz is not a\.txt of toy|cannot decompress"):
+        datasets.dataset_files("toy")
     assert list((toy / "cache" / "toy").iterdir()) == []
 
 
-def test_files_that_may_be_missing_are_not_asked_for(toy, monkeypatch):
-    monkeypatch.setitem(named.NAMED, "toy", (Form(sums(FILES), extra=frozenset({"b.txt"})),))
+def test_optional_files_may_be_missing(toy, monkeypatch):
+    monkeypatch.setitem(datasets.DATASETS, "toy", (FileSet(sums(FILES), optional=frozenset({"b.txt"})),))
     put(toy / "toy")
     (toy / "toy" / "b.txt").unlink()
-    assert list(named.find("toy", str(toy / "toy"))) == ["a.txt"]
+    assert list(datasets.dataset_files("toy", str(toy / "toy"))) == ["a.txt"]
 
 
-def test_a_file_of_that_name_is_the_users_own(tmp_path, monkeypatch):
+def test_a_path_with_the_name_of_a_data_set_but_other_files_is_user_data(tmp_path, monkeypatch):
     """A folder called imdb without IMDb's files is not IMDb."""
     (tmp_path / "imdb").mkdir()
     (tmp_path / "imdb" / "notes.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    assert named.name_of("imdb") is None
-    assert named.name_of("mnist") == "mnist"
-    assert named.name_of(None) is named.name_of("-") is named.name_of("unknown") is None
+    assert datasets.dataset_name("imdb") is None
+    assert datasets.dataset_name("mnist") == "mnist"
+    assert datasets.dataset_name(None) is datasets.dataset_name("-") is datasets.dataset_name("unknown") is None
 
 
-def test_every_set_has_a_home_and_full_checksums():
-    for forms in named.NAMED.values():
-        assert any(form.home and form.home.startswith("http") for form in forms)
-        assert all(len(bytes.fromhex(one)) == 32 for form in forms for one in form.sums.values())
+def test_every_data_set_has_a_url_and_complete_checksums():
+    for versions in datasets.DATASETS.values():
+        assert any(files.url and files.url.startswith("http") for files in versions)
+        assert all(len(bytes.fromhex(one)) == 32 for files in versions for one in files.sha256.values())
 
 
 def test_enwik8_has_its_usual_splits(tmp_path, monkeypatch):
@@ -137,7 +137,9 @@ def test_enwik8_has_its_usual_splits(tmp_path, monkeypatch):
         file.write(b"v")
         file.seek(95_000_000)
         file.write(b"t")
-    monkeypatch.setitem(named.NAMED, "enwik8", (Form({"enwik8": hashlib.sha256(path.read_bytes()).hexdigest()}),))
+    monkeypatch.setitem(
+        datasets.DATASETS, "enwik8", (FileSet({"enwik8": hashlib.sha256(path.read_bytes()).hexdigest()}),)
+    )
     text = open_text(str(path))
     assert {split: len(raw) for split, raw in text.splits.items()} == {
         "train": 90_000_000,
@@ -167,8 +169,8 @@ def test_reviews_are_the_same_from_the_archive_and_from_json(tmp_path):
         rows = sorted(key for key in texts if key[0] == split)
         lines = [json.dumps({"text": texts[key], "label": int(key[1] == "pos"), "id": key[2]}) for key in rows]
         (tmp_path / f"imdb_{split}.jsonl").write_text("\n".join(lines))
-    one = reviews({"aclImdb_v1.tar.gz": tmp_path / "aclImdb_v1.tar.gz"})
-    other = reviews({f"imdb_{split}.jsonl": tmp_path / f"imdb_{split}.jsonl" for split in ("train", "test")})
+    one = read_reviews({"aclImdb_v1.tar.gz": tmp_path / "aclImdb_v1.tar.gz"})
+    other = read_reviews({f"imdb_{split}.jsonl": tmp_path / f"imdb_{split}.jsonl" for split in ("train", "test")})
     assert one == other
     assert sorted(one["train"]) == [("bad\nfilm", "neg"), ("fine", "pos"), ("ü", "pos")]
     assert one["test"] == [("ugh", "neg")]
@@ -176,7 +178,7 @@ def test_reviews_are_the_same_from_the_archive_and_from_json(tmp_path):
 
 @pytest.fixture
 def scipy(monkeypatch):
-    """A stand-in with scipy's name, so that pickles of its matrices can be made without it."""
+    """A module with scipy's name, so that the test can pickle csr matrices without scipy."""
     module = types.ModuleType("scipy.sparse.csr")
 
     class csr_matrix:
@@ -193,8 +195,8 @@ def scipy(monkeypatch):
     return csr_matrix
 
 
-def test_planetoids_files_are_joined_into_one_graph(tmp_path, scipy):
-    """Five nodes; the test nodes 3 and 4 are listed as 4, 3, so their rows are in that order."""
+def test_planetoid_files_are_joined_into_one_graph(tmp_path, scipy):
+    """The test nodes 3 and 4 of five nodes are listed as 4, 3, so their rows are in that order."""
     feature = np.eye(5, 1433)
     label = np.eye(7)[[0, 1, 2, 3, 4]]
     content = {
@@ -204,15 +206,15 @@ def test_planetoids_files_are_joined_into_one_graph(tmp_path, scipy):
     for name, value in content.items():
         (tmp_path / f"ind.cora.{name}").write_bytes(pickle.dumps(value, protocol=4))
     (tmp_path / "ind.cora.test.index").write_text("4\n3\n")
-    tree = graphs.planetoid({path.name: path for path in tmp_path.iterdir()})
+    tree = graphs.read_planetoid({path.name: path for path in tmp_path.iterdir()})
     assert tree["features"] == [[0], [1], [2], [3], [4]]
     assert tree["labels"] == [0, 1, 2, 3, 4]
     assert tree["edges"] == [[0, 1], [1, 4], [2, 3]]
     assert (tree["train"], tree["test"]) == ([0, 1], [3, 4])
 
 
-def test_a_pickle_that_does_more_than_hold_data_is_refused(tmp_path):
+def test_a_pickle_that_refers_to_code_raises(tmp_path):
     (tmp_path / "ind.cora.test.index").write_text("0")
     (tmp_path / "ind.cora.allx").write_bytes(pickle.dumps(print))
-    with pytest.raises(pickle.UnpicklingError, match=r"it names .*print"):
-        graphs.planetoid({path.name: path for path in tmp_path.iterdir()})
+    with pytest.raises(pickle.UnpicklingError, match=r"the pickle refers to .*print"):
+        graphs.read_planetoid({path.name: path for path in tmp_path.iterdir()})

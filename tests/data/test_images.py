@@ -1,0 +1,71 @@
+"""Images are read from idx files and from folders of image files."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from everyformer.data.images import open_labelled_images
+
+
+def idx(array):
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def idx_files(folder, images=12, labels=12):
+    image_NYX = np.arange(images * 20, dtype=np.uint8).reshape(images, 4, 5)
+    for split in ("train", "t10k"):
+        (folder / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(image_NYX)))
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(idx(np.arange(labels, dtype=np.uint8) % 3))
+    return image_NYX
+
+
+def test_idx_files_are_read(tmp_path):
+    image_NYX = idx_files(tmp_path)
+    opened = open_labelled_images(str(tmp_path), 0.25)
+    test, label_N = opened.splits["test"]
+    assert np.array_equal(test, image_NYX[:, None])
+    assert label_N.tolist() == [n % 3 for n in range(12)]
+    assert opened.classes == ("0", "1", "2")
+    assert (len(opened.splits["train"][1]), len(opened.splits["valid"][1])) == (9, 3)
+
+
+@pytest.mark.parametrize("mode, channels", [("L", 1), ("RGB", 3), ("1", 1)])
+def test_a_folder_of_images_is_read(tmp_path, mode, channels):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            colour = 255 if name == "dog" else 0
+            image = Image.new(mode, (6, 4), colour if mode != "RGB" else (colour, number, 7))
+            image.save(tmp_path / name / f"{number}.png")
+    opened = open_labelled_images(str(tmp_path), 0.25)
+    images, label_N = opened.splits["train"]
+    image_NCYX = np.asarray(images)
+    assert image_NCYX.shape == (6, channels, 4, 6)
+    assert opened.classes == ("cat", "dog")
+    assert np.array_equal(image_NCYX[:, 0].mean((1, 2)), label_N * 255)
+
+
+def test_invalid_images_raise(tmp_path):
+    for name, size in {"cat": (6, 4), "dog": (6, 5)}.items():
+        (tmp_path / name).mkdir()
+        Image.new("L", size).save(tmp_path / name / "1.png")
+    with pytest.raises(ValueError, match=r"dog/1\.png has 6 x 5 pixels, but the images before it have 6 x 4; resize"):
+        open_labelled_images(str(tmp_path), 0.1)
+    (tmp_path / "dog" / "1.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"dog/1\.png cannot be read as an image"):
+        open_labelled_images(str(tmp_path), 0.1)
+
+
+def test_invalid_idx_files_raise(tmp_path):
+    idx_files(tmp_path, labels=11)
+    with pytest.raises(ValueError, match=r"12 images, 11 labels for .*; give as many"):
+        open_labelled_images(str(tmp_path), 0.1)
+    path = tmp_path / "train-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="train-labels-idx1-ubyte is not a complete idx file"):
+        open_labelled_images(str(tmp_path), 0.1)

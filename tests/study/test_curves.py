@@ -1,0 +1,64 @@
+"""Curves have training and validation in one unit, and the final evaluation apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from everyformer.study.curves import curves, smooth
+
+NATS = 2 * math.log(2)  # 2 bits
+
+
+def records(metric: str, size: float | None, evaluation: dict[str, float], **step: float) -> list[dict[str, Any]]:
+    return [
+        {"kind": "begin", "step": 0, "steps": 2, "metric": metric, "bytes": size},
+        {"kind": "step", "step": 1, "loss": NATS, **step},
+        {"kind": "evaluate", "step": 1, **evaluation},
+        {"kind": "step", "step": 2, "loss": NATS, **step},
+        {"kind": "evaluate", "step": 2, **evaluation},
+    ]
+
+
+@pytest.mark.parametrize(
+    "metric, size, evaluation, unit, train, valid",
+    [
+        ("bits_per_byte", 4.0, {"bits_per_byte": 0.7, "perplexity": 9.0}, "bits per byte", 0.5, 0.7),
+        ("bits_per_dimension", None, {"bits_per_dimension": 3.0, "loss": 1.0}, "bits per dimension", 2.0, 3.0),
+        ("accuracy", None, {"accuracy": 0.9, "loss": 1.5}, "loss in nats per target", NATS, 1.5),
+        ("perplexity", None, {"perplexity": math.e}, "loss in nats per target", NATS, 1.0),
+        ("masked_perplexity", None, {"masked_perplexity": math.e}, "loss in nats per target", NATS, 1.0),
+    ],
+)
+def test_training_and_validation_have_one_unit(metric, size, evaluation, unit, train, valid):
+    run = curves(records(metric, size, evaluation))
+    assert run.unit == unit
+    assert [step for step, _ in (*run.train, *run.valid, *run.final)] == [1, 2, 1, 2]
+    assert [value for _, value in run.train] == pytest.approx([train, train])
+    assert [value for _, value in (*run.valid, *run.final)] == pytest.approx([valid, valid])
+
+
+def test_a_metric_that_steps_record_is_the_unit():
+    run = curves(records("return", None, {"return": 0.5}, **{"return": 0.25}))
+    assert run.unit == "return" and run.train[0] == (1, 0.25) and run.final == [(2, 0.5)]
+
+
+def test_a_resumed_run_has_a_final_evaluation_for_each_end():
+    lines = records("accuracy", None, {"accuracy": 0.9, "loss": 1.5})
+    more = [{**line, "step": line["step"] + 2} for line in lines]
+    more[0] |= {"step": 2, "steps": 4}
+    run = curves([*lines, *more])
+    assert [step for step, _ in run.valid] == [1, 3] and [step for step, _ in run.final] == [2, 4]
+
+
+def test_skipped_steps_have_no_point():
+    lines = records("accuracy", None, {"accuracy": 0.9, "loss": 1.5})
+    lines[1]["loss"] = math.nan
+    assert [step for step, _ in curves(lines).train] == [2]
+
+
+def test_the_moving_average_of_a_constant_is_the_constant():
+    assert smooth([(1, 3.0), (2, 3.0), (3, 3.0)]) == [(1, 3.0), (2, 3.0), (3, 3.0)]
+    assert smooth([(1, 1.0), (2, 3.0)]) == [(1, 1.0), (2, 2.0)]
