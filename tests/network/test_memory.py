@@ -20,7 +20,7 @@ from tests.network import close, model, ready, tokens
 RESIDUALS = [PostNorm(), PreNorm()]
 HOW: list[dict[str, Any]] = [
     {"score_mods": (FourTerm(4),)},
-    {"score_mods": (FourTerm(4, reach=2),)},
+    {"score_mods": (FourTerm(4, max_distance=2),)},
     {"score_mods": (Rotary(),)},
     {"score_mods": (Alibi(),)},
     {"position": Sinusoidal()},

@@ -41,7 +41,7 @@ def network() -> Any:
             "attention.score_mods.0.key_RE": torch.cat(
                 (given["key_pe"][0].T, double([[0.0] * 4]))
             ),  # distances 10 .. 1, 0
-            "attention.score_mods.1.part_H": span + 1 / sizes["span"],
+            "attention.score_mods.1.fraction_H": span + 1 / sizes["span"],
         }
         for side in ("weight", "bias"):
             found[f"feedforward.hidden.0.{side}"] = given[f"{theirs}ff.fc1.{side}"]
@@ -69,6 +69,6 @@ def test_the_member_is_the_published_module(network: Any) -> None:
         assert (ours.x_BMD - double(theirs)).abs().max() < LIMIT
     assert abs(output.aux["penalty"] - FOUND["span_loss"] - cost * layers) < LIMIT  # z is 1 more in every layer
     direction = torch.arange(found.numel()).reshape(found.shape).double().cos()
-    spans = [layer.attention.score_mods[1].part_H for layer in network.body.layers]
+    spans = [layer.attention.score_mods[1].fraction_H for layer in network.body.layers]
     for slope, theirs in zip(torch.autograd.grad((found * direction).sum(), spans), FOUND["span_slopes"], strict=True):
         assert (slope - double(theirs)).abs().max() < LIMIT

@@ -92,7 +92,7 @@ def _renamed(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
         "word_emb.emb_layers.0": "embed.table",
         "dec_attn.qkv_net": "attention.heads.qkv",
         "dec_attn.o_net": "attention.heads.out",
-        "dec_attn.r_net": "attention.score_mods.0.place",
+        "dec_attn.r_net": "attention.score_mods.0.w_r",
         "dec_attn.r_w_bias": "attention.score_mods.0.u_HE",
         "dec_attn.r_r_bias": "attention.score_mods.0.v_HE",
         "dec_attn.layer_norm": "steps.attention.norm",

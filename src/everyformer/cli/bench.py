@@ -1,4 +1,4 @@
-"""`everyformer bench`: how fast the library is on this machine."""
+"""`everyformer bench`: measures the speed of the library on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from everyformer.cli.terminal import console, next_command
 
-bench = App(name="bench", help="Measure on this machine.", help_format="plaintext")
+bench = App(name="bench", help="Measure speed and memory on this machine.", help_format="plaintext")
 
 
 @bench.command
@@ -22,39 +22,39 @@ def attention(
     repeats: int = 5,
     figure: Path | None = None,
 ) -> int:
-    """Sparse attention against dense causal attention: time and memory of a forward and backward pass.
+    """Measure time and memory of a forward and backward pass of sparse attention, against dense causal attention.
 
     Parameters
     ----------
     kinds
-        Which, as local strided; without any, all of them.
+        The kinds to measure, such as local strided. Default: all of them.
     lengths
-        Positions, as 1024,4096; without it 1,024 to 16,384, on a GPU 16,384 and 65,536.
+        Numbers of positions, such as 1024,4096. Default: 1,024 to 16,384, on a GPU 16,384 and 65,536.
     device
-        cpu, cuda, or what is there. On a GPU in bf16, 65,536 positions at a time; else in fp32, one sequence.
+        cpu, cuda, or auto for the best one there is. A GPU computes in bf16, 65,536 positions in a pass; a CPU in fp32, one sequence.
     heads
-        How many heads.
+        The number of heads.
     width
-        How wide a head is.
+        The width of a head.
     repeats
-        How often each is measured; the median counts.
+        How often each kind is measured; the median counts.
     figure
-        A picture to write, as attention.png.
+        An image file to write the curves to, such as attention.png.
     """
     from everyformer.study.bench import KINDS, Row, draw, exponent
     from everyformer.study.bench import bench as measure
     from everyformer.study.picture import check_file
     from everyformer.train.distributed import find_device
 
-    here = find_device(device)
-    usual = "16384,65536" if here.type == "cuda" else "1024,2048,4096,8192,16384"
-    sizes = _numbers(lengths or usual)
+    found_device = find_device(device)
+    default = "16384,65536" if found_device.type == "cuda" else "1024,2048,4096,8192,16384"
+    sizes = _numbers(lengths or default)
     if min(heads, width, repeats) < 1:
         raise ValueError(f"heads, width and repeats are {heads}, {width} and {repeats}; give at least 1 of each")
     if figure is not None:
         check_file(figure)
     screen, rows = console(), list[Row]()
-    for row in measure(sizes, here, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
+    for row in measure(sizes, found_device, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
         if not rows:
             screen.print(f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'against dense':>15}{'MiB':>8}")
         rows.append(row)
@@ -64,9 +64,9 @@ def attention(
     if len(sizes) > 1:
         screen.print()
         for kind in dict.fromkeys(row.kind for row in rows):
-            mine = [row for row in rows if row.kind == kind]
-            time = exponent((row.length, row.time / row.batch) for row in mine)
-            memory = exponent((row.length, row.memory / row.batch) for row in mine)
+            of_kind = [row for row in rows if row.kind == kind]
+            time = exponent((row.length, row.time / row.batch) for row in of_kind)
+            memory = exponent((row.length, row.memory / row.batch) for row in of_kind)
             screen.print(f"{kind:<10} grows with the length to the power {time:.2f} in time, {memory:.2f} in memory")
     if figure is not None:
         screen.print(f"figure: {draw(rows, figure)}")
@@ -76,9 +76,9 @@ def attention(
 
 def _numbers(text: str) -> list[int]:
     try:
-        found = [int(one) for one in text.split(",")]
+        numbers = [int(one) for one in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 2:
+        numbers = []
+    if not numbers or min(numbers) < 2:
         raise ValueError(f"--lengths {text} is not a list of positions; write for example 1024,4096")
-    return found
+    return numbers

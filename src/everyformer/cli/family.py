@@ -26,7 +26,7 @@ STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_e
 # Fields that make a model larger or steadier, not another one.
 NUMBERS = {
     *("width", "heads", "layers", "hidden", "vocabulary", "length", "classes", "key_width", "value_width", "memory"),
-    *("size", "channels", "base", "dropout", "eps", "std", "reach", "longest", "ramp", "cost", "start"),
+    *("size", "channels", "base", "dropout", "eps", "std", "max_distance", "max_span", "ramp", "cost", "start"),
 }
 
 

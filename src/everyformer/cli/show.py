@@ -135,8 +135,9 @@ def pattern(text: str, /, *, length: int = 32, heads: int | None = None, out: Pa
         Draw into this file too (.png, .svg, .pdf).
     """
     from everyformer.attention.kernels.blocked import FINEST, computed_fraction
+    from everyformer.attention.kernels.request import Request
     from everyformer.attention.parse import parse
-    from everyformer.attention.pattern import ByHead, for_head
+    from everyformer.attention.pattern import ByHead
     from everyformer.study.picture import check_file, check_size, draw, example_context, grid, pool
 
     value = parse(text)
@@ -158,11 +159,11 @@ def pattern(text: str, /, *, length: int = 32, heads: int | None = None, out: Pa
     grids = [Text("\n".join(grid(cells_QK, scale)), no_wrap=True) for cells_QK in pool(seen_HQK, scale)]
     if heads > 1:
         for head in range(heads):
-            screen.print(f"head {head}: {for_head(value, head)}", soft_wrap=True)
+            screen.print(f"head {head}: {value.for_head(head)}", soft_wrap=True)
         grids = [Text(f"\nhead {head}\n", no_wrap=True) + one for head, one in enumerate(grids)]
     screen.print(Columns(grids, padding=(0, 2)) if heads > 1 else grids[0], width=width)
 
-    live_HNN, share = pool(seen_HQK, FINEST), computed_fraction(value, length, length, heads)
+    live_HNN, share = pool(seen_HQK, FINEST), computed_fraction(Request.of(value, length, length, heads))
     for label, fact in {
         "seen": f"{seen_HQK.float().mean():.1%} of the pairs ({int(seen_HQK.sum()):,} of {seen_HQK.numel():,})",
         "looks ahead": "yes" if value.attends_to_future(heads=heads) else "no",

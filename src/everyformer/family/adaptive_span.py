@@ -53,7 +53,7 @@ def adaptive_span(
     attention = Attention(
         Standard(heads or max(1, width // 64), merge_bias=False),
         Causal() if itself else Causal() & ~Window(1),
-        (Shaw(span, ahead=False, shared=True), score_mod),
+        (Shaw(span, future=False, shared=True), score_mod),
         dropout,
     )
     net = FeedForward(hidden or 4 * width, dropout=dropout)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from everyformer.attention.attend import attend
 from everyformer.attention.context import Context
 from everyformer.attention.hashing import Hash, hashing
-from everyformer.attention.pattern import Full, Pattern, max_distance
+from everyformer.attention.pattern import Full, Pattern
 from everyformer.attention.projection import Projection
 from everyformer.attention.score_mod import ScoreMod, ScoreModModule, narrow_pattern
 from everyformer.network.cache import Entry, KVCache, LayerInputs
@@ -139,7 +139,7 @@ class AttentionModule(nn.Module):
         """
         if self.hash is not None or torch.compiler.is_compiling():
             return None
-        return max_distance(narrow_pattern(self.pattern, self.score_mods))  # type: ignore[arg-type]
+        return narrow_pattern(self.pattern, self.score_mods).max_distance()  # type: ignore[arg-type]
 
     def forward(
         self, x_BTD: Tensor, context: Context, keys: KVCache | None, places: list[Tensor] | None = None

@@ -47,7 +47,7 @@ def illegal_reasons(value: Model) -> Iterator[str]:
                         f"in the pattern {pattern} positions to come decide who sees whom, so a {kind} head would learn from "
                         "the future; use hashed, or say leaks=True to have it as published"
                     )
-                if pattern.bound().attends_to_future(heads=_heads(layers)):
+                if pattern.superset().attends_to_future(heads=_heads(layers)):
                     yield (
                         f"the pattern {pattern} sees the future, or cannot be shown not to, and a {kind} head would learn to copy it; "
                         "add causal &"

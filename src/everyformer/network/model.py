@@ -358,7 +358,9 @@ class Network(nn.Module):
         position_BS = None if visible_BS is None else count(visible_BS, 0)
         here = context.positions
         seen = Context(
-            Positions(here.queries, length, here.device, here.query_positions(), position_BS), SideInputs(), context.call
+            Positions(here.queries, length, here.device, here.query_positions(), position_BS),
+            SideInputs(),
+            context.call,
         )
         return Source(memory.x_BSD, seen)
 

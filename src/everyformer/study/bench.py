@@ -1,11 +1,11 @@
-"""How long attention takes, and how much memory, as sequences grow: every sparse kind against dense causal attention.
+"""Time and memory of attention as sequences grow: every sparse kind against dense causal attention.
 
     for row in bench([1024, 4096], torch.device("cpu")): print(row)
 
-A measurement is one forward and backward pass of `attend` by the kernel that `auto` takes. All kinds of one length are
-measured in turn, several times over, and the median counts; so what else the machine does falls on all alike. Memory is
-that of the tensors alive at the peak of such a pass, besides its inputs, as torch asks for it. On a GPU memory is cleared
-for a while before: so the caches are cold, and the work waits for the GPU, not the GPU for Python, as in a training step.
+A measurement is one forward and backward pass of `attend` with the kernel that `auto` chooses. All kinds of one length are measured in
+turn, several times, and the median counts, so that other work on the machine affects all kinds alike. Memory is that of the tensors
+that are alive at the peak of a pass, without its inputs. On a GPU a buffer is cleared before each pass: the caches are then cold, and
+the GPU never waits for Python, as in a training step.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from everyformer.attention.span import Span
 from everyformer.study.tally import Tally
 from everyformer.value import nearest
 
-TOKENS = 65_536  # in a pass on a GPU: as many sequences as make so many
-CLEARED, TIMES = 2**28, 24  # bytes, and how often: milliseconds on any GPU
+TOKENS = 65_536  # positions in a pass on a GPU, in as many sequences as that takes
+CLEARED, TIMES = 2**28, 24  # bytes of the cleared buffer, and how often: milliseconds on any GPU
 Kind = Callable[[int], tuple[Pattern, tuple[ScoreMod, ...]]]
 
 KINDS: dict[str, Kind] = {
@@ -48,7 +48,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One kind at one length: milliseconds, and bytes at the peak."""
+    """One kind at one length: time in milliseconds, memory in bytes at the peak."""
 
     kind: str
     length: int
@@ -66,7 +66,7 @@ def bench(
     width: int = 64,
     repeats: int = 5,
 ) -> Iterator[Row]:
-    """Rows, length by length. Dense attention is always among them, to compare with."""
+    """Yields rows, length by length. Dense attention is always among the kinds, as the baseline."""
     for kind in kinds:
         if kind not in KINDS:
             raise ValueError(f"no kind of attention is named {kind!r}; {nearest(kind, KINDS)}")
@@ -74,11 +74,11 @@ def bench(
     half = device.type == "cuda"
     for length in lengths:
         batch = max(1, TOKENS // length) if half else 1
-        # Lying in memory as heads are when they are made.
-        given = [torch.randn(batch, length, heads, width, device=device) for _ in range(3)]
-        qkv = [x.to(torch.bfloat16 if half else x.dtype).transpose(1, 2).requires_grad_() for x in given]
+        # In the memory layout of projected heads.
+        drawn = [torch.randn(batch, length, heads, width, device=device) for _ in range(3)]
+        qkv = [x.to(torch.bfloat16 if half else x.dtype).transpose(1, 2).requires_grad_() for x in drawn]
         passes = {kind: _pass(KINDS[kind](length), qkv) for kind in kinds}
-        memory = {kind: _memory(one, device) for kind, one in passes.items()}  # and a first time, which does not count
+        memory = {kind: _memory(one, device) for kind, one in passes.items()}  # this first pass is not timed
         times: dict[str, list[float]] = {kind: [] for kind in kinds}
         for _ in range(repeats):
             for kind, one in passes.items():
@@ -88,24 +88,26 @@ def bench(
 
 
 def exponent(pairs: Iterable[tuple[float, float]]) -> float:
-    """The p of y ~ x^p that fits best (least squares of the logarithms)."""
+    """Returns the p of y ~ x^p that fits best (least squares of the logarithms)."""
     x, y = zip(*((math.log(a), math.log(b)) for a, b in pairs), strict=True)
     return statistics.linear_regression(x, y).slope
 
 
 def draw(rows: Sequence[Row], path: Path) -> Path:
-    """Time and memory of one sequence by its length."""
+    """Draws time and memory of one sequence by its length, and returns the path."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), ("time", "memory"), strict=True):
         for number, kind in enumerate(dict.fromkeys(row.kind for row in rows)):
-            mine = [row for row in rows if row.kind == kind]
+            of_kind = [row for row in rows if row.kind == kind]
             unit = 1 if name == "time" else 2**20
-            tall = [getattr(row, name) / row.batch / unit for row in mine]
-            look = {"color": "black", "lw": 2.5} if kind == "dense" else {"color": f"C{number}", "marker": "o", "ms": 4}
-            axes.plot([row.length for row in mine], tall, label=kind, **look)
+            heights = [getattr(row, name) / row.batch / unit for row in of_kind]
+            style = (
+                {"color": "black", "lw": 2.5} if kind == "dense" else {"color": f"C{number}", "marker": "o", "ms": 4}
+            )
+            axes.plot([row.length for row in of_kind], heights, label=kind, **style)
         axes.set(xscale="log", yscale="log", xlabel="positions", ylabel="ms" if name == "time" else "MiB", title=name)
         axes.set_xticks(sorted({row.length for row in rows}), [f"{n:,}" for n in sorted({row.length for row in rows})])
         axes.minorticks_off()
@@ -118,7 +120,7 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
 
 
 def _either(patterns: tuple[Pattern, Pattern]) -> Pattern:
-    """Both sets of a Sparse Transformer in one head."""
+    """Returns both patterns of a Sparse Transformer (Child et al. 2019) for one head."""
     return patterns[0] | patterns[1]
 
 
@@ -128,31 +130,31 @@ def _pass(kind: tuple[Pattern, tuple[ScoreMod, ...]], qkv: list[Tensor]) -> Call
     modules = [score_mod.build(heads, width, width).to(q.device, q.dtype) for score_mod in score_mods]
     hashes = [Hash(part, heads, width).to(q.device) for part in hashing(pattern)]
     weights = [*qkv, *(weight for module in modules for weight in module.parameters())]
-    slope = torch.randn_like(q)
+    gradient = torch.randn_like(q)
 
     def once() -> None:
         context = Context.of(q.shape[2], q.shape[2], q.device)
-        for hash_ in hashes:  # which is a part of the work
+        for hash_ in hashes:  # hashing is timed too
             context = context.with_hashes(hash_(hash_.buckets(qkv[1]), context))
-        torch.autograd.grad(attend(qkv[0], qkv[1], qkv[2], pattern, modules, context=context), weights, slope)
+        torch.autograd.grad(attend(qkv[0], qkv[1], qkv[2], pattern, modules, context=context), weights, gradient)
 
     return once
 
 
 def _time(once: Callable[[], None], device: torch.device) -> float:
     if device.type == "cuda":
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         cleared = torch.empty(CLEARED, dtype=torch.uint8, device=device)
         for _ in range(TIMES):
             cleared.zero_()
-        begin.record()
+        start.record()
         once()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end)
-    began = time.perf_counter()
+        return start.elapsed_time(end)
+    started = time.perf_counter()
     once()
-    return 1000 * (time.perf_counter() - began)
+    return 1000 * (time.perf_counter() - started)
 
 
 def _memory(once: Callable[[], None], device: torch.device) -> int:
