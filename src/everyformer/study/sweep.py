@@ -101,7 +101,7 @@ SCORE_MODS: tuple[tuple[ScoreMod, ...], ...] = (
     (ImageBias(4, 4),),
     (Rotary(), Span(5, ramp=3, start=0.35)),
     (FourTerm(8),),
-    (FourTerm(6, reach=3), DynamicSpan(WIDTH, 5, ramp=3)),
+    (FourTerm(6, max_distance=3), DynamicSpan(WIDTH, 5, ramp=3)),
 )
 RESIDUALS: tuple[Residual, ...] = (
     PostNorm(),
