@@ -196,13 +196,12 @@ class Network(nn.Module):
         return self.dropout(x_BTD)
 
     def _trim(self, cache: Cache) -> Cache:
-        """Drops the positions beyond the cache's length, and those that no layer can attend to."""
-        length = cache.max_length
-        if length is None and self.value.memory is not None:
-            length = self.value.memory.length
-        if length is None:
+        """Drops the positions beyond `max_length`, or beyond the model's memory and what the layers can read of it."""
+        if cache.max_length is not None:
+            return cache.trim(cache.max_length)
+        if self.value.memory is None:
             return cache
-        distance = self.max_distance()
+        length, distance = self.value.memory.length, self.max_distance()
         if distance is not None:
             spare = SPARE if self.training and any(self.value.body.patterns()) else 0
             length = min(length, max(1, distance + spare))
