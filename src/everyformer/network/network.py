@@ -193,7 +193,7 @@ class Network(nn.Module):
         return self.dropout(x_BTD)
 
     def _trim(self, cache: Cache) -> Cache:
-        """Drops positions beyond the cache's `max_length`; without one, beyond the model's memory and what layers can attend to."""
+        """Drops the positions beyond `max_length`, or beyond the model's memory and what the layers can read of it."""
         if cache.max_length is not None:
             return cache.trim(cache.max_length)
         if self.value.memory is None:
