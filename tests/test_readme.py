@@ -1,4 +1,4 @@
-"""The README is true: its commands and its Python run, its links and folders exist."""
+"""The README and docs/design.md are true: commands and Python run, links and folders exist, the tables are complete."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 import everyformer
+from everyformer.attention.attend import KERNELS
 from everyformer.cli.main import main
+from everyformer.study.contracts import CONTRACTS
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
+DESIGN = (ROOT / "docs" / "design.md").read_text()
 BLOCKS = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S)]
 COMMANDS = [line for block in BLOCKS for line in block]
 PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.S)
@@ -92,8 +95,16 @@ def test_the_tree_is_the_source():
     assert all((source / name).is_file() for name in re.findall(r"^  (\w+\.py) ", tree, re.M))
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#:]+)\)", TEXT))))
-def test_links_lead_somewhere(link):
-    if link == "docs/family.md" and not (ROOT / link).exists():
-        pytest.skip("docs/family.md is missing")
-    assert (ROOT / link).exists()
+@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/own_parts.md"])
+def test_links_lead_somewhere(page):
+    path = ROOT / page
+    links = set(re.findall(r"\]\(([^)#:]+)\)", path.read_text()))
+    links -= {"docs/family.md"} if not (ROOT / "docs" / "family.md").exists() else set()
+    assert links and [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_design_names_every_kernel_and_every_contract():
+    rows = [line.split("|")[1].strip(" `") for line in DESIGN.splitlines() if line.startswith("|")]
+    assert set(KERNELS) <= set(rows)
+    assert set(CONTRACTS) <= {name for row in rows for name in row.split(", ")}
+    assert len(DESIGN.splitlines()) <= 250

@@ -193,7 +193,12 @@ HYBRIDS: tuple[Depth, ...] = (  # layers of other sublayers than an attention an
     _stack(2, Convolution(16, kernels=(2, 3)), _CAUSAL, FeedForward(32), residual=PreNorm()),
     _stack(2, _CAUSAL, residual=PreNorm()),
     _stack(2, Lstm(), _CAUSAL, residual=Reversible()),
-    _stack(2, Attention(Standard(2), parse("causal & window(3)"), (Rotary(),)), PonderRnn(2, epsilon=0.3, bias=-0.5), residual=PreNorm()),
+    _stack(
+        2,
+        Attention(Standard(2), parse("causal & window(3)"), (Rotary(),)),
+        PonderRnn(2, epsilon=0.3, bias=-0.5),
+        residual=PreNorm(),
+    ),
     _stack(2, Lstm(bidirectional=True), Attention(Standard(2), parse("full")), residual=PreNorm()),
     Repeat(2, _HYBRID, PreNorm(), TimePosition()),
     Halt(2, _HYBRID, PreNorm(), TimePosition(), "graves", epsilon=0.3),
