@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from everyformer import build, member
+from everyformer.attention.context import SideInputs
 from everyformer.data.labelled import Labelled
 from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.task.classify import Classify, ImageWork
