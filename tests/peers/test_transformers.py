@@ -19,6 +19,7 @@ from transformers import (
 )
 
 import everyformer
+from everyformer.attention.context import SideInputs
 from everyformer.family.names import from_transformers
 
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from everyformer import build, member
+from everyformer import SideInputs, build, member
 from everyformer.data.labelled import Labelled
 from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.task.classify import Classify, ImageWork

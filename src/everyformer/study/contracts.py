@@ -29,6 +29,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -162,11 +163,11 @@ def _future(network: Network, given: Example) -> float | None:
 
 
 def _cache(network: Network, given: Example) -> float | None:
-    return _in_pieces(network, given, Cache(max_length=2 * given.length))
+    return _in_pieces(network, given, Cache())
 
 
 def _segments(network: Network, given: Example) -> float | None:
-    return _in_pieces(network, given, Cache(max_length=2 * given.length, segment_memory=True))
+    return _in_pieces(network, given, Cache(segment_memory=True))
 
 
 def _in_pieces(network: Network, given: Example, begin: Cache) -> float | None:
@@ -176,6 +177,7 @@ def _in_pieces(network: Network, given: Example, begin: Cache) -> float | None:
     """
     if not _goes_on(network, given):
         return None
+    network = _unlimited(network)
     whole, half = given.run(network), given.length // 2
     worst = 0.0
     for start, cuts in ((2, range(1, given.length)), (0, (half, half + 1))):
@@ -189,14 +191,22 @@ def _in_pieces(network: Network, given: Example, begin: Cache) -> float | None:
     return worst
 
 
+def _unlimited(network: Network) -> Network:
+    """The network with a cache that keeps every position."""
+    network = copy.copy(network)
+    network.value = replace(network.value, memory=None)
+    return network
+
+
 def _rewind(network: Network, given: Example) -> float | None:
     if not _goes_on(network, given):
         return None
+    network = _unlimited(network)
     half = given.length // 2
     other = given.change_after(half)
     straight, worst = given.run(network).hidden[:, half:], 0.0
     order = torch.arange(len(given.inputs), device=given.inputs.device).flip(0)
-    for begin in (Cache(max_length=2 * given.length), Cache(max_length=2 * given.length, segment_memory=True)):
+    for begin in (Cache(), Cache(segment_memory=True)):
         begun = given.cut(0, half).run(network, cache=begin).cache
         assert begun is not None
         astray = other.cut(half).run(network, cache=begun).cache
