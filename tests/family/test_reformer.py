@@ -71,7 +71,9 @@ def test_the_published_sets_leak_the_future_and_ours_do_not(kernel):
 def test_what_leaks_is_refused_a_past_and_still_writes():
     network = ready(build("reformer", "tiny", form="chunked", **SMALL))
     cache = network(tokens(), cache=Cache()).cache
-    with pytest.raises(ValueError, match=r"later positions decide to which keys earlier queries attend; .* without cache="):
+    with pytest.raises(
+        ValueError, match=r"later positions decide to which keys earlier queries attend; .* without cache="
+    ):
         network(tokens(), cache=cache)
     written = generate(network, [[1, 2, 3]], 4, temperature=0)
     for end in range(3, 7):  # each token is the likeliest after all before it, read at once

@@ -126,7 +126,9 @@ def our_state(theirs: Any) -> dict[str, Tensor]:
                 found[key] = torch.cat((found[key], weight)) if key in found else weight
             else:
                 gated = part.startswith("1.ff.0.proj")  # theirs is (values, gates), ours (gates, values)
-                found[f"{layer}sublayers.{sublayer}.{parts[part]}"] = torch.cat(weight.chunk(2)[::-1]) if gated else weight
+                found[f"{layer}sublayers.{sublayer}.{parts[part]}"] = (
+                    torch.cat(weight.chunk(2)[::-1]) if gated else weight
+                )
         elif name == "attn_layers.rel_pos.relative_attention_bias.weight":
             found |= {f"body.layers.{n}.sublayers.0.score_mods.0.bias_RH": weight * 8**0.5 for n in range(LAYERS)}
         elif name == "pos_emb.emb.weight":

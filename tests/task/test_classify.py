@@ -284,7 +284,10 @@ def test_a_part_of_the_training_nodes_makes_a_batch(graph):
 
 def test_each_split_of_a_graph_has_its_own_nodes(graph):
     work, network = graph
-    label_N, logits = work.graph.label_N, network(work.whole["feature_1NF"], side_inputs=SideInputs(edges=work.whole["edge_NN"])).logits[0]
+    label_N, logits = (
+        work.graph.label_N,
+        network(work.whole["feature_1NF"], side_inputs=SideInputs(edges=work.whole["edge_NN"])).logits[0],
+    )
     for split in ("valid", "test"):
         node_N = work.graph.splits[split]
         right = float((logits[node_N].argmax(-1).numpy() == label_N[node_N]).mean())

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from everyformer import Cache, build, generate
 from everyformer.infer.evaluate import nats, side_by_side, streaming_nll
-from everyformer.network.cache import LayerInputs
 from everyformer.task.language import Language, LanguageWork
 from everyformer.train import checkpoint
 from everyformer.train.finished import open_run

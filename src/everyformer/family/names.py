@@ -58,7 +58,9 @@ ROWS: dict[str, Rows] = {
         "embed.map.*": ("embeddings.patch_embeddings.projection.*",),
         "position.table.weight": ("embeddings.position_embeddings",),
         _LAYER + "residuals.0.norm.*": (_BERT + "layernorm_before.*",),
-        _LAYER + "sublayers.0.heads.qkv.*": tuple(f"{_BERT}attention.attention.{x}.*" for x in ("query", "key", "value")),
+        _LAYER + "sublayers.0.heads.qkv.*": tuple(
+            f"{_BERT}attention.attention.{x}.*" for x in ("query", "key", "value")
+        ),
         _LAYER + "sublayers.0.heads.out.*": (_BERT + "attention.output.dense.*",),
         _LAYER + "residuals.1.norm.*": (_BERT + "layernorm_after.*",),
         _LAYER + "sublayers.1.hidden.0.*": (_BERT + "intermediate.dense.*",),

@@ -191,7 +191,12 @@ HYBRIDS: tuple[Depth, ...] = (  # layers of other sublayers than an attention an
     _stack(2, Convolution(16, kernels=(2, 3)), _CAUSAL, FeedForward(32), residual=PreNorm()),
     _stack(2, _CAUSAL, residual=PreNorm()),
     _stack(2, Lstm(), _CAUSAL, residual=Reversible()),
-    _stack(2, Attention(Standard(2), parse("causal & window(3)"), (Rotary(),)), PonderRnn(2, epsilon=0.3, bias=-0.5), residual=PreNorm()),
+    _stack(
+        2,
+        Attention(Standard(2), parse("causal & window(3)"), (Rotary(),)),
+        PonderRnn(2, epsilon=0.3, bias=-0.5),
+        residual=PreNorm(),
+    ),
     _stack(2, Lstm(bidirectional=True), Attention(Standard(2), parse("full")), residual=PreNorm()),
     Repeat(2, _HYBRID, PreNorm(), TimePosition()),
     Halt(2, _HYBRID, PreNorm(), TimePosition(), "graves", epsilon=0.3),
@@ -308,7 +313,11 @@ def sweep(
         if model is not None:
             # What a kernel computes depends on pattern and rules alone: each of their pairs is checked once.
             first = model.body.layers[0].sublayers[0]
-            kind = (first.pattern, first.score_mods) if isinstance(first, Attention) and model.body not in HYBRIDS else model.body
+            kind = (
+                (first.pattern, first.score_mods)
+                if isinstance(first, Attention) and model.body not in HYBRIDS
+                else model.body
+            )
             known = ("kernels", "flex") if kind in seen else ()
             seen.add(kind)
             report.findings += contracts(model, [name for name in only or SWEPT if name not in known]).findings

@@ -185,7 +185,9 @@ class MaskedWork(Work):
 
     def _call(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Any:
         side_inputs = SideInputs(segments=batch["segment_BT"]) if self.task.next_sentence else None
-        return network(batch["token_BT"], visible=batch.tensors.get("visible_BT"), side_inputs=side_inputs, kernel=kernel)
+        return network(
+            batch["token_BT"], visible=batch.tensors.get("visible_BT"), side_inputs=side_inputs, kernel=kernel
+        )
 
     @torch.no_grad()
     def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
