@@ -14,7 +14,15 @@ SOURCE = ROOT / "src" / "everyformer"
 FILES = sorted(SOURCE.rglob("*.py"))
 ORDER = ("attention", "network", "family", "data", "infer", "task", "train", "study", "cli")
 TRITON = SOURCE / "attention" / "kernels" / "programs.py"
-TEXTS = sorted([*FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").glob("*.py"), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TEXTS = sorted(
+    [
+        *FILES,
+        *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "bench").glob("*.py"),
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
 
 # Words that the field does not use, or uses for something else. A search for the left side must find nothing.
 OLD_WORDS = {

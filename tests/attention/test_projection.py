@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from everyformer.attention.attend import attend
-from everyformer.attention.context import Context
+from everyformer.attention.context import Context, EncoderContext
 from everyformer.attention.projection import (
     Asymmetric,
     Narrow,
@@ -24,9 +25,8 @@ from everyformer.attention.projection import (
     Symmetric,
     Wide,
 )
-from everyformer.network.depth import Source
 from everyformer.network.feedforward import FeedForward
-from everyformer.network.multi_head_attention import Attention
+from everyformer.network.multi_head_attention import CrossAttention
 from tests.spec import attention as spec
 
 WIDTH, HEADS, TIME = 12, 3, 5
@@ -201,10 +201,11 @@ def test_cross_attention_over_a_sequence_of_another_length(source: int) -> None:
     answers = spec.head_outputs(x_BTD[0], source_BSD[0], *matrices(heads))
     wanted = spec.concat_form(answers, heads.out.weight.T)
     torch.testing.assert_close(run(heads, x_BTD, source_BSD)[0], wanted, **CLOSE)
-    layer = Attention(Standard(HEADS, merge_bias=False)).build(WIDTH)
+    layer = CrossAttention(Standard(HEADS, merge_bias=False)).build(WIDTH)
     layer.heads.load_state_dict(heads.state_dict())
     context = Context.of(TIME, source, x_BTD.device)
-    torch.testing.assert_close(layer.across(x_BTD, Source(source_BSD, context), None)[0][0], wanted, **CLOSE)
+    context = replace(context, encoder=EncoderContext(source_BSD, context))
+    torch.testing.assert_close(layer(x_BTD, context, None)[0][0], wanted, **CLOSE)
 
 
 D, H, R = 24, 4, 5
@@ -251,7 +252,7 @@ def test_cost_depends_on_the_heads_only_with_full_rank_values() -> None:
         assert cost(Sum(heads)) == (1 + heads) * D * time**2
     net = FeedForward(4 * D).build(D)
     with FlopCounterMode(display=False) as counter:
-        net(x_BTD)
+        net(x_BTD, Context.of(time, time), None)
     assert counter.get_total_flops() // 2 == 8 * time * D**2 > cost(Standard(H))
 
 

@@ -17,14 +17,14 @@ from everyformer.attention.parse import parse
 from everyformer.attention.projection import Standard
 from everyformer.attention.score_mod import Rotary, ScoreModModule, Shaw
 from everyformer.attention.span import DynamicSpan, Span
-from everyformer.network import depth, halting
+from everyformer.network.act import ActState
 from everyformer.network.cache import Cache
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
 from everyformer.network.layer import Layer
 from everyformer.network.model import Model
-from everyformer.network.multi_head_attention import Attention
+from everyformer.network.multi_head_attention import Attention, AttentionModule
 from everyformer.network.network import Network
 from everyformer.network.output_head import Language, PerToken
 from everyformer.network.position import Learned
@@ -35,6 +35,7 @@ from everyformer.study.sweep import (
     BODIES,
     GATES,
     HEADS,
+    HYBRIDS,
     PARTS,
     PATTERNS,
     POSITIONS,
@@ -54,7 +55,9 @@ def held(report: Report, record_property) -> None:
 
 
 def attention(model: Model) -> Attention | None:
-    return model.body.layers[0].sublayers[0] if model.body.layers else None
+    """Of a model of the parts, whose layer is one attention and one net."""
+    first = model.body.layers[0].sublayers[0]
+    return first if isinstance(first, Attention) and model.body not in HYBRIDS else None
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
@@ -66,6 +69,13 @@ def test_wherever_two_parts_meet_the_contracts_are_kept(pattern, record_property
 @pytest.mark.parametrize("body", BODIES, ids=str)
 def test_every_body_without_attention_keeps_the_contracts(body, record_property):
     held(sweep(model for model in cells() if model and model.body == body), record_property)
+
+
+@pytest.mark.parametrize("body", HYBRIDS, ids=str)
+def test_every_hybrid_keeps_the_contracts(body, record_property):
+    models = [model for model in cells() if model and model.body == body]
+    assert len(models) == 2
+    held(sweep(models, (*SWEPT, "compile") if body.is_causal() else SWEPT), record_property)
 
 
 @pytest.mark.parametrize("name", everyformer.members())
@@ -84,7 +94,7 @@ def test_every_pattern_rule_and_wiring_keep_the_contracts_together(record_proper
     ids=lambda part: " ".join(type(one).__name__ for one in part) or "none" if isinstance(part, tuple) else str(part),
 )
 def test_flex_serves_every_pattern_and_every_rule(pattern, score_mods, record_property):
-    layer = Layer(Attention(Standard(2), pattern, score_mods), None)
+    layer = Layer((Attention(Standard(2), pattern, score_mods),))
     report = contracts(Model(width=WIDTH, embed=Tokens(7), body=Stack(1, (layer,), PreNorm())), "flex")
     assert len(report.results) == (score_mods != (Shaw(2, values=True),))  # that one needs the weights
     held(report, record_property)
@@ -98,7 +108,7 @@ def test_flex_serves_every_pattern_and_every_rule(pattern, score_mods, record_pr
 @pytest.mark.parametrize("text", ["causal", "window(3)"])
 def test_every_rule_compiles_whole(text, score_mods):
     """With and without padding, over positions that have an end."""
-    layer = Layer(Attention(Standard(2), parse(text), score_mods), FeedForward(8))
+    layer = Layer((Attention(Standard(2), parse(text), score_mods), FeedForward(8)))
     value = Model(
         width=WIDTH, embed=Tokens(7), position=Learned(16), body=Stack(1, (layer,), PreNorm()), outputs=(PerToken(2),)
     )
@@ -200,7 +210,7 @@ class Ahead(ScoreModModule):
 
 def test_future_notices_a_norm_over_positions():
     network = tiny()
-    step = network.body.layers[0].steps["attention"]
+    step = network.body.layers[0].residuals[0]
     assert isinstance(step, PreNormModule)
     step.norm = Mean()
     assert broken(network, "future")
@@ -219,7 +229,7 @@ def test_rewind_notices_a_past_that_is_not_rolled_back(monkeypatch):
 
 def test_segments_notice_a_memory_of_what_is_normed_already(monkeypatch):
     """The memory keeps what goes into the norm; of what comes out of it, the keys would be normed twice."""
-    monkeypatch.setattr(PreNormModule, "stream", lambda step, state: 2 * step.norm(state, None) + 1)
+    monkeypatch.setattr(PreNormModule, "input", lambda residual, stream: 2 * residual.norm(stream, None) + 1)
     assert broken(tiny(), "segments") and not broken(tiny(), "cache")
 
 
@@ -247,9 +257,9 @@ def test_flex_notices_a_kernel_that_forgets_the_pattern(monkeypatch):
 
 
 def test_gradient_notices_a_detached_path(monkeypatch):
-    original = depth.AttentionModule._attend
+    original = AttentionModule._attend
     monkeypatch.setattr(
-        depth.AttentionModule, "_attend", lambda layer, q, keys, context: original(layer, q.detach(), keys, context)
+        AttentionModule, "_attend", lambda layer, q, keys, context: original(layer, q.detach(), keys, context)
     )
     assert broken(tiny(), "gradient")
 
@@ -296,8 +306,8 @@ def _scaled(output, factor):
 
 def test_halting_notices_weights_that_do_not_sum_to_one(monkeypatch):
     network = everyformer.build("universal-transformer", "tiny", width=16, heads=2)
-    whole = halting.ActState.add
-    monkeypatch.setattr(halting.ActState, "add", lambda *given: 0.9 * whole(*given))
+    whole = ActState.add
+    monkeypatch.setattr(ActState, "add", lambda *given: 0.9 * whole(*given))
     assert broken(network, "halting")
 
 

@@ -13,7 +13,7 @@ from everyformer import Cache, Context, DynamicSpan, Language, Reversible, Rotar
 from everyformer.attention import span as span_module
 from everyformer.infer import generate as generate_module
 from everyformer.infer.spans import spans
-from everyformer.network import model as model_module
+from everyformer.network import network as network_module
 from everyformer.study.attention_maps import spans_of
 from everyformer.task.language import Language as LanguageTask
 from everyformer.train.learner import set_checkpoint_segments
@@ -54,7 +54,7 @@ def test_attention_is_the_papers(dynamic, itself):
         for h in range(2):
             q, k, v = (x_TD @ weight.chunk(2)[h].T for weight in heads.qkv.weight.chunk(3))
             z = torch.stack([spec.dynamic_span(x, span.v_HD[h], span.b_H[h], 6) for x in x_TD]) if dynamic else None
-            z = 6 * span.part_H[h] if z is None else z
+            z = 6 * span.fraction_H[h] if z is None else z
             answers.append(spec.adaptive_span(q, k, v, z, 3, 6, nearest=0 if itself else 1, p_RE=p_RE))
         found, _ = layer.sublayers[0](x_TD[None], context, None)
         close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T)
@@ -88,7 +88,7 @@ def test_a_memory_keeps_what_some_head_sees_and_is_one_long_pass(hidden, dynamic
     """DepthModule of different spans: the past has the longest, each layer makes keys of its own part."""
     network, x_BT = small(dynamic=dynamic, span=9), tokens(2, 30)
     if not dynamic:
-        spans = [layer.sublayers[0].score_mods[1].part_H for layer in network.body.layers]
+        spans = [layer.sublayers[0].score_mods[1].fraction_H for layer in network.body.layers]
         with torch.no_grad():
             spans[0].copy_(torch.tensor([0.0, 0.1]))  # 0.9 + 3 > 3 positions back
             spans[1].copy_(torch.tensor([0.4, 0.2]))  # 3.6 + 3 > 6 positions back
@@ -101,7 +101,7 @@ def test_a_memory_keeps_what_some_head_sees_and_is_one_long_pass(hidden, dynamic
     if hidden:
         assert widths == [min(most, 3 if number % 2 == 0 and not dynamic else most) for number in range(6)]
     network.train()
-    monkeypatch.setattr(model_module, "GROWTH", 2)
+    monkeypatch.setattr(network_module, "SPARE", 2)
     assert in_pieces(network, x_BT, [10, 20], Cache(segment_memory=hidden))[1] == [min(9, most + 2)] * 3
 
 
@@ -149,9 +149,9 @@ def test_training_makes_spans_short_where_they_cost_much_and_records_them(tmp_pa
     run = train(override(recipe, ["optim.lr=0.1", "optim.warmup=0", "optim.clip=0"]), tmp_path / "run")
     (line,) = (line for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "evaluate")
     spans_LH = torch.tensor(line["spans"])
-    assert spans_LH.shape == (run.network.value.body.layers, 2) and spans_LH.min() >= 0
+    assert spans_LH.shape == (run.network.value.body.num_layers, 2) and spans_LH.min() >= 0
     assert line["span"] == pytest.approx(float(spans_LH.mean())) and line["span"] < 3
-    parts_LH = torch.stack([layer.sublayers[0].score_mods[1].part_H.detach() for layer in run.network.body.layers])
+    parts_LH = torch.stack([layer.sublayers[0].score_mods[1].fraction_H.detach() for layer in run.network.body.layers])
     torch.testing.assert_close(spans_LH, 16 * parts_LH)
 
 
@@ -185,5 +185,5 @@ def test_sizes_are_those_of_the_published_scripts():
         value = member("adaptive-span", size)
         layer = value.body.layers[0]
         span = layer.sublayers[0].score_mods[1]
-        found = (value.body.layers, value.width, layer.sublayers[0].heads.heads, layer.sublayers[-1].hidden)
-        assert (*found, span.longest, value.memory, span.ramp) == numbers
+        found = (value.body.num_layers, value.width, layer.sublayers[0].heads.heads, layer.sublayers[-1].hidden)
+        assert (*found, span.max_span, value.memory.length, span.ramp) == numbers

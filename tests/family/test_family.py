@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer import EncoderDecoder, Model, build, from_json, member, members, to_json
+from everyformer import EncoderDecoder, Model, SideInputs, build, from_json, member, members, to_json
 from everyformer.family.table import MEMBERS, parameters
 
 SIZES = [(name, size) for name, one in MEMBERS.items() for size in one.sizes]
@@ -78,7 +78,7 @@ def test_sizes_that_the_sources_state():
     for (name, size), numbers in stated.items():
         value = member(name, size)
         heads = value.body.layers[0].sublayers[0].heads.heads
-        assert (value.body.layers, value.width, heads, value.position.length, value.embed.vocabulary) == numbers
+        assert (value.body.num_layers, value.width, heads, value.position.length, value.embed.vocabulary) == numbers
 
 
 def test_parameters_of_the_byte_models_by_hand():
@@ -102,7 +102,7 @@ def test_every_member_is_the_same_after_json(name, size):
 def test_a_members_numbers_may_be_changed_and_others_follow():
     network = build("gpt2", width=256)
     attention = network.value.body.layers[0].sublayers[0]
-    assert (network.value.width, attention.heads.heads, network.value.body.layers) == (256, 4, 12)
+    assert (network.value.width, attention.heads.heads, network.value.body.num_layers) == (256, 4, 12)
     assert network(torch.tensor([[1, 2]])).logits.shape == (1, 2, 50257)
     assert member("gpt2", width=32).body.layers[0].sublayers[0].heads.heads == 1
     for name in ("gpt2", "byte-language"):  # the size's own where they divide the width
@@ -187,7 +187,7 @@ def neighbours(random: torch.Generator) -> Batch:
     x = F.one_hot(kind, 16).float()
     pair = torch.arange(8) ^ 1
     edges = torch.arange(8)[:, None] == pair
-    return lambda network: network(x, edges=edges).logits, kind[:, pair]
+    return lambda network: network(x, side_inputs=SideInputs(edges=edges)).logits, kind[:, pair]
 
 
 TASKS: dict[str, Callable[[torch.Generator], Batch]] = {

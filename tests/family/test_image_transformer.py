@@ -19,7 +19,7 @@ def test_sizes_that_the_paper_states():
     for size, numbers in stated.items():
         value = member("image-transformer", size)
         layer = value.body.layers[0]
-        found = (value.body.layers, value.width, layer.sublayers[0].heads.heads, layer.sublayers[-1].hidden)
+        found = (value.body.num_layers, value.width, layer.sublayers[0].heads.heads, layer.sublayers[-1].hidden)
         assert (*found, value.body.residual.dropout) == numbers
         assert layer.sublayers[0].pattern == parse("causal & local(256, 256)")  # 256 positions, a memory of 512 in all
     assert member("image-transformer").position == Grid(32, 96)

@@ -37,7 +37,7 @@ def test_sizes_that_are_published():
         assert isinstance(value, Model)
         layer = value.body.layers[2 % len(value.body.layers)]
         form, pattern = layer.sublayers[0].heads, layer.sublayers[0].pattern
-        found = (value.body.layers, value.width, form.heads, form.key_width or value.width // form.heads)
+        found = (value.body.num_layers, value.width, form.heads, form.key_width or value.width // form.heads)
         assert (*found, layer.sublayers[-1].hidden, math.prod(value.position.sizes)) == numbers[:6]
         assert pattern == Hashed(*numbers[6:])
     near = Causal() & Local(128, 128)
@@ -71,7 +71,9 @@ def test_the_published_sets_leak_the_future_and_ours_do_not(kernel):
 def test_what_leaks_is_refused_a_past_and_still_writes():
     network = ready(build("reformer", "tiny", form="chunked", **SMALL))
     cache = network(tokens(), cache=Cache()).cache
-    with pytest.raises(ValueError, match=r"positions to come decide whom the past sees, .* or use hashed"):
+    with pytest.raises(
+        ValueError, match=r"later positions decide to which keys earlier queries attend; .* without cache="
+    ):
         network(tokens(), cache=cache)
     written = generate(network, [[1, 2, 3]], 4, temperature=0)
     for end in range(3, 7):  # each token is the likeliest after all before it, read at once

@@ -119,7 +119,7 @@ def test_the_sets_are_settings_of_the_member():
         assert [layer.sublayers[0].pattern for layer in value.body.layers] == wanted
     three = member("sparse-transformer", "tiny", heads=3, width=48, **tiny)
     assert [layer.sublayers[0].pattern for layer in three.body.layers] == [near | last]
-    with pytest.raises(ValueError, match="2 patterns out to 1 heads"):
+    with pytest.raises(ValueError, match="2 patterns to 1 heads"):
         build("sparse-transformer", "tiny", heads=1, uses="by_head", **tiny)
     dense = member("sparse-transformer", "tiny", kind="dense", **tiny)
     assert [layer.sublayers[0].pattern for layer in dense.body.layers] == [Causal()]
@@ -138,7 +138,7 @@ def test_sizes_that_the_paper_states():
         value = member("sparse-transformer", size)
         layer, body, place = value.body.layers[0], value.body, value.position
         form = layer.sublayers[0].heads
-        found = (body.layers, value.width, form.heads, math.prod(place.sizes), place.sizes[1], form.key_width)
+        found = (body.num_layers, value.width, form.heads, math.prod(place.sizes), place.sizes[1], form.key_width)
         assert (*found, layer.sublayers[-1].hidden) == numbers
 
 

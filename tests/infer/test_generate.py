@@ -202,7 +202,7 @@ def test_a_window_that_slides_needs_no_memory():
     network = ready(WAYS["learned"])
     options = {"temperature": 0, "context": 4}
     wanted = generate(network, [[1, 2, 3]], 6, cached=False, **options)
-    assert generate(network, [[1, 2, 3]], 6, memory=4, **options) == wanted
+    assert generate(network, [[1, 2, 3]], 6, **options) == wanted
 
 
 @pytest.mark.parametrize(

@@ -36,18 +36,18 @@ def network() -> Any:
         maps = [theirs[f"{prefix}attn.proj_{name}.weight"] for name in ("query", "key", "val")]
         span = theirs[f"{prefix}attn.attn.adaptive_span._mask.current_val"].flatten()
         layer = {
-            "attention.heads.qkv.weight": torch.cat(maps),
-            "attention.heads.out.weight": theirs[f"{prefix}attn.proj_out.weight"],
-            "attention.score_mods.0.key_RE": torch.cat(
+            "sublayers.0.heads.qkv.weight": torch.cat(maps),
+            "sublayers.0.heads.out.weight": theirs[f"{prefix}attn.proj_out.weight"],
+            "sublayers.0.score_mods.0.key_RE": torch.cat(
                 (theirs["key_pe"][0].T, double([[0.0] * 4]))
             ),  # distances 10 .. 1, 0
-            "attention.score_mods.1.part_H": span + 1 / sizes["span"],
+            "sublayers.0.score_mods.1.fraction_H": span + 1 / sizes["span"],
         }
         for side in ("weight", "bias"):
-            layer[f"feedforward.hidden.0.{side}"] = theirs[f"{prefix}ff.fc1.{side}"]
-            layer[f"feedforward.out.{side}"] = theirs[f"{prefix}ff.fc2.{side}"]
-            layer[f"steps.attention.norm.{side}"] = theirs[f"{prefix}norm1.{side}"]
-            layer[f"steps.feedforward.norm.{side}"] = theirs[f"{prefix}norm2.{side}"]
+            layer[f"sublayers.1.hidden.0.{side}"] = theirs[f"{prefix}ff.fc1.{side}"]
+            layer[f"sublayers.1.out.{side}"] = theirs[f"{prefix}ff.fc2.{side}"]
+            layer[f"residuals.0.norm.{side}"] = theirs[f"{prefix}norm1.{side}"]
+            layer[f"residuals.1.norm.{side}"] = theirs[f"{prefix}norm2.{side}"]
         return {ours + name: x for name, x in layer.items()}
 
     state = {"embed.table.weight": theirs["in_emb.weight"]}
@@ -58,17 +58,19 @@ def network() -> Any:
 
 
 @pytest.mark.spec(92, 93, 94, 95)
-def test_the_member_is_the_published_module(network: Any) -> None:
-    """Log-probabilities, the next memory, the penalty, and the slopes of the spans."""
-    memory = tuple(LayerInputs(double(x)) for x in FOUND["memory"])
-    span, layers, cost = (FOUND["sizes"][name] for name in ("span", "layers", "cost"))
-    output = network(torch.tensor(FOUND["tokens"]), cache=Cache(span, memory, hidden=True))
-    found, wanted = output.logits.log_softmax(-1), double(FOUND["log_probabilities"])
-    assert (found - wanted).abs().max() < LIMIT
-    for ours, theirs in zip(output.cache.entries, FOUND["next_memory"], strict=True):
-        assert (ours.x_BMD - double(theirs)).abs().max() < LIMIT
-    assert abs(output.aux["penalty"] - FOUND["span_loss"] - cost * layers) < LIMIT  # z is 1 more in every layer
-    direction = torch.arange(found.numel()).reshape(found.shape).double().cos()
-    spans = [layer.sublayers[0].score_mods[1].part_H for layer in network.body.layers]
-    for slope, theirs in zip(torch.autograd.grad((found * direction).sum(), spans), FOUND["span_slopes"], strict=True):
-        assert (slope - double(theirs)).abs().max() < LIMIT
+def test_adaptive_span_equals_the_published_code(network: Any) -> None:
+    """Compares log-probabilities, the next memory, the penalty, and the gradients of the spans."""
+    memory = tuple(LayerInputs((double(x),), True) for x in RECORDED["memory"])
+    span, layers, cost = (RECORDED["sizes"][name] for name in ("span", "layers", "cost"))
+    output = network(torch.tensor(RECORDED["tokens"]), cache=Cache(span, memory, segment_memory=True))
+    log_p, expected = output.logits.log_softmax(-1), double(RECORDED["log_probabilities"])
+    assert (log_p - expected).abs().max() < LIMIT
+    for ours, theirs in zip(output.cache.entries, RECORDED["next_memory"], strict=True):
+        assert (ours.tensors[0] - double(theirs)).abs().max() < LIMIT
+    penalty = RECORDED["span_loss"] + cost * layers  # our z is larger by 1 in every layer
+    assert abs(output.aux["penalty"] - penalty) < LIMIT
+    direction = torch.arange(log_p.numel()).reshape(log_p.shape).double().cos()
+    spans = [layer.sublayers[0].score_mods[1].fraction_H for layer in network.body.layers]
+    gradients = torch.autograd.grad((log_p * direction).sum(), spans)
+    for gradient, theirs in zip(gradients, RECORDED["span_gradients"], strict=True):
+        assert (gradient - double(theirs)).abs().max() < LIMIT

@@ -92,15 +92,15 @@ def test_transformer_xl_equals_the_published_code_segment_by_segment(name, chang
 def _renamed(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
     names = {
         "word_emb.emb_layers.0": "embed.table",
-        "dec_attn.qkv_net": "attention.heads.qkv",
-        "dec_attn.o_net": "attention.heads.out",
-        "dec_attn.r_net": "attention.score_mods.0.place",
-        "dec_attn.r_w_bias": "attention.score_mods.0.u_HE",
-        "dec_attn.r_r_bias": "attention.score_mods.0.v_HE",
-        "dec_attn.layer_norm": "steps.attention.norm",
-        "pos_ff.layer_norm": "steps.feedforward.norm",
-        "pos_ff.CoreNet.0": "feedforward.hidden.0",
-        "pos_ff.CoreNet.3": "feedforward.out",
+        "dec_attn.qkv_net": "sublayers.0.heads.qkv",
+        "dec_attn.o_net": "sublayers.0.heads.out",
+        "dec_attn.r_net": "sublayers.0.score_mods.0.w_r",
+        "dec_attn.r_w_bias": "sublayers.0.score_mods.0.u_HE",
+        "dec_attn.r_r_bias": "sublayers.0.score_mods.0.v_HE",
+        "dec_attn.layer_norm": "residuals.0.norm",
+        "pos_ff.layer_norm": "residuals.1.norm",
+        "pos_ff.CoreNet.0": "sublayers.1.hidden.0",
+        "pos_ff.CoreNet.3": "sublayers.1.out",
     }
     state = {}
     for name, x in theirs.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import everyformer as ef
-from everyformer.attention.context import Context
-from everyformer.network.depth import Source
+from everyformer.attention.context import Context, EncoderContext
 
 WIDTH, HEADS, HIDDEN, LAYERS, LIMIT = 24, 4, 40, 2, 1e-10
 
@@ -107,7 +107,9 @@ def test_multihead_attention_is_equal_with_masks(mask, kernel, side):
 @pytest.mark.spec(15)
 @pytest.mark.parametrize("side", [None, "left", "right"])
 def test_cross_attention_is_equal(side):
-    theirs, ours = attention(ef.Full())
+    theirs, self_attention = attention(ef.Full())
+    ours = ef.CrossAttention(ef.Standard(HEADS, bias=True)).build(WIDTH).double()
+    ours.heads.load_state_dict(self_attention.heads.state_dict())
     x_BTD, source_BSD, seen_BS = randn(2, 4, WIDTH), randn(2, 7, WIDTH, seed=2), visible(side, (7, 3), 7)
     position_BS = None if seen_BS is None else torch.arange(7).masked_fill(~seen_BS, -1)
     probe = ef.Probe()
@@ -119,7 +121,7 @@ def test_cross_attention_is_equal(side):
         key_padding_mask=None if seen_BS is None else ~seen_BS,
         average_attn_weights=False,
     )
-    output_BTD, _ = ours.across(x_BTD, Source(source_BSD, context), None)
+    output_BTD, _ = ours(x_BTD, replace(context, encoder=EncoderContext(source_BSD, context)), None)
     assert error(output_BTD, expected_BTD) < LIMIT
     assert error(probe.weights[0], weights_BHQK) < LIMIT
 
@@ -147,26 +149,26 @@ def their_stack(kind: str, norm_first: bool, activation: str) -> Any:
 
 def our_model(kind: str, norm_first: bool, activation: str, pattern: ef.Pattern) -> ef.Model:
     heads = ef.Standard(HEADS, bias=True)
-    cross = ef.Attention(heads) if kind == "decoder" else None
-    layer = ef.Layer(ef.Attention(heads, pattern), ef.FeedForward(HIDDEN, activation), cross)
+    cross = (ef.CrossAttention(heads),) if kind == "decoder" else ()
+    layer = ef.Layer((ef.Attention(heads, pattern), *cross, ef.FeedForward(HIDDEN, activation)))
     residual = ef.PreNorm() if norm_first else ef.PostNorm()
     return ef.Model(width=WIDTH, embed=ef.Features(WIDTH), body=ef.Stack(LAYERS, (layer,), residual))
 
 
 def our_state(state: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
     """Their weights under our names, and an identity embedding."""
-    last = "norm2." if kind == "encoder" else "norm3."
+    net = 1 if kind == "encoder" else 2
     names = (
-        (last, "steps.feedforward.norm."),
-        ("norm1.", "steps.attention.norm."),
-        ("norm2.", "steps.cross.norm."),
-        ("self_attn.", "attention.heads."),
-        ("multihead_attn.", "cross.heads."),
-        ("linear1.", "feedforward.hidden.0."),
-        ("linear2.", "feedforward.out."),
+        ("norm1.", "residuals.0.norm."),
+        ("norm2.", "residuals.1.norm."),
+        ("norm3.", "residuals.2.norm."),
+        ("self_attn.", "sublayers.0.heads."),
+        ("multihead_attn.", "sublayers.1.heads."),
+        ("linear1.", f"sublayers.{net}.hidden.0."),
+        ("linear2.", f"sublayers.{net}.out."),
     )
     body = {
-        f"body.{'ends.' if name.startswith('norm.') else ''}{name}": weight
+        f"body.{'stream.' if name.startswith('norm.') else ''}{name}": weight
         for name, weight in renamed(state, *names).items()
     }
     eye = torch.eye(WIDTH, dtype=torch.float64)

@@ -84,7 +84,7 @@ def our_model(
         )
     projections = ef.Standard(heads, 8, value_width, merge_bias=False)
     attention = ef.Attention(projections, pattern & ef.Causal() if causal else pattern, score_mods)
-    layer = ef.Layer(attention, feedforward, ef.Attention(projections) if cross else None)
+    layer = ef.Layer((attention, *((ef.CrossAttention(projections),) if cross else ()), feedforward))
     body = ef.Stack(LAYERS, (layer,), residual)
     return ef.Model(width=WIDTH, embed=ef.Tokens(VOCABULARY), position=position, body=body)
 
@@ -115,27 +115,28 @@ def our_state(theirs: Any) -> dict[str, Tensor]:
     """Returns their weights under our names. Raises AssertionError for a weight that has no counterpart."""
     state: dict[str, Tensor] = {}
     kinds = theirs.attn_layers.layer_types
-    sublayers = {"a": "attention", "c": "cross", "f": "feedforward"}
     parts = {"1.to_out.weight": "heads.out.weight", "1.ff.2.weight": "out.weight", "1.ff.2.bias": "out.bias"}
     parts |= {f"1.ff.0.{name}.{kind}": f"hidden.0.{kind}" for name in ("0", "proj") for kind in ("weight", "bias")}
     for name, weight in theirs.state_dict().items():
         if match := re.fullmatch(r"attn_layers\.layers\.(\d+)\.(.+)", name):
             number, part = int(match[1]), match[2]
-            layer, sublayer = f"body.layers.{number // len(set(kinds))}.", sublayers[kinds[number]]
+            layer, sublayer = f"body.layers.{number // len(set(kinds))}.", number % len(set(kinds))
             if part.startswith("0."):
-                state[f"{layer}steps.{sublayer}.norm.weight"] = weight + 1
-            elif part.startswith("1.to_") and "out" not in part:  # in the order q, k, v
-                key = f"{layer}{sublayer}.heads.qkv.weight"
+                state[f"{layer}residuals.{sublayer}.norm.weight"] = weight + 1
+            elif part.startswith("1.to_") and "out" not in part:  # q, k and v come in this order
+                key = f"{layer}sublayers.{sublayer}.heads.qkv.weight"
                 state[key] = torch.cat((state[key], weight)) if key in state else weight
             else:
                 gated = part.startswith("1.ff.0.proj")  # theirs is (values, gates), ours (gates, values)
-                state[f"{layer}{sublayer}.{parts[part]}"] = torch.cat(weight.chunk(2)[::-1]) if gated else weight
+                state[f"{layer}sublayers.{sublayer}.{parts[part]}"] = (
+                    torch.cat(weight.chunk(2)[::-1]) if gated else weight
+                )
         elif name == "attn_layers.rel_pos.relative_attention_bias.weight":
-            state |= {f"body.layers.{n}.attention.score_mods.0.bias_RH": weight * 8**0.5 for n in range(LAYERS)}
+            state |= {f"body.layers.{n}.sublayers.0.score_mods.0.bias_RH": weight * 8**0.5 for n in range(LAYERS)}
         elif name == "pos_emb.emb.weight":
             state["position.table.weight"] = weight * WIDTH**-0.5
         elif name.startswith("attn_layers.final_norm."):
-            state["body.ends.norm.weight"] = weight + 1
+            state["body.stream.norm.weight"] = weight + 1
         elif name == "token_emb.emb.weight":
             state["embed.table.weight"] = weight
         else:

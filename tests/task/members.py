@@ -8,7 +8,7 @@ from everyformer.network.output_head import Classify
 
 def features(inputs: int = 3, classes: int = 3, width: int = 32) -> Model:
     """Reads sets: vectors without positions."""
-    layer = Layer(Attention(Standard(4, bias=True), Full()), FeedForward(2 * width, "gelu"))
+    layer = Layer((Attention(Standard(4, bias=True), Full()), FeedForward(2 * width, "gelu")))
     return Model(
         width=width, embed=Features(inputs), body=Stack(2, (layer,), PreNorm()), outputs=(Classify(classes, "mean"),)
     )
@@ -16,5 +16,5 @@ def features(inputs: int = 3, classes: int = 3, width: int = 32) -> Model:
 
 def nodes(inputs: int = 3, classes: int = 3, width: int = 32) -> Model:
     """Reads graphs: attention along the edges, a class for each node."""
-    layer = Layer(Attention(Standard(4, bias=True), Graph()), FeedForward(2 * width, "gelu"))
+    layer = Layer((Attention(Standard(4, bias=True), Graph()), FeedForward(2 * width, "gelu")))
     return Model(width=width, embed=Features(inputs), body=Stack(2, (layer,), PreNorm()), outputs=(PerToken(classes),))

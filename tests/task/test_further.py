@@ -10,6 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from everyformer import Gated, Halt, Language, Learned, Model, PostNorm, PreNorm, Reversible, Tokens, build, member
+from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions
 from everyformer.network.depth import Stack
 from everyformer.network.layer import Layer
 from everyformer.task.language import Language as LanguageTask
@@ -43,8 +44,8 @@ def test_the_loss_is_the_papers(tmp_path, residual, done):
     one.done = done
     token_BT = batch["token_BT"]
     hidden = hidden_of_layers(network, token_BT[:, :-1])
-    maps = [[maps[after].weight for after in range(AHEAD + 1)] for maps in list(network.further)[:-1]]
-    maps.append([network.embed.table.weight, *(one.weight for one in network.further[-1])])
+    maps = [[maps[after].weight for after in range(AHEAD + 1)] for maps in list(network.auxiliary)[:-1]]
+    maps.append([network.embed.table.weight, *(one.weight for one in network.auxiliary[-1])])
     wanted = sum(
         spec.loss([z_BTD[row] for z_BTD in hidden], maps, token_BT[row].tolist(), done, 0.5) for row in range(3)
     )
@@ -54,11 +55,10 @@ def test_the_loss_is_the_papers(tmp_path, residual, done):
 def hidden_of_layers(network: Any, x_BT: Any) -> list[Any]:
     """What the first l layers alone would give to a head."""
     found, layers = [], list(network.body.layers)
-    entries = network.body.entries
     for count in range(1, LAYERS + 1):
-        network.body.layers, network.body.entries = torch.nn.ModuleList(layers[:count]), entries[:count]
+        network.body.layers = torch.nn.ModuleList(layers[:count])
         found.append(network(x_BT).hidden)
-    network.body.layers, network.body.entries = torch.nn.ModuleList(layers), entries
+    network.body.layers = torch.nn.ModuleList(layers)
     return found
 
 
@@ -80,14 +80,13 @@ def test_what_serves_training_alone_changes_no_answer_and_every_map_has_a_gradie
     """Several processes wait for a gradient of every weight; that of a layer that has stopped is 0."""
     network, x_BT = ready(member("deep-character", "tiny", width=8, heads=2, layers=3, vocabulary=17)), tokens(2, 6)
     plain = network(x_BT)
-    assert plain.further == ()
     for lowest in (1, 2, 3):
-        output = network(x_BT, further=lowest)
+        output, predictions = AuxiliaryNetwork(network)(x_BT, lowest_layer=lowest)
         assert torch.equal(output.logits, plain.logits)
-        told = sum(logits.square().sum() for _, _, logits in output.further) + sum(output.aux.values())
+        told = sum(logits.square().sum() for _, _, logits in predictions) + sum(output.aux.values())
         network.zero_grad()
         (told + output.logits.sum()).backward()
-        for number, maps in enumerate(network.further, 1):
+        for number, maps in enumerate(network.auxiliary, 1):
             for one in maps:
                 assert bool((one.weight.grad != 0).any()) == (number >= lowest)
 
@@ -115,18 +114,18 @@ def test_every_layer_adds_positions_of_its_own():
 
 
 def test_what_cannot_be_is_refused():
-    layer = Layer(member("gpt2", "tiny").body.layers[0].sublayers[0], None, position=Learned(8))
+    layer = Layer(member("gpt2", "tiny").body.layers[0].sublayers[:1], position=Learned(8))
     start = member("gpt2", "tiny")
-    for body, heads, reason in (
-        (Stack(2, (layer,), Reversible()), (Language(),), "cannot be added to what enters each layer"),
-        (Stack(2, start.body.layers, Reversible()), (Language(every_layer=True),), "every_layer needs one state"),
-        (Halt(2, start.body.layers, PreNorm()), (Language(every_layer=True),), "every_layer needs one state"),
+    for body, auxiliary, reason in (
+        (Stack(2, (layer,), Reversible()), None, "cannot be added to the input of each layer"),
+        (Stack(2, start.body.layers, Reversible()), AuxiliaryPredictions(0), "every_layer needs one output"),
+        (Halt(2, start.body.layers, PreNorm()), AuxiliaryPredictions(0), "every_layer needs one output"),
     ):
-        value = Model(width=64, embed=Tokens(256), body=body, outputs=heads)
+        value = Model(width=64, embed=Tokens(256), body=body, outputs=(Language(),), auxiliary=auxiliary)
         with pytest.raises(ValueError, match=reason):
             value.build()
-    with pytest.raises(ValueError, match="no predictions for training alone"):
-        build("gpt2", "tiny")(tokens(1, 4), further=1)
+    with pytest.raises(ValueError, match="no auxiliary predictions"):
+        AuxiliaryNetwork(build("gpt2", "tiny"))
     assert "lower layers stop" in (unsupported_reason(Run(), member("deep-character", "tiny"), 1) or "")
 
 
@@ -160,7 +159,7 @@ def test_the_tokens_after_the_next_need_no_layers(tmp_path, depth):
     body = depth(2, value.body.layers, residual=Reversible() if depth is Stack else PreNorm())
     one, value = work(tmp_path, replace(value, body=body), ahead=2)
     network, batch = ready(value), one.batch(0, 2, 0)
-    token_BT, maps = batch["token_BT"], [network.embed.table.weight, *(one.weight for one in network.further[0])]
+    token_BT, maps = batch["token_BT"], [network.embed.table.weight, *(one.weight for one in network.auxiliary[0])]
     wanted = sum(
         spec.loss([network(token_BT[:, :-1]).hidden[row]], [maps], token_BT[row].tolist(), 0.9, 0.5) for row in range(2)
     )

@@ -133,7 +133,7 @@ def test_the_encoder_reads_the_picture_made_smaller(folder):
     assert source.tolist() == [tokens]
     step = torch.zeros(1, 0, 1, dtype=torch.long)
     one, other = (
-        paint(network.decoder, work.scan, step, source=network.encode(x), temperature=0.0)
+        paint(network.decoder, work.scan, step, encoder_output=network.encode(x), temperature=0.0)
         for x in (source, source.flip(1))
     )
     assert not torch.equal(one, other)
@@ -150,7 +150,7 @@ def test_painting_with_the_cache_is_painting_without(folder, output, local, shri
         source = network.encode(work._source(image_BCYX))
     begun = work.scan.unfold(work._levels(image_BCYX))
     for first in (0, 2 * work.scan.grid.columns):
-        options = {"source": source, "seed": 3}
+        options = {"encoder_output": source, "seed": 3}
         found = paint(one, work.scan, begun[:, :first], **options)
         assert torch.equal(found, paint(one, work.scan, begun[:, :first], cached=False, **options))
         assert found.shape == begun.shape and torch.equal(found[:, :first], begun[:, :first])

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from everyformer import Cache, build, generate
 from everyformer.infer.evaluate import nats, side_by_side, streaming_nll
-from everyformer.network.cache import LayerInputs
 from everyformer.task.language import Language, LanguageWork
 from everyformer.train import checkpoint
 from everyformer.train.finished import open_run
@@ -104,7 +103,7 @@ def test_a_resumed_run_remembers(tmp_path, settings):
     one, two = (checkpoint.place(tmp_path / name, 6) for name in ("whole", "cut"))
     assert same(one, two, ("model", "optimizer", "average", "carried"))
     carried = load_file(one / "carried.safetensors")
-    assert carried["layer.1"].shape == (4 if not settings else 6, 8, 16)
+    assert carried["inputs.1"].shape == (4 if not settings else 6, 8, 16)
 
 
 def test_a_run_that_forgets_its_memory_ends_elsewhere(tmp_path, monkeypatch):
@@ -125,8 +124,8 @@ def test_a_memory_that_is_no_number_is_forgotten_with_its_step(tmp_path, monkeyp
         calls.append(cache)
         loss, cache = original(work, network, batch, kernel, cache)
         if len(calls) == 3:
-            layers = tuple(LayerInputs(entry.x_BMD * float("nan")) for entry in cache.layers)
-            return loss * float("nan"), replace(cache, layers=layers)
+            entries = tuple(entry.map(lambda x: x * float("nan")) for entry in cache.entries)
+            return loss * float("nan"), replace(cache, entries=entries)
         return loss, cache
 
     calls: list[Cache | None] = []

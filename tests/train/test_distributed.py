@@ -47,12 +47,12 @@ if os.environ["RANK"] == "0":
     shutil.copytree(here / "shared", here / "again")
 dist.barrier()
 resume(here / "again", step=2)
-learn = tokenizer.learn
+train_tokenizer = tokenizer.train
 def learned(*args):
     (here / f"learned-{os.environ['RANK']}").touch()
     time.sleep(1)  # time for the other to begin too, if it may
-    return learn(*args)
-tokenizer.learn = learned
+    return train_tokenizer(*args)
+tokenizer.train = learned
 train(recipe(data, *SETTINGS, "task.tokenizer=bpe", "task.vocabulary=300", "run.steps=1"))
 dist.destroy_process_group()
 """

@@ -71,7 +71,7 @@ class _Hypotheses:
 
     def read(self, cached: bool) -> Tensor:
         """log P of the next token after each hypothesis."""
-        options: dict[str, Any] = {} if self.memory is None else {"source": self.memory}
+        options: dict[str, Any] = {} if self.memory is None else {"encoder_output": self.memory}
         first = not cached or self.cache.length == 0
         token_BT = self.token_BT if first else self.token_BT[:, -1:]
         output = self.network(

@@ -43,6 +43,8 @@ class AuxiliaryNetwork(nn.Module):
 
     def __init__(self, network: Any):
         super().__init__()
+        if network.auxiliary is None:
+            raise ValueError("the model has no auxiliary predictions; build it with auxiliary=AuxiliaryPredictions()")
         self.network = network
 
     def forward(self, inputs: Any, *, lowest_layer: int = 1, **options: Any) -> tuple[Any, tuple[Prediction, ...]]:

@@ -151,7 +151,7 @@ class ClassWork(Work):
 
     def adapt(self, value: Model | EncoderDecoder) -> Model | EncoderDecoder:
         one = sequence(value, "classify")
-        return replace(one, outputs=(self.wanted(one),))
+        return replace(one, outputs=(self.wanted(one),), auxiliary=None)
 
     def fit(self, value: Model | EncoderDecoder) -> None:
         one = sequence(value, "classify")

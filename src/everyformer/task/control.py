@@ -134,7 +134,7 @@ class ControlWork(Work):
         one = _reader(value)
         length = self.task.memory or (one.memory.length if one.memory else MEMORY)
         memory = SegmentMemory(length) if self.task.remembers else None
-        return replace(one, embed=Features(self.one.inputs), outputs=self.heads(), memory=memory)
+        return replace(one, embed=Features(self.one.inputs), outputs=self.heads(), memory=memory, auxiliary=None)
 
     def fit(self, value: Model | EncoderDecoder) -> None:
         self.value = one = _reader(value)

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention.context import SideInputs
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.encode import Sentences, encode_sentences
 from everyformer.data.text import Text, open_text
@@ -95,7 +96,7 @@ class MaskedWork(Work):
         one = sequence(value, "masked")
         own = [head for head in one.outputs if isinstance(head, MaskedHead)][:1] or [MaskedHead()]
         pair = [head for head in one.outputs if isinstance(head, Classify)][:1] or [Classify(2, "first", pooler=True)]
-        return replace(one, outputs=(*own, *(pair if self.task.next_sentence else [])))
+        return replace(one, outputs=(*own, *(pair if self.task.next_sentence else [])), auxiliary=None)
 
     def fit(self, value: Model | EncoderDecoder) -> None:
         value = sequence(value, "masked")
@@ -183,8 +184,10 @@ class MaskedWork(Work):
         return loss + sum(output.aux.values()) * self.count(batch) if output.aux else loss
 
     def _call(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Any:
-        segments = {"segments": batch["segment_BT"]} if self.task.next_sentence else {}
-        return network(batch["token_BT"], visible=batch.tensors.get("visible_BT"), kernel=kernel, **segments)
+        side_inputs = SideInputs(segments=batch["segment_BT"]) if self.task.next_sentence else None
+        return network(
+            batch["token_BT"], visible=batch.tensors.get("visible_BT"), side_inputs=side_inputs, kernel=kernel
+        )
 
     @torch.no_grad()
     def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:

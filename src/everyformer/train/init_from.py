@@ -11,7 +11,7 @@ from torch import Tensor
 from everyformer.network.network import Network, PairNetwork
 from everyformer.train import checkpoint
 
-HEADS = tuple(f"{side}{part}." for side in ("", "encoder.", "decoder.") for part in ("outputs", "further"))
+HEADS = tuple(f"{side}{part}." for side in ("", "encoder.", "decoder.") for part in ("outputs", "auxiliary"))
 
 
 def load_weights(network: Network | PairNetwork, folder: str | Path) -> list[str]:

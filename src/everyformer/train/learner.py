@@ -192,7 +192,7 @@ def set_checkpoint_segments(network: nn.Module, checkpoint_segments: int) -> Non
 
 def set_gather(network: nn.Module, gather: bool) -> None:
     """Compute of positions that have halted no more than their keys."""
-    able = [module for module in network.modules() if getattr(module, "gathers", False)]
+    able = [module for module in network.modules() if getattr(module, "can_gather", False)]
     if gather and not able:
         raise ValueError(
             "run.gather=true: no depth of this model copies halted positions through one layer without a convolution, rules "
