@@ -22,7 +22,7 @@ BLOCKS = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", TEXT, r
 COMMANDS = [line for block in BLOCKS for line in block]
 PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 PARTS = next(block for block in PYTHON if block.startswith("# my_parts.py\n"))
-SCRIPT = "\n".join(block for block in PYTHON if block != PARTS)
+SCRIPTS = [block for block in PYTHON if block != PARTS]
 
 
 @pytest.fixture
@@ -55,8 +55,9 @@ def test_the_commands_of_a_block_run_one_after_the_other(block, folder, capsys):
     run_commands(block, capsys)
 
 
-def test_python_runs_from_top_to_bottom_and_then_the_commands_for_parts_of_your_own(folder, capsys):
-    exec(compile(SCRIPT, "README.md", "exec"), {})
+def test_every_python_block_runs_by_itself_and_then_the_commands_for_parts_of_your_own(folder, capsys):
+    for script in SCRIPTS:
+        exec(compile(script, "README.md", "exec"), {})
     printed = capsys.readouterr().out
     assert "passed" in printed and "FAILED" not in printed and "ROMEO:" in printed
     (block,) = [block for block in BLOCKS if "--import" in block[0]]
