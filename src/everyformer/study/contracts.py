@@ -28,7 +28,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 
