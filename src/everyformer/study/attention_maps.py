@@ -64,10 +64,8 @@ def attention_maps(network: Network | PairNetwork, work: Work, text: str | None 
     names = [tokenizer.decode([int(one)]).replace("\n", "\\n") for one in ids]
     maps = weights(network, torch.from_numpy(ids.astype(np.int64)))
     if not maps:
-        raise ValueError(
-            f"a {type(network.value.body).__name__.lower()} has no attention weights to draw; give the run of a "
-            "model with attention, or of lstm"
-        )
+        names = ", ".join(dict.fromkeys(type(one).__name__ for one in network.value.body.sublayers()))
+        raise ValueError(f"a model of {names} has no attention weights to draw; give a run of a model with attention, or of lstm")
     if any(network.value.body.patterns()):
         row = (
             "step" if isinstance(network.value.body, Repeat | Halt) and len(network.value.body.layers) == 1 else "layer"
