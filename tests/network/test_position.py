@@ -222,10 +222,10 @@ def test_positions_begin_where_a_call_says():
 @pytest.mark.parametrize(
     "begin, message",
     [
-        (torch.tensor([1]), "give 2 whole numbers"),
+        (torch.tensor([1]), "give 2 integers"),
         (torch.tensor([1.0, 2.0]), "position_offset is torch.float32 of the shape (2,)"),
         (torch.tensor([0, -1]), "a position_offset must be 0 or more, not -1"),
-        (torch.tensor([0, 3]), "position 8 is past the 8 positions that the model knows"),
+        (torch.tensor([0, 3]), "position 8 is past the 8 positions of the model"),
     ],
 )
 def test_wrong_beginnings_are_refused(begin, message):

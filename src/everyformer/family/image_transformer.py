@@ -23,12 +23,12 @@ from everyformer.attention.projection import Standard
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Embed, Features, Tokens
 from everyformer.network.feedforward import FeedForward
+from everyformer.network.grid import Grid
 from everyformer.network.initial import Xavier
 from everyformer.network.layer import Layer
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.multi_head_attention import Attention, CrossAttention
 from everyformer.network.output_head import Language, Logistics, OutputHead
-from everyformer.network.position import Grid
 from everyformer.network.residual import PostNorm
 from everyformer.value import Count, Share, Size
 
