@@ -1,4 +1,4 @@
-"""Bad input: each row a ValueError that names the value, the reason and the remedy. Nothing is broadcast in silence."""
+"""Bad input: each row raises a ValueError with the value, the reason and the remedy. Nothing is broadcast silently."""
 
 from __future__ import annotations
 
@@ -407,7 +407,7 @@ def test_bad_input_is_refused_with_value_reason_and_remedy(wrong, message):
     assert message in str(caught.value)
 
 
-def test_good_neighbours_of_bad_input_are_served():
+def test_valid_input_near_bad_input_is_accepted():
     """The least that is allowed, so that no check is too strict."""
     net("language")(tokens(2, 8))
     net("language")(X.int())

@@ -1,4 +1,4 @@
-"""Saving and loading: equal to the last bit, and a reason where a folder is not what it should be."""
+"""Saving and loading: bit-equal, and damaged folders are refused with a reason."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PAIR = EncoderDecoder(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", members())
-def test_every_member_comes_back_to_the_last_bit(name, dtype, tmp_path):
+def test_every_member_is_bit_equal_after_loading(name, dtype, tmp_path):
     network = build(name, "tiny").to(dtype).eval()
     again = load(save(network, tmp_path / "deep" / "folder"))
     assert again.value == network.value and not again.training
@@ -134,7 +134,7 @@ def test_a_damaged_folder_is_refused_with_the_reason(harm, tmp_path):
         load(tmp_path)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere has no model\.json"):
         load(tmp_path / "nowhere")
 
