@@ -13,8 +13,8 @@ from PIL import Image as Pillow
 from everyformer import build, member
 from everyformer.data.images import downsample, open_unlabelled_images, save_image_grid
 from everyformer.infer.paint import Scan, paint
+from everyformer.network.grid import Grid
 from everyformer.network.network import PairNetwork
-from everyformer.network.position import Grid
 from everyformer.task import Image
 from everyformer.task.table import task_for
 from everyformer.task.work import epoch_rows

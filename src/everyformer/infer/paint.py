@@ -15,9 +15,9 @@ from torch import Tensor
 
 from everyformer.infer.sample import check, generator, sample
 from everyformer.network.cache import Cache
+from everyformer.network.grid import Grid
 from everyformer.network.network import EncoderOutput, Network, evaluating
 from everyformer.network.output_head import Logistics, OutputHead
-from everyformer.network.position import Grid
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from everyformer.data.files import read_json
 from everyformer.data.images import Images, downsample, import_pillow, open_unlabelled_images, save_image_grid
 from everyformer.infer.paint import Scan, paint
 from everyformer.network.embed import Features, Tokens
+from everyformer.network.grid import Grid
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language, Logistics
-from everyformer.network.position import Grid
 from everyformer.task.work import Batch, Task, Work, check_split, epoch_rows, which
 from everyformer.value import Share, Size, Value
 

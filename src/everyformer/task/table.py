@@ -7,12 +7,12 @@ from typing import Literal
 from everyformer.attention.pattern import Graph
 from everyformer.family.table import find
 from everyformer.network.embed import Features, Nodes, Patches
+from everyformer.network.grid import Grid
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.network.output_head import Language as LanguageHead
 from everyformer.network.output_head import Logistics, PerToken
 from everyformer.network.output_head import Masked as MaskedHead
-from everyformer.network.position import Grid
 from everyformer.task.classify import Classify
 from everyformer.task.control import Control
 from everyformer.task.image import Image
