@@ -170,7 +170,7 @@ def test_spans_are_told_with_what_they_save():
     assert (found.most, found.most_flops) == (6, maps + 4 * 6 * 2 * 3 * 4)
     assert found.keys == pytest.approx(float(keys_LH.mean())) and found.flops == round(maps + float(keys_LH.sum()) * 24)
     assert spans(build("gpt2", "tiny"), x_T) is None
-    with pytest.raises(ValueError, match="no spans that it learned; give a run of adaptive-span"):
+    with pytest.raises(ValueError, match="no learned spans; give the run of adaptive-span"):
         spans_of(build("gpt2", "tiny"), object())
 
 
