@@ -40,7 +40,7 @@ class Given(nn.Module):
         return self.h_BT + 0 * x_BTD[..., 0]
 
 
-def build(given: argparse.Namespace, halting: str) -> Any:
+def build(given: argparse.Namespace, halting: str | None) -> Any:
     torch.manual_seed(0)
     size = {"width": given.width, "steps": given.steps, "dropout": 0.0}
     return everyformer.build("universal-transformer", "language", halting=halting, **size).to(given.device)
@@ -66,7 +66,7 @@ def main() -> None:
     given = parser.parse_args()
     now = clock(given.device)
     token_BT = torch.randint(0, 256, (given.batch, given.length + 1), device=given.device)
-    network, fixed = build(given, "freeze"), build(given, "fixed")
+    network, fixed = build(given, "freeze"), build(given, None)
     unit = network.body.unit = Given()
 
     def forward(one: Any) -> None:
