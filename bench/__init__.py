@@ -1,1 +1,1 @@
-"""Measurements that are run by hand: `python -m bench.NAME`. What they found is in docs/results."""
+"""Benchmarks, run by hand with `python -m bench.NAME`. The results are in docs/results."""

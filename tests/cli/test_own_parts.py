@@ -57,10 +57,8 @@ SMALL = ("--data", "text.txt", "run.steps=2", "run.batch=2", "run.evaluate=0", "
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("to be, or not to be: that is the question.\n" * 60)
-    yield tmp_path
+def folder(place):
+    yield place
     sys.modules.pop("my_parts", None)
 
 

@@ -17,8 +17,10 @@ from everyformer import (
     NoResidual,
     Pattern,
     PreNorm,
+    ScoreMod,
     Stack,
     Standard,
+    Sublayer,
     Tokens,
     parse,
 )
@@ -30,9 +32,9 @@ def model(
     pattern: str | Pattern | None = "causal",
     *,
     form: Any = Standard(2),
-    score_mods: tuple = (),
-    net: FeedForward | None = FeedForward(12),
-    cross: Attention | None = None,
+    score_mods: tuple[ScoreMod, ...] = (),
+    net: Sublayer | None = FeedForward(12),
+    cross: Attention | CrossAttention | None = None,
     layers: int = 2,
     residual: Any = PreNorm(),
     width: int = 8,
@@ -42,8 +44,9 @@ def model(
     """A model of a few numbers; without a pattern it has no attention."""
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
     attention = None if pattern is None else Attention(form, pattern, score_mods)
-    cross_attention = None if cross is None else CrossAttention(cross.heads, cross.pattern, cross.dropout)
-    sublayers = tuple(one for one in (attention, cross_attention, net) if one is not None)
+    if isinstance(cross, Attention):
+        cross = CrossAttention(cross.heads, cross.pattern, cross.dropout)
+    sublayers = tuple(one for one in (attention, cross, net) if one is not None)
     return Model(width=width, embed=embed, body=Stack(layers, (Layer(sublayers),), residual), **more)
 
 

@@ -14,6 +14,7 @@ from everyformer import (
     Cache,
     Classify,
     Concatenated,
+    CrossAttention,
     EncoderOutput,
     Features,
     FeedForward,
@@ -21,6 +22,7 @@ from everyformer import (
     Grid,
     Halt,
     Language,
+    Layer,
     LayerNorm,
     Learned,
     Lstm,
@@ -32,6 +34,8 @@ from everyformer import (
     PerToken,
     PreNorm,
     Repeat,
+    SegmentMemory,
+    SideInputs,
     Sinusoidal,
     Stack,
     Standard,
@@ -62,7 +66,7 @@ NETWORKS: dict[str, Any] = {
     "graph": model("graph"),
     "documents": model("causal & same_document"),
     "segments": model("full", segments=2),
-    "decoder": model(cross=Attention(Standard(2))),
+    "decoder": model(cross=CrossAttention(Standard(2))),
     "image": model("full", embed=Patches(4, 3), position=Learned(8), outputs=(Classify(3),)),
     "features": model("full", embed=Features(5)),
     "nodes": model("full", embed=Nodes(5, kinds=3)),
@@ -82,7 +86,7 @@ def call(name: str, *inputs: Any, **options: Any) -> Callable[[], Any]:
 
 
 def after(name: str, *inputs: Any, of: str = "language", **options: Any) -> Callable[[], Any]:
-    """A call that goes on from the past of six tokens."""
+    """A call that continues from a cache of six tokens."""
     return lambda: net(name)(*inputs, cache=net(of)(X, cache=Cache()).cache, **options)
 
 
@@ -90,11 +94,11 @@ def cache(change: Callable[[Cache], Any]) -> Callable[[], Any]:
     return lambda: change(net("language")(X, cache=Cache()).cache)
 
 
-def speak(name: str, *given: Any, **options: Any) -> Callable[[], Any]:
-    return lambda: generate(net(name), *given, **options)
+def generated(name: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: generate(net(name), *arguments, **options)
 
 
-def placed(position: Any, width: int = 9) -> Callable[[], Any]:
+def built(position: Any, width: int = 9) -> Callable[[], Any]:
     return lambda: model(position=position, width=width, form=Standard(1)).build()
 
 
@@ -114,16 +118,17 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Attention(Standard(2), "causal"), "attention.pattern is 'causal': expected a pattern value, got str"),
     (lambda: Attention(2), "attention.heads is 2: expected a projection value, got int"),
     (lambda: model(outputs=Language()), "model.outputs is Language"),
-    (lambda: Stack(2, (), PreNorm()), "stack.each is empty: give at least one Layer"),
-    (lambda: Repeat(2, (), PreNorm()), "repeat.each is empty: give at least one Layer"),
-    (lambda: Halt(2, (), PreNorm()), "halt.each is empty: give at least one Layer"),
+    (lambda: Stack(2, (), PreNorm()), "stack.layers is empty: give at least one Layer"),
+    (lambda: Repeat(2, (), PreNorm()), "repeat.layers is empty: give at least one Layer"),
+    (lambda: Halt(2, (), PreNorm()), "halt.layers is empty: give at least one Layer"),
+    (lambda: Layer(()), "layer.sublayers is empty: give at least one sublayer, such as Attention or FeedForward"),
     (lambda: Mixed(()), "mixed has no parts: give a tuple of (embed, position) pairs"),
     # widths that do not fit
-    (placed(Sinusoidal()), "sinusoids come in pairs, but there are 9 features; make it even"),
-    (placed(Grid(2, 2)), "a grid halves the features between row and column, but there are 9; make it even"),
-    (placed(Concatenated(OneHot(5), 4)), "one_hot of 5 positions is 5 wide; give it a width of 5, not 4"),
+    (built(Sinusoidal()), "sinusoids come in pairs, but there are 9 features; make it even"),
+    (built(Grid(2, 2)), "a grid halves the features between row and column, but there are 9; make it even"),
+    (built(Concatenated(OneHot(5), 4)), "one_hot of 5 positions is 5 wide; give it a width of 5, not 4"),
     (
-        placed(Concatenated(Sinusoidal(), 9)),
+        built(Concatenated(Sinusoidal(), 9)),
         "positions take 9 of 9 features and leave none for the token; widen the model",
     ),
     # tokens
@@ -164,40 +169,64 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
         call("language", X, visible=torch.tensor([[True] * 6, [False] * 6])),
         "sequence 1 of the batch is all padding; leave it out or give it a token",
     ),
-    # what comes one a token
+    # documents and segments
     (
         call("documents", X),
         "the pattern same_document has no documents: call the model with side_inputs=SideInputs(documents=...), one id per token",
     ),
-    (call("documents", X, documents=X[:, :5]), "documents are torch.int64 of the shape (2, 5): give whole numbers"),
-    (call("documents", X, documents=X.float()), "documents are torch.float32 of the shape (2, 6): give whole numbers"),
     (
-        call("documents", X, documents=X.tolist()),
+        call("documents", X, side_inputs=SideInputs(documents=X[:, :5])),
+        "documents are torch.int64 of the shape (2, 5): give whole numbers",
+    ),
+    (
+        call("documents", X, side_inputs=SideInputs(documents=X.float())),
+        "documents are torch.float32 of the shape (2, 6): give whole numbers",
+    ),
+    (
+        call("documents", X, side_inputs=SideInputs(documents=X.tolist())),
         "documents are 'list': give whole numbers (int64 or int32) of the shape (2, 6)",
     ),
-    (call("segments", X, segments=TRUE.long()[:1]), "segments are torch.int64 of the shape (1, 6): give whole numbers"),
-    (call("segments", X, segments=TRUE.float()), "segments are torch.float32 of the shape (2, 6): give whole numbers"),
-    (call("segments", X, segments=TRUE.long() * 2), "segments go from 2 to 2, but the model knows 0 to 1"),
-    (call("language", X, segments=TRUE.long()), "segments are given, but the model has none; build it with segments=2"),
+    (
+        call("segments", X, side_inputs=SideInputs(segments=TRUE.long()[:1])),
+        "segments are torch.int64 of the shape (1, 6): give whole numbers",
+    ),
+    (
+        call("segments", X, side_inputs=SideInputs(segments=TRUE.float())),
+        "segments are torch.float32 of the shape (2, 6): give whole numbers",
+    ),
+    (
+        call("segments", X, side_inputs=SideInputs(segments=TRUE.long() * 2)),
+        "segments go from 2 to 2, but the model knows 0 to 1",
+    ),
+    (
+        call("language", X, side_inputs=SideInputs(segments=TRUE.long())),
+        "segments are given, but the model has no segment embeddings; build it with segments=2",
+    ),
     # edges
     (
         call("graph", X),
         "the pattern graph has no edges: give graph(((0, 1), ...)) or call the model with side_inputs=SideInputs(edges=...)",
     ),
     (
-        call("graph", X, edges=torch.ones(6, 6)),
+        call("graph", X, side_inputs=SideInputs(edges=torch.ones(6, 6))),
         "edges are torch.float32 of the shape (6, 6): give booleans of the shape N, N",
     ),
     (
-        call("graph", X, edges=torch.ones(6, 7).bool()),
+        call("graph", X, side_inputs=SideInputs(edges=torch.ones(6, 7).bool())),
         "edges are torch.bool of the shape (6, 7): give booleans of the shape N, N",
     ),
     (
-        call("graph", X, edges=torch.ones(6).bool()),
+        call("graph", X, side_inputs=SideInputs(edges=torch.ones(6).bool())),
         "edges are torch.bool of the shape (6,): give booleans of the shape N, N",
     ),
-    (call("graph", X, edges=torch.ones(5, 5).bool()), "of the shape N, N or 2, N, N, for N nodes, at least 6"),
-    (call("graph", X, edges=torch.ones(3, 6, 6).bool()), "edges are torch.bool of the shape (3, 6, 6): give booleans"),
+    (
+        call("graph", X, side_inputs=SideInputs(edges=torch.ones(5, 5).bool())),
+        "of the shape N, N or 2, N, N, for N nodes, at least 6",
+    ),
+    (
+        call("graph", X, side_inputs=SideInputs(edges=torch.ones(3, 6, 6).bool())),
+        "edges are torch.bool of the shape (3, 6, 6): give booleans",
+    ),
     # images, features, nodes, parts
     (
         call("image", torch.zeros(2, 3, 8, 9)),
@@ -216,7 +245,7 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         call("image", torch.zeros(2, 3, 16, 16)),
-        "the image has 16 tokens with the class token, the model's positions are for 8",
+        "the image has 16 tokens with the class token, but the model's positions are for 8",
     ),
     (
         call("features", torch.zeros(2, 3, 4)),
@@ -248,98 +277,120 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
         call("mixed", (torch.zeros(3, 3, 5), X[:, :4])),
         "part 0 of a mixed sequence has 3 sequences, part 1 2; give as many of each",
     ),
-    # the source
-    (call("decoder", X), "this model attends to a source, but none was given; call it with encoder_output="),
+    # the encoder output
+    (call("decoder", X), "the model attends to an encoder output, but none is given; call it with encoder_output="),
     (
         call("decoder", X, encoder_output=EncoderOutput(torch.zeros(2, 3, 9))),
-        "the source is of 2 sequences and 9 wide, the model's input of 2",
+        "the encoder output has 2 sequences of width 9, the model's input 2 of width 8; make them equal",
     ),
     (
         call("decoder", X, encoder_output=EncoderOutput(torch.zeros(3, 3, 8))),
-        "the source is of 3 sequences and 8 wide, the model's input of 2",
+        "the encoder output has 3 sequences of width 8, the model's input 2 of width 8; make them equal",
     ),
     (call("decoder", X, encoder_output=EncoderOutput(torch.zeros(2, 0, 8))), "give at least one of each"),
     (
         call("decoder", X, encoder_output=EncoderOutput(torch.zeros(2, 3, 8).double())),
-        "the source is torch.float64, the model torch.float32",
+        "the encoder output is torch.float64, the model torch.float32; use one dtype",
     ),
     (
         call("decoder", X, encoder_output=torch.zeros(2, 3, 8)),
-        "source is a Tensor: give a Memory, as encode() returns it",
+        "encoder_output is a Tensor: give an EncoderOutput, as encode() returns it",
     ),
-    (lambda: EncoderOutput(torch.zeros(2, 3)), "a memory has the shape batch, time, width, not (2, 3)"),
+    (lambda: EncoderOutput(torch.zeros(2, 3)), "an encoder output has the shape batch, time, width, not (2, 3)"),
     (
         lambda: EncoderOutput(torch.zeros(2, 3, 8), TRUE),
         "give booleans of the shape (2, 3), True where a token is real",
     ),
-    # the past
-    (call("language", X, cache=True), "past is a bool: give Past() to begin, then the last output's past"),
-    (call("class", X, cache=Cache()), "a model with a class token reads its sequence at once; call it without past"),
-    (call("mixed", (torch.zeros(2, 3, 5), X[:, :4]), cache=Cache()), "a mixed sequence has all its parts in one call"),
+    # the cache
+    (call("language", X, cache=True), "cache is a bool: give Cache() to start, then the last output's cache"),
+    (
+        call("class", X, cache=Cache()),
+        "a model with a class token needs its whole sequence in one call; call it without cache=",
+    ),
+    (
+        call("mixed", (torch.zeros(2, 3, 5), X[:, :4]), cache=Cache()),
+        "a mixed sequence needs all its parts in one call; call it without cache=",
+    ),
     (after("language", X), "position 11 is past the 8 positions that the model knows"),
-    (after("language", X[:1, :1]), "the past has 2 sequences, the input 1; reorder it, or begin with Past()"),
-    (after("wide", X), "the past has keys or values of the shape (2, 2, 6, 4), the new ones (2, 2, 6, 8)"),
-    (after("language", X, of="state"), "the past is of a model of another kind; begin with Past()"),
-    (after("state", X), "the past is of a model of another kind; begin with Past()"),
-    (call("language", X, memory=3), "memory=3 is of a past, and none is kept; give past=Past() too"),
-    (cache(lambda cache: cache.reorder(torch.tensor([], dtype=torch.long))), "reorder by nothing leaves no sequence"),
+    (after("language", X[:1, :1]), "the cache has 2 sequences, the input 1; reorder the cache, or start with Cache()"),
+    (
+        after("wide", X),
+        "the cache has keys of the shape (2, 2, 6, 4) (batch, heads, positions, head width), the new keys have (2, 2, 6, 8)",
+    ),
+    (
+        after("language", X, of="state"),
+        "or they are of other kinds: it is the cache of another model; start with Cache()",
+    ),
+    (after("state", X), "or they are of other kinds: it is the cache of another model; start with Cache()"),
+    (lambda: Cache(max_length=0), "a cache of at most 0 positions holds nothing; give 1 or more, or None"),
+    (lambda: model(memory=0), "model.memory is 0"),
+    (lambda: SegmentMemory(0), "segment_memory.length is 0: expected int >= 1"),
+    (
+        cache(lambda cache: cache.reorder(torch.tensor([], dtype=torch.long))),
+        "reorder with no index leaves no sequence; stop when the last sequence has ended",
+    ),
     (
         lambda: net("decoder")(
             X, cache=net("decoder")(X, cache=Cache(), encoder_output=source(4)).cache, encoder_output=source(5)
         ),
-        "the past is of a source of 4 positions, this one has 5; begin with Past()",
+        "the cache is that of an encoder output of 4 positions, but this one has 5; start with Cache()",
     ),
     (lambda: Gated(bias=float("nan")), "gated.bias is nan: give a finite number"),
     (lambda: build("gpt2", 3), "gpt2 has no size 3; the names are"),
-    (after("deep", X), "the past has 2 entries, the model makes 4: it is of another model; begin with Past()"),
+    (
+        after("deep", X),
+        "the cache has 2 entries, this model has 4, or they are of other kinds: it is the cache of another model; start with Cache()",
+    ),
     (
         after("full", X, of="full"),
-        "the pattern full lets the past see what comes now, but it has answered already; read the",
+        "the pattern full lets cached positions attend to new ones; give the whole sequence in one call without cache=, or make",
     ),
     (
-        after("documents", X, documents=X),
-        "these tokens have documents, the past has none; give documents= from the first call",
+        after("documents", X, side_inputs=SideInputs(documents=X)),
+        "these tokens have documents, the cache has none; give documents from the first call on",
     ),
     (
-        lambda: net("documents")(X, cache=net("documents")(X, documents=X, cache=Cache()).cache),
-        "the past has documents, these tokens have none; give documents= with every call",
+        lambda: net("documents")(
+            X, cache=net("documents")(X, side_inputs=SideInputs(documents=X), cache=Cache()).cache
+        ),
+        "the cache has documents, these tokens have none; give documents with every call",
     ),
-    (cache(lambda it: it.roll_back(7)), "cannot roll back 7 positions: the past has 6; give 0 to 6"),
-    (cache(lambda it: it.roll_back(-1)), "cannot roll back -1 positions: the past has 6; give 0 to 6"),
-    (cache(lambda it: it.trim(0)), "cannot trim a past to 0 positions; keep at least 1"),
+    (cache(lambda it: it.roll_back(7)), "cannot roll back 7 positions: the cache has 6; give 0 to 6"),
+    (cache(lambda it: it.roll_back(-1)), "cannot roll back -1 positions: the cache has 6; give 0 to 6"),
+    (cache(lambda it: it.trim(0)), "cannot trim a cache to 0 positions; keep at least 1"),
     (
         cache(lambda it: it.reorder(torch.tensor([0, 2]))),
-        "cannot reorder by [0, 2]: the past has 2 sequences; give 0 to 1",
+        "cannot reorder by [0, 2]: the cache has 2 sequences; give 0 to 1",
     ),
     (
         cache(lambda it: it.reorder(torch.tensor([True]))),
-        "reorder takes a list of whole numbers, not torch.bool of (1,)",
+        "reorder takes a list of indices, not torch.bool of the shape (1,)",
     ),
     # generating
     (
-        speak("language", [[]], 1),
+        generated("language", [[]], 1),
         "an empty prompt: the first token needs something before it; begin with a start token",
     ),
-    (speak("language", [[99]], 1), "token 99 is outside the vocabulary of 17"),
-    (speak("language", [1, 2], 1), "prompts are [1, 2]: give a list of lists of token ids, one for each prompt"),
-    (speak("language", ["ab"], 1), "prompts are ['ab']: give a list of lists of token ids, one for each prompt"),
+    (generated("language", [[99]], 1), "token 99 is outside the vocabulary of 17"),
+    (generated("language", [1, 2], 1), "prompts are [1, 2]: give a list of lists of token ids, one for each prompt"),
+    (generated("language", ["ab"], 1), "prompts are ['ab']: give a list of lists of token ids, one for each prompt"),
     (
-        speak("language", [[1]], -1),
+        generated("language", [[1]], -1),
         "-1 tokens from a context of None: give 0 tokens or more, and a context of 1 or more",
     ),
     (
-        speak("language", [[1]], 1, context=0),
+        generated("language", [[1]], 1, context=0),
         "1 tokens from a context of 0: give 0 tokens or more, and a context of 1 or more",
     ),
-    (speak("language", [[1]], 1, context=9), "a context of 9 is more than the 8 positions that the model knows"),
-    (speak("language", [[1]], 1, temperature=-0.5), "temperature is -0.5: give 0 (the most likely token) or more"),
+    (generated("language", [[1]], 1, context=9), "a context of 9 is more than the 8 positions that the model knows"),
+    (generated("language", [[1]], 1, temperature=-0.5), "temperature is -0.5: give 0 (the most likely token) or more"),
     (lambda: sample(torch.zeros(1, 3), float("nan")), "temperature is nan: give 0 (the most likely token) or more"),
     (
-        speak("tokens", [[1]], 1),
+        generated("tokens", [[1]], 1),
         "the model has no language head to tell the next token; build it with outputs=(Language(),)",
     ),
     (
-        speak("full", [[1]], 1),
+        generated("full", [[1]], 1),
         "the model has no language head to tell the next token; build it with outputs=(Language(),)",
     ),
     (lambda: generate(build("transformer", "tiny"), [[1]], 1), "give pair.decoder and encoder_output=pair.encode(...)"),
@@ -360,9 +411,13 @@ def test_good_neighbours_of_bad_input_are_served():
     net("language")(X[:1, :1], visible=TRUE[:1, :1])
     net("language")(tokens(2, 2), cache=net("language")(X, cache=Cache()).cache)
     net("language")(X, cache=net("language")(X, cache=Cache()).cache.roll_back(6))
-    net("graph")(X, edges=torch.ones(9, 9).bool())  # a graph may have nodes that are not in this sequence
-    net("graph")(X, edges=torch.ones(1, 6, 6).bool())
-    net("graph")(X, edges=torch.ones(5, 5).bool(), visible=torch.tensor([[True] * 5 + [False]] * 2))
+    net("graph")(
+        X, side_inputs=SideInputs(edges=torch.ones(9, 9).bool())
+    )  # a graph may have nodes that are not in this sequence
+    net("graph")(X, side_inputs=SideInputs(edges=torch.ones(1, 6, 6).bool()))
+    net("graph")(
+        X, side_inputs=SideInputs(edges=torch.ones(5, 5).bool()), visible=torch.tensor([[True] * 5 + [False]] * 2)
+    )
     net("mixed")((torch.zeros(2, 9, 5), X[:, :4]))
     with torch.autocast("cpu", torch.bfloat16):
         net("decoder")(X, encoder_output=EncoderOutput(torch.zeros(2, 3, 8, dtype=torch.bfloat16)))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from everyformer import (
     Alibi,
-    Attention,
     Cache,
+    CrossAttention,
     EncoderDecoder,
     Features,
     Language,
@@ -21,7 +21,9 @@ from everyformer import (
     PostNorm,
     PreNorm,
     Rotary,
+    SegmentMemory,
     Shaw,
+    SideInputs,
     Sinusoidal,
     Standard,
 )
@@ -100,7 +102,7 @@ def test_a_pattern_may_look_ahead_within_one_call_only():
     second = network(x[:, 5:], cache=first.cache)
     close(torch.cat((first.hidden, second.hidden), dim=1), network(x).hidden)
     half = network(x[:, :3], cache=Cache()).cache
-    with pytest.raises(ValueError, match=r"block\(5\) lets the past see what comes now"):
+    with pytest.raises(ValueError, match=r"block\(5\) lets cached positions attend to new ones"):
         network(x[:, 3:], cache=half)
 
 
@@ -118,11 +120,11 @@ def test_one_sequence_may_become_several(documents):
     """A beam begins with one prompt."""
     network = ready(model("causal & same_document" if documents else "causal"))
     x, more = torch.tensor(ROWS[:1]), tokens(3, 2, seed=5)
-    first = {"documents": torch.zeros(1, 10, dtype=torch.long)} if documents else {}
-    then = {"documents": torch.zeros(3, 2, dtype=torch.long)} if documents else {}
+    first = {"side_inputs": SideInputs(torch.zeros(1, 10, dtype=torch.long))} if documents else {}
+    then = {"side_inputs": SideInputs(torch.zeros(3, 2, dtype=torch.long))} if documents else {}
     cache = network(x, cache=Cache(), **first).cache.reorder(torch.tensor([0, 0, 0]))
     whole = torch.cat((x.expand(3, -1), more), dim=1)
-    options = {"documents": torch.zeros(3, 12, dtype=torch.long)} if documents else {}
+    options = {"side_inputs": SideInputs(torch.zeros(3, 12, dtype=torch.long))} if documents else {}
     close(network(more, cache=cache, **then).hidden, network(whole, **options).hidden[:, 10:])
 
 
@@ -157,9 +159,13 @@ def test_rolled_back_to_nothing_it_begins_anew():
 )
 def test_only_what_begins_at_the_beginning_is_rolled_back_to_nothing(positions, begins):
     cache = Cache(
-        3, (LayerInputs(torch.zeros(len(positions), 3, 2)),), torch.tensor(positions), hidden=True, holes=True
+        3,
+        (LayerInputs((torch.zeros(len(positions), 3, 2),)),),
+        torch.tensor(positions),
+        segment_memory=True,
+        has_padding=True,
     )
-    with nullcontext() if begins else pytest.raises(ValueError, match=r"does not begin at position 0.*keep at least 1"):
+    with nullcontext() if begins else pytest.raises(ValueError, match=r"does not start at position 0.*keep at least 1"):
         assert cache.roll_back(3).length == 0
 
 
@@ -194,7 +200,7 @@ def test_one_key_less_than_the_window_needs_is_not_exact():
 def test_a_past_is_never_changed():
     network, x = ready(model(position=Sinusoidal())), torch.tensor(ROWS)
     cache = feed(network, "right", Cache(), (0, 0, 0), (4, 2, 3))[0].cache
-    held = [cache.position_BK, *(part for keys in cache.layers for part in (keys.k_BHKE, keys.v_BHKE))]
+    held = [cache.position_BK, *(part for keys in cache.entries for part in (keys.k_BHKE, keys.v_BHKE))]
     before = [part.clone() for part in held]
     one = network(x[:, :2], cache=cache)
     for other in (one.cache.roll_back(2), cache.reorder(torch.tensor([2, 1])), cache.trim(1), cache.roll_back(1)):
@@ -213,10 +219,10 @@ def test_documents_come_with_every_call(trim):
     documents = torch.tensor([[0] * 3 + [1] * 7, [0] * 5 + [1] * 2 + [2] * 3, [4] * 10])
     cache, found = Cache(), []
     for start, end in pairwise([0, 2, 6, 7, 8, 9, 10]):
-        output = network(x[:, start:end], documents=documents[:, start:end], cache=cache)
+        output = network(x[:, start:end], side_inputs=SideInputs(documents=documents[:, start:end]), cache=cache)
         cache = output.cache if trim is None else output.cache.trim(trim)
         found.append(output.hidden)
-    close(torch.cat(found, dim=1), network(x, documents=documents).hidden)
+    close(torch.cat(found, dim=1), network(x, side_inputs=SideInputs(documents=documents)).hidden)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -226,12 +232,12 @@ def test_documents_and_padding_together(side):
         [[0, 0, 1, 1], [3, 4], [2, 2, 2]],
     )
     padded, _ = pad(documents, side)
-    output, parts = feed(network, side, Cache(), (0, 0, 0), (4, 2, 3), documents=padded)
+    output, parts = feed(network, side, Cache(), (0, 0, 0), (4, 2, 3), side_inputs=SideInputs(documents=padded))
     last = torch.tensor([[1], [4], [2]])
-    _, more = feed(network, side, output.cache, (4, 2, 3), (1, 1, 1), documents=last)
+    _, more = feed(network, side, output.cache, (4, 2, 3), (1, 1, 1), side_inputs=SideInputs(documents=last))
     for row in range(3):
         ids = torch.tensor([[*documents[row], last[row].item()]])
-        alone = network(torch.tensor([ROWS[row][: ids.shape[1]]]), documents=ids).hidden[0]
+        alone = network(torch.tensor([ROWS[row][: ids.shape[1]]]), side_inputs=SideInputs(documents=ids)).hidden[0]
         close(torch.cat((parts[row], more[row])), alone)
 
 
@@ -239,7 +245,7 @@ def test_documents_and_padding_together(side):
 @pytest.mark.parametrize("residual", [PreNorm(), PostNorm()])
 def test_keys_of_the_source_are_computed_once(residual, monkeypatch):
     """A decoder goes on from its past; its cross-attention reads the source in the first call and never again."""
-    decoder = model("causal", cross=Attention(Standard(2)), residual=residual, outputs=(Language(),))
+    decoder = model("causal", cross=CrossAttention(Standard(2)), residual=residual, outputs=(Language(),))
     network = ready(EncoderDecoder(encoder=model("full"), decoder=decoder))
     seen_BS = torch.tensor([[True] * 4, [False, True, True, True], [True, True, True, False]])
     memory = network.encode(tokens(3, 4, seed=7), visible=seen_BS)
@@ -277,10 +283,10 @@ def test_features_go_on_like_tokens():
 
 
 def test_a_memory_with_rows_begun_anew_is_the_same_after_saving() -> None:
-    network, x_BT = ready(model(memory=4, score_mods=(Rotary(),))), tokens(3, 9)
+    network, x_BT = ready(model(memory=SegmentMemory(4), score_mods=(Rotary(),))), tokens(3, 9)
     cache = network(x_BT[:, :5], cache=Cache(segment_memory=True)).cache.reset(torch.tensor([False, True, False]))
-    again = Cache.from_tensors(cache.tensors())
-    assert (again.length, again.hidden, again.holes) == (cache.length, True, True)
+    again = Cache.from_state_dict(cache.state_dict())
+    assert (again.length, again.segment_memory, again.has_padding) == (cache.length, True, True)
     assert torch.equal(again.position_BK, cache.position_BK)
     found, wanted = (network(x_BT[:, 5:], cache=one) for one in (again, cache))
     assert torch.equal(found.hidden, wanted.hidden) and found.cache.length == wanted.cache.length

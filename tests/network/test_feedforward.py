@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from everyformer import FeedForward, member, members
+from everyformer import Convolution, FeedForward, member, members
 from everyformer.study.example import models
 from tests.network import close, randn, ready
 from tests.spec import network as spec
@@ -31,7 +31,7 @@ def test_the_net_is_its_equation(activation, layers):
         return net.out.weight @ x + net.out.bias
 
     x_BTD = randn(2, 3, D)
-    close(net(x_BTD), rows(x_BTD, literal))
+    close(net(x_BTD)[0], rows(x_BTD, literal))
     assert [tuple(layer.weight.shape) for layer in net.hidden] == [(HIDDEN, D), (HIDDEN, HIDDEN)][:layers]
 
 
@@ -41,14 +41,14 @@ def test_the_gated_net_multiplies_an_activated_by_a_plain_map(activation):
     net = ready(FeedForward(HIDDEN, activation, gated=True, bias=False).build(D))
     W_1, W_3 = net.hidden[0].weight.split(HIDDEN)
     x_BTD = randn(2, 3, D)
-    close(net(x_BTD), rows(x_BTD, lambda x: net.out.weight @ (ACTIVATIONS[activation](W_1 @ x) * (W_3 @ x))))
+    close(net(x_BTD)[0], rows(x_BTD, lambda x: net.out.weight @ (ACTIVATIONS[activation](W_1 @ x) * (W_3 @ x))))
 
 
 @pytest.mark.spec(28)
 def test_the_net_is_two_convolutions_of_kernel_1():
     net, x_BTD = ready(FeedForward(HIDDEN).build(D)), randn(2, 5, D)
     hidden = F.conv1d(x_BTD.transpose(1, 2), net.hidden[0].weight[..., None], net.hidden[0].bias).relu()
-    close(net(x_BTD), F.conv1d(hidden, net.out.weight[..., None], net.out.bias).transpose(1, 2))
+    close(net(x_BTD)[0], F.conv1d(hidden, net.out.weight[..., None], net.out.bias).transpose(1, 2))
 
 
 @pytest.mark.spec(28, 119)
@@ -63,7 +63,7 @@ def test_chunks_change_neither_output_nor_gradients(chunk, gated):
     found = []
     for net in (whole, chunked):
         x_BTD = randn(2, 7, D).requires_grad_()
-        y_BTD = net(x_BTD)
+        y_BTD, _ = net(x_BTD)
         found.append([y_BTD, *torch.autograd.grad((y_BTD * randn(2, 7, D, seed=1)).sum(), [x_BTD, *net.parameters()])])
     for one, two in zip(*found, strict=True):
         close(one, two)
@@ -77,8 +77,8 @@ INSIDE = {"gtrxl": 2}  # times the width; the others have the four of the first 
 @pytest.mark.spec(28, 29)
 @pytest.mark.parametrize("name", members())
 def test_every_member_has_four_times_its_width_inside(name):
-    layers = [(one.width, layer.sublayers[-1]) for one in models(member(name)) for layer in one.body.layers]
-    nets = [(width, net) for width, net in layers if net is not None]
+    sublayers = [(one.width, sublayer) for one in models(member(name)) for sublayer in one.body.sublayers()]
+    nets = [(width, net) for width, net in sublayers if isinstance(net, FeedForward | Convolution)]
     assert bool(nets) != (name in WITHOUT)
     assert all(net.hidden == INSIDE.get(name, 4) * width for width, net in nets)
 
@@ -88,7 +88,7 @@ def test_the_common_sizes():
     base, big = member("transformer", "base"), member("transformer", "big")
     for side in (base.encoder, base.decoder):
         layer = side.body.layers[0]
-        assert (side.width, layer.sublayers[-1].hidden, layer.sublayers[0].heads.heads, side.body.layers) == (
+        assert (side.width, layer.sublayers[-1].hidden, layer.sublayers[0].heads.heads, side.body.num_layers) == (
             512,
             2048,
             8,

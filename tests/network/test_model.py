@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer import (
-    Attention,
     Causal,
     Classify,
+    CrossAttention,
     EncoderDecoder,
     EncoderOutput,
     Features,
@@ -32,6 +32,7 @@ from everyformer import (
     Rotary,
     ScoreMod,
     ScoreModModule,
+    SideInputs,
     Sinusoidal,
     Standard,
     Tokens,
@@ -95,7 +96,7 @@ def test_one_forward_gives_all_conditional_probabilities():
 
 
 def pair(**more: Any) -> Any:
-    decoder = model("causal", cross=Attention(Standard(2)), position=Sinusoidal(), outputs=(Language(),))
+    decoder = model("causal", cross=CrossAttention(Standard(2)), position=Sinusoidal(), outputs=(Language(),))
     return ready(EncoderDecoder(encoder=model("full", position=Sinusoidal()), decoder=decoder, **more))
 
 
@@ -170,7 +171,7 @@ def table(edges: set[tuple[int, int]]) -> Tensor:
 def test_news_travels_one_edge_a_layer_and_nowhere_else(layers, given):
     """A change of node j reaches those from which a path of at most `layers` edges leads to j, the others by exactly 0."""
     pattern = Graph(tuple(sorted(EDGES))) if given == "value" else Graph()
-    options = {} if given == "value" else {"edges": table(EDGES)}
+    options = {} if given == "value" else {"side_inputs": SideInputs(edges=table(EDGES))}
     network, x = ready(model(pattern, embed=Nodes(5), layers=layers)), randn(2, 7, 5)
     before = network(x, **options).hidden
     for node in range(7):
@@ -188,11 +189,11 @@ def test_edges_of_the_value_the_call_and_the_batch_agree():
         ready(model(pattern, embed=Nodes(5), position=Learned(7))) for pattern in (Graph(), Graph(tuple(sorted(EDGES))))
     )
     wanted = fixed(x).hidden
-    close(called(x, edges=table(EDGES)).hidden, wanted)
-    close(called(x, edges=table(EDGES).expand(2, 7, 7)).hidden, wanted)
-    mixed = called(x, edges=torch.stack((table(EDGES), table(other)))).hidden
+    close(called(x, side_inputs=SideInputs(edges=table(EDGES))).hidden, wanted)
+    close(called(x, side_inputs=SideInputs(edges=table(EDGES).expand(2, 7, 7))).hidden, wanted)
+    mixed = called(x, side_inputs=SideInputs(edges=torch.stack((table(EDGES), table(other))))).hidden
     close(mixed[0], wanted[0])
-    close(mixed[1], called(x[1:], edges=table(other)).hidden[0])
+    close(mixed[1], called(x[1:], side_inputs=SideInputs(edges=table(other))).hidden[0])
     assert (mixed[1] - wanted[1]).abs().max() > 1e-3
 
 
@@ -200,11 +201,11 @@ def test_edges_of_the_value_the_call_and_the_batch_agree():
 def test_packed_documents_are_read_as_if_each_were_alone():
     network, x = ready(model("causal & same_document", score_mods=(Rotary(),))), tokens(length=9)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 3, 3, 3, 3, 3, 3, 3]])
-    found = network(x, documents=documents).hidden
+    found = network(x, side_inputs=SideInputs(documents=documents)).hidden
     for b in range(2):
         for document in documents[b].unique():
             here = documents[b] == document
-            alone = network(x[b : b + 1, here], documents=documents[b : b + 1, here]).hidden
+            alone = network(x[b : b + 1, here], side_inputs=SideInputs(documents=documents[b : b + 1, here])).hidden
             close(found[b : b + 1, here], alone)
 
 
@@ -216,7 +217,7 @@ def test_segments_and_positions_are_added_then_normed():
     x, segments = tokens(), torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]])
     for given in (segments, None):  # none given are all of the first kind
         kinds = segments * 0 if given is None else given
-        for b, row in enumerate(placed(network, x, segments=given)):
+        for b, row in enumerate(placed(network, x, side_inputs=SideInputs(segments=given))):
             for i, found in enumerate(row):
                 token, kind = network.embed.table.weight[x[b, i]], network.segments.weight[kinds[b, i]]
                 summed = token + kind + network.position.table.weight[i]
@@ -300,7 +301,13 @@ def test_a_table_that_a_head_uses_begins_small_enough_to_tell_nothing():
 
 @pytest.mark.parametrize("initial", [Normal(), Xavier()])
 def test_what_says_how_it_begins_begins_so(initial):
-    cell = Model(width=8, embed=Tokens(9), body=stack(1, Lstm()), initial=initial).build().body.layers[0].cells[0]
+    cell = (
+        Model(width=8, embed=Tokens(9), body=stack(1, Lstm()), initial=initial)
+        .build()
+        .body.layers[0]
+        .sublayers[0]
+        .cells[0]
+    )
     assert (cell.of_x.bias.view(4, 8)[cell.gates.index("f")] == 1).all()
     table = model("full", width=64, embed=Features(99, std=0.5), initial=initial).build().embed.map
     assert abs(table.weight.std() * 2 - 1) < 0.05 and (table.bias == 0).all()
@@ -317,21 +324,21 @@ def test_what_stands_in_padding_changes_nothing_even_if_it_is_no_number():
 
 @pytest.mark.spec(20)
 def test_a_stack_goes_round_the_layers_it_is_given():
-    """DepthModule alternate, each with weights of its own."""
+    """Layers alternate, each with weights of its own."""
     one, two = (model(pattern).body.layers[0] for pattern in ("causal & window(2)", "causal"))
     body: Any = model(layers=5).body
     stacked = type(body)(5, (one, two), body.residual).build(8)
-    patterns = [str(layer.sublayers[0].pattern) for layer in stacked.layers]
+    patterns = [str(layer.sublayers[0].value.pattern) for layer in stacked.layers]
     assert patterns == ["causal & window(2)", "causal", "causal & window(2)", "causal", "causal & window(2)"]
     assert len({id(p) for p in stacked.parameters()}) == len(list(stacked.parameters()))
 
 
-@pytest.mark.parametrize("name", ["documents", "edges", "source"])
+@pytest.mark.parametrize("name", ["documents", "edges", "encoder_output"])
 def test_what_nothing_reads_is_refused(name):
-    given = {
-        "documents": torch.zeros(1, 4, dtype=torch.long),
-        "edges": torch.ones(4, 4, dtype=torch.bool),
-        "source": EncoderOutput(torch.zeros(1, 4, 8)),
+    options: dict[str, Any] = {
+        "documents": {"side_inputs": SideInputs(documents=torch.zeros(1, 4, dtype=torch.long))},
+        "edges": {"side_inputs": SideInputs(edges=torch.ones(4, 4, dtype=torch.bool))},
+        "encoder_output": {"encoder_output": EncoderOutput(torch.zeros(1, 4, 8))},
     }
-    with pytest.raises(ValueError, match=f"{name} are given, but nothing in the model reads them"):
-        model().build()(torch.zeros(1, 4, dtype=torch.long), **{name: given[name]})
+    with pytest.raises(ValueError, match=f"{name} is given, but nothing in the model reads it; leave it out"):
+        model().build()(torch.zeros(1, 4, dtype=torch.long), **options[name])

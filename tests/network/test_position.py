@@ -223,8 +223,8 @@ def test_positions_begin_where_a_call_says():
     "begin, message",
     [
         (torch.tensor([1]), "give 2 whole numbers"),
-        (torch.tensor([1.0, 2.0]), "begin is torch.float32 of the shape (2,)"),
-        (torch.tensor([0, -1]), "positions begin at 0 or later, not at -1"),
+        (torch.tensor([1.0, 2.0]), "position_offset is torch.float32 of the shape (2,)"),
+        (torch.tensor([0, -1]), "a position_offset must be 0 or more, not -1"),
         (torch.tensor([0, 3]), "position 8 is past the 8 positions that the model knows"),
     ],
 )
@@ -234,5 +234,5 @@ def test_wrong_beginnings_are_refused(begin, message):
         network(tokens(2, LENGTH), position_offset=begin)
     assert message in str(caught.value)
     cache = network(tokens(2, 2), cache=Cache()).cache
-    with pytest.raises(ValueError, match="give begin= only with the first call"):
+    with pytest.raises(ValueError, match="give position_offset= with the first call only"):
         network(tokens(2, 2), cache=cache, position_offset=torch.tensor([1, 1]))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from everyformer import (
-    Attention,
     Concatenated,
+    CrossAttention,
     EncoderDecoder,
     Features,
     FeedForward,
@@ -62,13 +62,15 @@ def sublayers(layer: nn.Module, sees: spec.Allows, memory: list[Tensor]) -> list
             x, layer.sublayers[-1].hidden[0].weight.T, layer.sublayers[-1].out.weight.T
         ),
     }
-    steps = layer.steps.items()
-    return [(parts[name], step.norm.weight, step.norm.bias) for name, step in steps]
+    names = {1: ("feedforward",), 2: ("attention", "feedforward"), 3: ("attention", "cross", "feedforward")}[
+        len(layer.sublayers)
+    ]
+    return [(parts[name], one.norm.weight, one.norm.bias) for name, one in zip(names, layer.residuals, strict=True)]
 
 
 def gates_of(layer: nn.Module, kind: str) -> list[Any]:
     found = []
-    for step in layer.steps.values():
+    for step in layer.residuals:
         weights = {name: module.weight for name, module in step.gate.maps.items()}
         found.append(partial(spec.gate, kind, w=weights, b=step.gate.bias))
     return found
@@ -87,7 +89,7 @@ def literal(
             block = spec.post_norm if residual == "post" else spec.pre_norm
             x = block(x, sublayers(layer, sees, memory), EPS)
         if residual == "pre":
-            norm = network.body.ends.norm
+            norm = network.body.stream.norm
             x = [spec.layer_norm(x_i, norm.weight, norm.bias, EPS) for x_i in x]
         found.append(torch.stack(x))
     return torch.stack(found)
@@ -107,7 +109,7 @@ def test_the_stack_is_its_equations(residual, pattern):
 @pytest.mark.parametrize("residual", BLOCKS)
 def test_the_decoder_block_attends_to_itself_then_to_the_memory(residual):
     side = {"form": HEADS, "net": NET, "residual": BLOCKS[residual]}
-    decoder = model("causal", cross=Attention(HEADS), outputs=(Language(),), **side)
+    decoder = model("causal", cross=CrossAttention(HEADS), outputs=(Language(),), **side)
     pair = ready(EncoderDecoder(encoder=model("full", **side), decoder=decoder))
     source, target = tokens(length=4), tokens(length=6, seed=1)
     memory = literal(pair.encoder, pair.encoder.embed.table.weight[source], residual, lambda i, j: True)
@@ -132,7 +134,7 @@ def test_the_gated_stack_is_its_equations(gate):
 )  # of the stream: tokens come in full, features in low precision
 def test_gates_take_a_stream_and_an_answer_of_different_precision(gate, kind):
     torch.manual_seed(0)
-    built, x_BTD, y_BTD = Gated(gate).step(8).gate, torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    built, x_BTD, y_BTD = Gated(gate).build(8).gate, torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     with torch.autocast("cpu", torch.bfloat16):
         found = built(x_BTD.to(kind), y_BTD.bfloat16())
     torch.testing.assert_close(found.float(), built(x_BTD, y_BTD), rtol=0.05, atol=0.05)
@@ -144,7 +146,7 @@ def test_gates_begin_near_the_identity_and_b_says_how_near(gate):
     """Of the candidate, the share s(-b) comes through where the maps are 0; with a large b nothing does, to the bit."""
     x_BTD, y_BTD = randn(2, 3, 8), randn(2, 3, 8, seed=1)
     share = 1 / (1 + math.exp(2.0 if gate == "gru" else 1.0))
-    built = Gated(gate).step(8).gate.double()
+    built = Gated(gate).build(8).gate.double()
     for name, one in built.maps.items():
         if name not in ("u", "w_h", "u_h"):
             one.weight.data.zero_()
@@ -155,7 +157,7 @@ def test_gates_begin_near_the_identity_and_b_says_how_near(gate):
         half = (built.maps["w_h"](y_BTD) + built.maps["u_h"](0.5 * x_BTD)).tanh()
     begins = x_BTD if gate in ("output", "sigmoid_tanh") else (1 - share) * x_BTD
     close(built(x_BTD, y_BTD), begins + share * half, 1e-6)
-    assert torch.equal(Gated(gate, bias=800.0).step(8).gate.double()(x_BTD, y_BTD), x_BTD)
+    assert torch.equal(Gated(gate, bias=800.0).build(8).gate.double()(x_BTD, y_BTD), x_BTD)
 
 
 PLACES = [None, Sinusoidal(), Learned(9), JointMlp(9, 4), SeparateMlp(9, 4), Concatenated(OneHot(4), 4)]
@@ -202,7 +204,7 @@ def test_a_pre_norm_block_is_the_identity_and_a_correction():
 def test_a_silent_post_norm_block_only_norms():
     network, x = ready(model("full", residual=PostNorm(), layers=1)), tokens()
     silence(network, 0)
-    first, second = (step.norm for step in network.body.layers[0].steps.values())
+    first, second = (step.norm for step in network.body.layers[0].residuals)
     close(network(x).hidden, second(first(network.embed.table.weight[x])))
 
 
@@ -223,9 +225,9 @@ def test_softmax_relu_and_norm_are_all_that_is_not_linear(residual, left, monkey
         if left != "softmax":
             layer.sublayers[0].heads.qkv.weight.data[:8] = 0  # no queries: every key is as good as another
         if left != "norm":
-            layer.steps["attention"].norm = layer.steps["feedforward"].norm = Plain()
+            layer.residuals[0].norm = layer.residuals[-1].norm = Plain()
     if left != "norm" and isinstance(residual, PreNorm):
-        network.body.ends.norm = Plain()
+        network.body.stream.norm = Plain()
     x, y = randn(2, 6, 5), randn(2, 6, 5, seed=1)
     bend = (network(0.3 * x + 0.7 * y).hidden - 0.3 * network(x).hidden - 0.7 * network(y).hidden).abs().max()
     assert bend < 1e-12 if left == "nothing" else bend > 1e-3

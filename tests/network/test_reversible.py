@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
-from everyformer import Attention, Cache, EncoderDecoder, Language, LayerNorm, PreNorm, Probe, Reversible, Standard
+from everyformer import Cache, CrossAttention, EncoderDecoder, Language, LayerNorm, PreNorm, Probe, Reversible, Standard
 from everyformer.network.cache import KVCache
+from everyformer.network.residual import StreamModule
 from everyformer.study.cost import CostCounter
 from everyformer.train.learner import set_checkpoint_segments
 from tests.network import close, model, ready, tokens
@@ -38,7 +40,7 @@ def test_the_stack_is_its_equations_and_goes_back():
     x1, x2 = start, start
     for layer in layers:
         x1, x2 = spec.reversible(x1, x2, layer, EPS)
-    norm = network.body.ends.norm
+    norm = network.body.stream.norm
     mean = [(one + two) / 2 for one, two in zip(x1, x2, strict=True)]
     close(network(token_BT).hidden[0], torch.stack([spec.layer_norm(x, norm.weight, norm.bias, EPS) for x in mean]))
     for layer in reversed(layers):
@@ -55,7 +57,7 @@ def test_gradients_are_those_of_the_plain_computation(dropout, kernel):
     residual = Reversible(dropout=dropout)
     network = ready(model("causal & window(3)", residual=residual, layers=5, dropout=dropout)).train()
     for layer in network.body.layers:
-        layer.sublayers[0].dropout = dropout
+        layer.sublayers[0].value = replace(layer.sublayers[0].value, dropout=dropout)
     visible_BT = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
     found, after = [], []
     for options in ({"cache": Cache()}, {}):
@@ -75,16 +77,16 @@ def test_layers_of_one_and_three_sublayers_go_back_too(left):
     decoder = {
         "net": model(None, **side),
         "attention": model("causal", net=None, **side),
-        "cross": model("causal", cross=Attention(Standard(2)), outputs=(Language(),), **side),
+        "cross": model("causal", cross=CrossAttention(Standard(2)), outputs=(Language(),), **side),
     }[left]
     value = EncoderDecoder(encoder=model("full", **side), decoder=decoder) if left == "cross" else decoder
     network: Any = ready(value)
     inputs = (tokens(length=4), tokens(seed=1)) if left == "cross" else (tokens(),)
     again = gradients(network, network(*inputs).hidden)
     for module in network.modules():
-        if hasattr(module, "recomputes"):
-            plain = module.open
-            module.open = lambda x_BTD, again, plain=plain: plain(x_BTD, False)
+        if isinstance(module, StreamModule):
+            start = module.start
+            module.start = lambda x_BTD, recompute, start=start: start(x_BTD, False)
     assert worst(again, gradients(network, network(*inputs).hidden)) < 1e-12
     assert all(g.abs().max() > 0 for g in again if g.dim() > 1)
 
@@ -154,7 +156,7 @@ def test_autocast_is_entered_again():
 def test_a_past_is_returned_and_not_kept():
     network = ready(model("causal", residual=Reversible(), layers=3))
     cache = network(tokens()[:, :4], cache=Cache()).cache
-    assert len(cache.layers) == 3 and all(isinstance(keys, KVCache) for keys in cache.layers)
+    assert len(cache.entries) == 3 and all(isinstance(keys, KVCache) for keys in cache.entries)
     close(network(tokens()[:, 4:], cache=cache).hidden, network(tokens()).hidden[:, 4:])
     probe = Probe()
     network(tokens(), probe=probe).hidden.sum().backward()

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from everyformer import (
-    Attention,
     BatchNorm,
+    CrossAttention,
     EncoderDecoder,
     Language,
     Learned,
@@ -28,7 +28,7 @@ from tests.network import model, ready, tokens
 
 PAIR = EncoderDecoder(
     encoder=model("full"),
-    decoder=model(cross=Attention(Standard(2)), outputs=(Language(),)),
+    decoder=model(cross=CrossAttention(Standard(2)), outputs=(Language(),)),
     share_embedding=True,
 )
 
@@ -57,7 +57,7 @@ def test_a_shared_embedding_is_still_one_tensor(tmp_path):
 
 def test_a_mixed_precision_is_kept(tmp_path):
     network = build("gpt2", "tiny").to(torch.bfloat16)
-    network.body.ends.norm.float()
+    network.body.stream.norm.float()
     again = load(save(network, tmp_path)).state_dict()
     for name, weight in network.state_dict().items():
         assert again[name].dtype == weight.dtype and torch.equal(again[name], weight)
@@ -99,7 +99,7 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "does not fit .*header too small"),
     "no tensors": (lambda f: save_file({}, f / "model.safetensors"), r"does not fit (.|\n)*Missing key"),
     "another width": (rewrite('"width": 8', '"width": 16'), r"does not fit (.|\n)*size mismatch"),
-    "another depth": (rewrite('"layers": 2', '"layers": 3'), r"does not fit (.|\n)*body.layers.2"),
+    "another depth": (rewrite('"num_layers": 2', '"num_layers": 3'), r"does not fit (.|\n)*body.layers.2"),
     "unknown tag": (rewrite("pre_norm", "pre_nrom"), "no residual is named 'pre_nrom'; did you mean pre_norm"),
     "unknown kind": (rewrite('"type": "model"', '"type": "modell"'), "not a Model: Invalid value 'modell'"),
     "unknown field": (rewrite('"width": 8', '"width": 8, "wdith": 8'), "unknown field `wdith`"),

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from everyformer import build, member
+from everyformer.attention.context import SideInputs
 from everyformer.data.labelled import Labelled
 from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.task.classify import Classify, ImageWork
@@ -260,7 +261,7 @@ def test_the_loss_is_of_the_training_nodes_only(graph):
     work, network = graph
     batch = work.batch(0, 40, 0)
     assert sorted(batch["node_B"].tolist()) == sorted(work.graph.splits["train"].tolist())
-    logits = network(batch.shared["feature_1NF"], edges=batch.shared["edge_NN"]).logits[0]
+    logits = network(batch.shared["feature_1NF"], side_inputs=SideInputs(edges=batch.shared["edge_NN"])).logits[0]
     wanted = sum(-logits[node].log_softmax(-1)[work.graph.label_N[node]] for node in work.graph.splits["train"])
     assert float(work.loss(network, batch, "auto").detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
     feature_1NF = batch.shared["feature_1NF"].clone().requires_grad_()
@@ -284,7 +285,10 @@ def test_a_part_of_the_training_nodes_makes_a_batch(graph):
 
 def test_each_split_of_a_graph_has_its_own_nodes(graph):
     work, network = graph
-    label_N, logits = work.graph.label_N, network(work.whole["feature_1NF"], edges=work.whole["edge_NN"]).logits[0]
+    label_N, logits = (
+        work.graph.label_N,
+        network(work.whole["feature_1NF"], side_inputs=SideInputs(edges=work.whole["edge_NN"])).logits[0],
+    )
     for split in ("valid", "test"):
         node_N = work.graph.splits[split]
         right = float((logits[node_N].argmax(-1).numpy() == label_N[node_N]).mean())

@@ -1,1 +1,1 @@
-"""The command line: one file a verb. Torch is imported inside the verbs, so that help answers at once."""
+"""The command line, one file per command. Torch is imported inside the commands, so that help is fast."""

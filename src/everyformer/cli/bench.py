@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from everyformer.cli.options import Device
 from everyformer.cli.terminal import console, next_command
 
 bench = App(name="bench", help="Measure speed and memory on this machine.", help_format="plaintext")
@@ -16,7 +17,7 @@ bench = App(name="bench", help="Measure speed and memory on this machine.", help
 def attention(
     *kinds: str,
     lengths: Annotated[str | None, Parameter(show_default=False)] = None,
-    device: str = "auto",
+    device: Device = "auto",
     heads: int = 8,
     width: int = 64,
     repeats: int = 5,
@@ -24,14 +25,14 @@ def attention(
 ) -> int:
     """Compare sparse with dense causal attention: time and memory of a forward and backward pass.
 
+    A GPU computes in bf16 on batches of 65,536 positions, a CPU in fp32 on one sequence.
+
     Parameters
     ----------
     kinds
         The kinds of attention, for example local strided. Default: all.
     lengths
         The sequence lengths, for example 1024,4096. Default: 1,024 to 16,384; on a GPU 16,384 and 65,536.
-    device
-        cpu, cuda or auto. A GPU computes in bf16 on batches of 65,536 positions, a CPU in fp32 on one sequence.
     heads
         The number of heads.
     width

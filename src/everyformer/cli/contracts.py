@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
+from everyformer.cli.options import AsJson
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, next_command
 from everyformer.cli.thread import one_thread
@@ -28,7 +29,7 @@ def contracts(
     *,
     only: str | None = None,
     everything: Annotated[bool, Parameter("--all", negative=(), show_default=False)] = False,
-    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    as_json: AsJson = False,
     imports: Imports = (),
 ) -> int:
     """Check the contracts: future tokens do not change past outputs, the cache is exact, and so on.
@@ -43,8 +44,6 @@ def contracts(
         The contracts to check, separated by commas, for example future,cache. Default: all.
     everything
         Combine every three of pattern, score modifications and residual, instead of every two parts.
-    as_json
-        Print JSON.
     """
     import_parts(imports)
     from everyformer.family.table import members

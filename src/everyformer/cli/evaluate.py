@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from everyformer.cli.options import AsJson, Device, Step
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.progress import metrics
 from everyformer.cli.terminal import console, next_command
@@ -18,15 +19,15 @@ def evaluate(
     /,
     *,
     split: str = "valid",
-    step: int | Literal["best"] | None = None,
+    step: Step = None,
     stride: int | None = None,
     memory: int | None = None,
     limit: int | None = None,
     kernel: str = "auto",
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     compiled: Annotated[bool, Parameter("--compile", negative=(), show_default=False)] = False,
-    device: str = "auto",
-    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
     imports: Imports = (),
 ) -> int:
     """Evaluate a run on its data.
@@ -37,8 +38,6 @@ def evaluate(
         The folder of a run.
     split
         valid, train, or test if the data has one.
-    step
-        The checkpoint, a number or best. Default: the last one.
     stride
         The stride of a language model's window: 1 scores every token with a full context; the length of the window
         scores windows that do not overlap. For a model with segment memory, the number of tokens per segment.
@@ -52,19 +51,14 @@ def evaluate(
         The precision. Default: as in training.
     compiled
         Compile the network first. This pays off for a long evaluation on a GPU.
-    device
-        cpu, cuda or auto.
-    as_json
-        Print JSON.
     """
     import_parts(imports, run)
     from everyformer.train.finished import open_run
 
     if limit is not None and limit < 1:
         raise ValueError(f"--limit {limit} is less than 1; give the number of examples to evaluate")
-    options: dict[str, Any] = {
-        name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None
-    }
+    options: dict[str, Any] = {"stride": stride, "memory": memory}
+    options = {name: number for name, number in options.items() if number is not None}
     finished = open_run(run, step=step, device=device, **options)
     if compiled:
         finished.network.compile()

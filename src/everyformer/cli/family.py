@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from everyformer.cli.family_listing import NOTHING, cache_of, read_listing
+from everyformer.cli.options import AsJson
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, next_command
 from everyformer.value import Value, flatten, snake, to_json
@@ -33,8 +34,19 @@ COLUMNS = (
 STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
 # Fields that change the size of a model, or how it trains, but not its architecture.
 NUMBERS = {
-    *("width", "heads", "layers", "hidden", "vocabulary", "length", "classes", "key_width", "value_width"),
-    *("size", "channels", "base", "dropout", "eps", "std", "reach", "longest", "ramp", "cost", "start"),
+    *(
+        "width",
+        "heads",
+        "layers",
+        "num_layers",
+        "hidden",
+        "vocabulary",
+        "length",
+        "classes",
+        "key_width",
+        "value_width",
+    ),
+    *("size", "channels", "base", "dropout", "eps", "std", "max_distance", "max_span", "ramp", "cost", "start"),
 }
 
 
@@ -44,7 +56,7 @@ def family(
     *,
     size: str | None = None,
     diff: Annotated[tuple[str, str] | None, Parameter(negative=())] = None,
-    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    as_json: AsJson = False,
     imports: Imports = (),
 ) -> None:
     """List all members, show one member, or compare two.
@@ -57,8 +69,6 @@ def family(
         The size of that member.
     diff
         Two members, each NAME or NAME:SIZE. Prints only the fields in which they differ.
-    as_json
-        Print JSON, with exact parameter counts.
     """
     import_parts(imports)
     screen = console()

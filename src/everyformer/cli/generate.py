@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from everyformer.cli.options import Device, Step
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, escape_controls, next_command
 
@@ -30,8 +31,8 @@ def generate(
     out: Path | None = None,
     images: int | None = None,
     given: float | None = None,
-    step: int | Literal["best"] | None = None,
-    device: str = "auto",
+    step: Step = None,
+    device: Device = "auto",
     imports: Imports = (),
 ) -> int:
     """Continue a prompt, translate or classify it, generate images, or record an agent's episode.
@@ -64,39 +65,39 @@ def generate(
         The number of images. Default: 16.
     given
         Complete held-out images from this fraction of their rows: 0.5 gives the upper half.
-    step
-        The checkpoint, a number or best. Default: the last one.
-    device
-        cpu, cuda or auto.
     """
     import_parts(imports, run)
-    from everyformer.train.finished import open_run
-
-    if tokens is not None and tokens < 0:
-        raise ValueError(f"--tokens {tokens} is negative; give the number of tokens to generate")
-    if beam is not None and beam < 1:
-        raise ValueError(f"--beam {beam} is less than 1; give the width of the beam, or leave it out")
-    finished = open_run(run, step=step, device=device, data=False)
-    if stream and beam is not None:
-        raise ValueError("--beam returns the whole text at once and cannot be streamed; leave out --stream or --beam")
     options = {
         "prompt": prompt, "tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "beam": beam, "seed": seed, "stream": stream or None, "out": out, "pictures": images, "given": given,
     }  # fmt: skip
-    choices: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _generate(run, step, device, {name: value for name, value in options.items() if value is not None})
+    return 0
+
+
+def _generate(run: Path, step: Step, device: str, options: dict[str, Any]) -> None:
+    """Generate with the options that were given, and print or write the result."""
+    from everyformer.train.finished import open_run
+
+    if options.get("tokens", 0) < 0:
+        raise ValueError(f"--tokens {options['tokens']} is negative; give the number of tokens to generate")
+    if options.get("beam", 1) < 1:
+        raise ValueError(f"--beam {options['beam']} is less than 1; give the width of the beam, or leave it out")
+    finished = open_run(run, step=step, device=device, data=False)
+    if "stream" in options and "beam" in options:
+        raise ValueError("--beam returns the whole text at once and cannot be streamed; leave out --stream or --beam")
     screen = console()
     if finished.work.paints:
-        file = choices.pop("out", run / finished.work.file)
-        screen.print(finished.paint(file, **choices), soft_wrap=True)
+        file = options.pop("out", run / finished.work.file)
+        screen.print(finished.paint(file, **options), soft_wrap=True)
     else:
-        prompt = str(choices.pop("prompt", "\n"))
-        if choices.pop("stream", False):
-            pieces: Iterable[str] = chain([prompt], finished.stream(prompt, **choices))
+        prompt = str(options.pop("prompt", "\n"))
+        if options.pop("stream", False):
+            pieces: Iterable[str] = chain([prompt], finished.stream(prompt, **options))
         else:
-            pieces = [finished.write(prompt, **choices)]
+            pieces = [finished.write(prompt, **options)]
         for piece in pieces:
             sys.stdout.write(escape_controls(piece))
             sys.stdout.flush()
         sys.stdout.write("\n")
     next_command(screen, "evaluate", run)
-    return 0

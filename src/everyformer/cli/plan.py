@@ -9,9 +9,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from everyformer.cli.options import AsJson, Data
 from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, next_command
+
+FIELDS = (
+    *("parameters", "flops", "run_flops", "targets", "memory", "tensors", "process", "limit", "checkpoint"),
+    *("changes", "seconds", "measured"),
+)
 
 
 def plan(
@@ -19,12 +25,12 @@ def plan(
     /,
     *settings: str,
     size: str | None = None,
-    data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,  # - is standard input
+    data: Data = None,
     task: str | None = None,
     init_from: Path | None = None,
     memory: float | None = None,
     measure: Annotated[bool, Parameter(show_default=False)] = True,
-    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    as_json: AsJson = False,
     imports: Imports = (),
 ) -> int:
     """Predict what a run takes: parameters, operations, memory and time, and settings that make it fit.
@@ -37,8 +43,6 @@ def plan(
         Settings as path=value, as in everyformer train.
     size
         A size of the member, as in everyformer train.
-    data
-        The data, as in everyformer train.
     task
         The task, as in everyformer train.
     init_from
@@ -47,8 +51,6 @@ def plan(
         The memory in GiB that the run may take. Default: what the device has.
     measure
         Time a few real steps. Default: yes.
-    as_json
-        Print JSON.
     """
     import_parts(imports)
     from everyformer.study.plan import plan as make
@@ -60,21 +62,7 @@ def plan(
     limit = None if memory is None else int(memory * 2**30)
     planned = explain_out_of_memory(recipe, lambda: make(recipe, limit=limit, measure=measure))
     if as_json:
-        names = (
-            "parameters",
-            "flops",
-            "run_flops",
-            "targets",
-            "memory",
-            "tensors",
-            "process",
-            "limit",
-            "checkpoint",
-            "changes",
-            "seconds",
-            "measured",
-        )
-        print(json.dumps({name: getattr(planned, name) for name in names} | {"fits": planned.fits}))
+        print(json.dumps({name: getattr(planned, name) for name in FIELDS} | {"fits": planned.fits}))
         return 0
     screen = console()
     screen.print(str(planned), soft_wrap=True)

@@ -6,16 +6,20 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich import box
 from rich.columns import Columns
 from rich.table import Table
 from rich.text import Text
 
+from everyformer.cli.options import AsJson, Step
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, next_command
+
+if TYPE_CHECKING:
+    from everyformer.attention.pattern import Pattern
 
 show = App(name="show", help="Draw attention patterns, attention weights and adaptive spans.")
 
@@ -27,7 +31,7 @@ def attention(
     *,
     text: str | None = None,
     out: Path = Path("attention.png"),
-    step: int | Literal["best"] | None = None,
+    step: Step = None,
     beside: Path | None = None,
     imports: Imports = (),
 ) -> None:
@@ -41,8 +45,6 @@ def attention(
         The text. Default: the first words of a sonnet, as many as the model can read.
     out
         The image file (.png, .svg, .pdf).
-    step
-        The checkpoint, a number or best. Default: the last one.
     beside
         The folder of a second run. Its last checkpoint is drawn beside the first run.
     """
@@ -76,8 +78,8 @@ def spans(
     /,
     *,
     out: Path | None = None,
-    step: int | Literal["best"] | None = None,
-    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    step: Step = None,
+    as_json: AsJson = False,
     imports: Imports = (),
 ) -> None:
     """Print the learned span of each head of an adaptive-span model, and the operations it saves.
@@ -88,10 +90,6 @@ def spans(
         The folder of a run.
     out
         An image file to draw as well (.png, .svg, .pdf).
-    step
-        The checkpoint, a number or best. Default: the last one.
-    as_json
-        Print JSON.
     """
     import_parts(imports, run)
     from everyformer.study.attention_maps import draw_spans, spans_of
@@ -148,10 +146,9 @@ def pattern(
         An image file to draw as well (.png, .svg, .pdf).
     """
     import_parts(imports)
-    from everyformer.attention.kernels.blocked import FINEST, computed_fraction
     from everyformer.attention.parse import parse
-    from everyformer.attention.pattern import ByHead, for_head
-    from everyformer.study.pattern_images import check_file, check_size, draw, example_context, grid, pool
+    from everyformer.attention.pattern import ByHead
+    from everyformer.study.pattern_images import check_file, check_size
 
     value = parse(text)
     distinct = max((len(part.patterns) for part in value.walk() if isinstance(part, ByHead)), default=1)
@@ -159,6 +156,20 @@ def pattern(
     check_size(length, heads)
     if out is not None:
         check_file(out)
+    _draw_pattern(value, length, heads, out)
+    if out is not None:
+        next_command(console(), "show", "pattern", "causal & (window(8) | stride(8))", "--length", "64")
+    else:
+        more = [] if heads == distinct else ["--heads", str(heads)]
+        next_command(console(), "show", "pattern", text, "--length", str(length), *more, "--out", "pattern.png")
+
+
+def _draw_pattern(value: Pattern, length: int, heads: int, out: Path | None) -> None:
+    """Print a pattern as a grid for each head, with its facts, and draw it into a file."""
+    from everyformer.attention.kernels.blocked import FINEST, computed_fraction
+    from everyformer.attention.kernels.request import Request
+    from everyformer.study.pattern_images import draw, example_context, grid, pool
+
     context, notes = example_context(value, length)
     allowed_HQK = value.mask(length, heads=heads, context=context)
 
@@ -174,11 +185,12 @@ def pattern(
     grids = [Text("\n".join(grid(cells_QK, scale)), no_wrap=True) for cells_QK in pool(allowed_HQK, scale)]
     if heads > 1:
         for head in range(heads):
-            screen.print(f"head {head}: {for_head(value, head)}", soft_wrap=True)
+            screen.print(f"head {head}: {value.for_head(head)}", soft_wrap=True)
         grids = [Text(f"\nhead {head}\n", no_wrap=True) + one for head, one in enumerate(grids)]
     screen.print(Columns(grids, padding=(0, 2)) if heads > 1 else grids[0], width=width)
 
-    computed_HNN, fraction = pool(allowed_HQK, FINEST), computed_fraction(value, length, length, heads)
+    request = Request.of(value, length, length, heads)
+    computed_HNN, fraction = pool(allowed_HQK, FINEST), computed_fraction(request)
     for label, fact in {
         "allowed": f"{allowed_HQK.float().mean():.1%} of the pairs ({int(allowed_HQK.sum()):,} of {allowed_HQK.numel():,})",
         "sees future": "yes" if value.attends_to_future(heads=heads) else "no",
@@ -188,10 +200,6 @@ def pattern(
         screen.print(f"{label:<16}{fact}", soft_wrap=True)
     for note in notes:
         screen.print(f"note: {note}", style="dim", soft_wrap=True)
-    if out is None:
-        more = [] if heads == distinct else ["--heads", str(heads)]
-        next_command(screen, "show", "pattern", text, "--length", str(length), *more, "--out", "pattern.png")
-    else:
+    if out is not None:
         draw(value, allowed_HQK).savefig(out)
         screen.print(f"wrote {out}", soft_wrap=True)
-        next_command(screen, "show", "pattern", "causal & (window(8) | stride(8))", "--length", "64")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from cyclopts import Parameter
 from rich.console import Console
 
+from everyformer.cli.options import Data
 from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.own_parts import Imports, import_parts, recorder
 from everyformer.cli.progress import metrics, show_progress
@@ -23,7 +23,7 @@ def train(
     /,
     *settings: str,
     size: str | None = None,
-    data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,  # - is standard input
+    data: Data = None,
     task: str | None = None,
     out: Path | None = None,
     init_from: Path | None = None,
@@ -39,8 +39,6 @@ def train(
         Settings as path=value, for example run.steps=500 optim.lr=3e-4 model.width=256 task.tokenizer=bpe.
     size
         A size of the member. Default: the member's own, see everyformer family --json.
-    data
-        A file, a folder, the name of a data set, or - for standard input. Default: the data set embedded for the task.
     task
         language, masked, classify, translate, image or control; or an environment, for example
         popgym:RepeatPreviousEasy, minigrid:MemoryS7 or gymnasium:CartPole. Default: the member's task.

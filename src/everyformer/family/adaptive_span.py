@@ -46,7 +46,7 @@ def adaptive_span(
     if dynamic:
         soft_mask = DynamicSpan(width, span, ramp, cost, 0.1 if initial_span is None else initial_span)
     projection = Standard(heads or max(1, width // 64), merge_bias=False)
-    attention = Attention(projection, pattern, (Shaw(span, ahead=False, shared=True), soft_mask), dropout)
+    attention = Attention(projection, pattern, (Shaw(span, future=False, shared=True), soft_mask), dropout)
     layer = Layer((attention, FeedForward(hidden or 4 * width, dropout=dropout)))
     return Model(
         width=width,

@@ -85,4 +85,5 @@ def run(
         inputs = entry.append(residual.input(stream))
         entry = replace(entry, normalize=residual.normalize)
     stream, new = residual(stream, sublayer.execution(context, entry), context.positions.visible_BQ())
-    return stream, new if inputs is None else inputs
+    kept = new if inputs is None else inputs
+    return stream, None if entry is None else kept  # without a cache nothing is kept alive

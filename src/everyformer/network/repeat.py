@@ -125,7 +125,7 @@ class RepeatModule(DepthModule):
                 after, new = self._gathered_step(placed, context, given, act.running_BT)
             else:
                 after, new = self._step(placed, context, given)
-            new_entries += new
+            new_entries += [] if entries is None else new
             given = [entry if entry is not None and not entry.grows else None for entry in new]
             if act is not None and isinstance(value, Halt):
                 ran_BT1 = act.running_BT[..., None]

@@ -1,1 +1,1 @@
-"""Looking at models from outside: the contracts they keep, pictures of what they do."""
+"""Studies of models: contracts, plans, benchmarks, images of patterns and attention, curves."""

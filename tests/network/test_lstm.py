@@ -24,6 +24,7 @@ from everyformer import (
     PerToken,
     PreNorm,
     Probe,
+    SegmentMemory,
     Stack,
     Standard,
     Tokens,
@@ -63,9 +64,9 @@ def maps(cell: LstmCell) -> tuple[spec.Maps, spec.Maps, spec.Maps]:
     return by_name(cell.of_x.weight), by_name(cell.of_h and cell.of_h.weight), by_name(cell.of_x.bias)
 
 
-def literal(body: Any, cell: LstmCell, x_TD: Tensor) -> Any:
+def literal(value: Any, cell: LstmCell, x_TD: Tensor) -> Any:
     w_x, w_h, b = maps(cell)
-    activation = math.tanh if body.activation == "tanh" else spec.sigma
+    activation = math.tanh if value.activation == "tanh" else spec.sigma
     rows = list(x_TD.detach())
     return spec.lstm(rows, w_x, w_h, b, activation) if w_h else spec.ablated(rows, w_x, b, activation)
 
@@ -77,14 +78,14 @@ def test_a_layer_is_its_equations(name, kernel):
     network, x = ready(model(BODIES[name])), tokens(2, 7)
     hidden = network(x, kernel=kernel).hidden
     for row, x_TD in zip(hidden, placed(network, x), strict=True):
-        h = literal(BODIES[name], network.body.layers[0].cells[0], x_TD)[0]
+        h = literal(BODIES[name].layers[0].sublayers[0], network.body.layers[0].sublayers[0].cells[0], x_TD)[0]
         close(row, torch.stack(h))
 
 
 @pytest.mark.spec(42)
 def test_the_standard_form_is_torchs():
     network, x = ready(model(stack(1, Lstm()))), tokens(2, 7)
-    cell, peer = network.body.layers[0].cells[0], torch.nn.LSTM(6, 6, batch_first=True).double()
+    cell, peer = network.body.layers[0].sublayers[0].cells[0], torch.nn.LSTM(6, 6, batch_first=True).double()
     weights = {"weight_ih_l0": cell.of_x.weight, "weight_hh_l0": cell.of_h.weight, "bias_ih_l0": cell.of_x.bias}
     peer.load_state_dict({**weights, "bias_hh_l0": torch.zeros(24)})
     for kernel in KERNELS:
@@ -100,10 +101,12 @@ def test_a_probe_shows_the_weights_of_equation_19(name, kernel):
     cache = network(x, kernel=kernel, probe=probe, cache=Cache()).cache
     (w_BDQK,) = probe.weights
     for row, x_TD in enumerate(placed(network, x)):
-        _, c, new, i, f = literal(BODIES[name], network.body.layers[0].cells[0], x_TD)
+        _, c, new, i, f = literal(
+            BODIES[name].layers[0].sublayers[0], network.body.layers[0].sublayers[0].cells[0], x_TD
+        )
         close(w_BDQK[row].permute(1, 2, 0), torch.stack([torch.stack(w) for w in spec.weights(i, f)]))
         close(torch.einsum("dqk,kd->qd", w_BDQK[row], torch.stack(new)), torch.stack(c))
-        close(cache.layers[0].x_BMD[row, :, -6:], torch.stack(c))
+        close(cache.entries[0].tensors[0][row, :, -6:], torch.stack(c))
     assert torch.equal(w_BDQK, w_BDQK.tril())
 
 
@@ -162,7 +165,7 @@ def test_a_transformer_takes_no_more_operations_for_a_longer_text_and_an_lstm_on
     counts = []
     for body in (
         stack(1, Lstm()),
-        Stack(1, (Layer(Attention(Standard(2), parse("causal")), FeedForward(8)),), PreNorm()),
+        Stack(1, (Layer((Attention(Standard(2), parse("causal")), FeedForward(8))),), PreNorm()),
     ):
         network = ready(model(body))
         for length in (16, 32, 48):
@@ -193,9 +196,10 @@ def test_both_ways_are_one_each_way_side_by_side(body, kernel):
     network = ready(Model(width=6, embed=Tokens(VOCABULARY), body=body, outputs=(PerToken(2),)))
     x, probe = tokens(2, 7), Probe()
     hidden = network(x, kernel=kernel, probe=probe).hidden
-    there, back = network.body.layers[0].cells
+    value = body.layers[0].sublayers[0]
+    there, back = network.body.layers[0].sublayers[0].cells
     for row, x_TD in enumerate(placed(network, x)):
-        one, two = literal(body, there, x_TD), literal(body, back, x_TD.flip(0))
+        one, two = literal(value, there, x_TD), literal(value, back, x_TD.flip(0))
         close(hidden[row], torch.cat((torch.stack(one[0]), torch.stack(two[0]).flip(0)), dim=1))
         w = torch.stack([torch.stack(w) for w in spec.weights(two[3], two[4])]).flip(0, 1)
         close(probe.weights[0][row, 3:].permute(1, 2, 0), w)
@@ -234,17 +238,19 @@ def test_in_training_a_state_cannot_be_rolled_into_and_says_so():
     cache = network(x, cache=Cache()).cache
     close(network(x[:, 5:], cache=cache.roll_back(4)).hidden, network(x).hidden[:, 5:])
     cache = network.train()(x, cache=Cache(segment_memory=True)).cache
-    with pytest.raises(ValueError, match=r"cannot roll back 4 positions: .* in training only the end of each call"):
+    with pytest.raises(
+        ValueError, match=r"cannot roll back 4 positions: .* in training mode a call keeps its last state alone"
+    ):
         cache.roll_back(4)
-    assert not cache.layers[0].x_BMD.requires_grad
+    assert not cache.entries[0].tensors[0].requires_grad
 
 
 def test_a_carried_state_is_saved_and_read():
     """With a memory one state is carried from segment to segment, whatever the memory's length, and learns nothing."""
-    network, x = ready(model(stack(2, Lstm()), memory=4)).train(), tokens(2, 8)
+    network, x = ready(model(stack(2, Lstm()), memory=SegmentMemory(4))).train(), tokens(2, 8)
     cache = network(x[:, :4], cache=Cache(segment_memory=True)).cache
-    assert [entry.x_BMD.shape for entry in cache.layers] == [(2, 1, 12)] * 2
-    again = Cache.from_tensors(cache.tensors())
+    assert [entry.tensors[0].shape for entry in cache.entries] == [(2, 1, 12)] * 2
+    again = Cache.from_state_dict(cache.state_dict())
     close(network(x[:, 4:], cache=again).hidden, network.eval()(x).hidden[:, 4:])
     longer = network(x[:, 4:], cache=again).cache
     assert longer.length == 1 and int(longer.position_BK.max()) == 7
@@ -273,7 +279,7 @@ def test_gradients_are_the_same_in_float32_in_training_and_out_of_it():
 
 def test_a_new_net_remembers_and_every_map_learns():
     network = model(stack(2, Lstm(), residual=PreNorm())).build()
-    assert all(bool((layer.cells[0].of_x.bias[6:12] == 1).all()) for layer in network.body.layers)
+    assert all(bool((layer.sublayers[0].cells[0].of_x.bias[6:12] == 1).all()) for layer in network.body.layers)
     output = network(tokens(2, 6))
     F.cross_entropy(output.logits[:, -1], torch.tensor([1, 2])).backward()
     assert all(bool(p.grad.abs().max() > 0) for p in network.parameters())
@@ -284,22 +290,22 @@ def test_a_new_net_remembers_and_every_map_learns():
     [
         (
             lambda: model(stack(1, Lstm(bidirectional=True))).build(),
-            "a layer that reads both ways sees the future, and a language",
+            "Lstm sees the future, and a language head would learn to copy it; use a causal one",
         ),
         (lambda: Model(width=5, embed=Tokens(3), body=stack(1, Lstm(bidirectional=True))).build(), "half the width"),
         (lambda: stack(1, Lstm(activation="relu")), "lstm.activation is 'relu': the names are sigmoid, tanh"),
-        (lambda: both(cache=Cache()), "needs its sequence at once"),
+        (lambda: bidirectional(cache=Cache()), "needs its whole sequence in one call"),
         (
-            lambda: model(stack(1, Lstm())).build()(tokens(), cache=past_of(stack(1, AblatedLstm()))),
-            "it is of another model",
+            lambda: model(stack(1, Lstm())).build()(tokens(), cache=cache_of(stack(1, AblatedLstm()))),
+            "it is the cache of another model",
         ),
         (
-            lambda: model(stack(1, Lstm())).build()(tokens(), cache=past_of(stack(2, Lstm()))),
-            "the past has 2 entries, the model makes 1",
+            lambda: model(stack(1, Lstm())).build()(tokens(), cache=cache_of(stack(2, Lstm()))),
+            "the cache has 2 entries, this model has 1",
         ),
         (
-            lambda: model(stack(1, Lstm())).build()(tokens(), cache=past_of(stack(1, Lstm())), probe=Probe()),
-            "probe a call without past",
+            lambda: model(stack(1, Lstm())).build()(tokens(), cache=cache_of(stack(1, Lstm())), probe=Probe()),
+            "probe a call without cache=",
         ),
     ],
 )
@@ -309,20 +315,20 @@ def test_wrong_uses_are_refused_with_the_reason(call, message):
     assert message in str(caught.value)
 
 
-def both(**options: Any) -> Any:
+def bidirectional(**options: Any) -> Any:
     return Model(width=6, embed=Tokens(VOCABULARY), body=stack(1, Lstm(bidirectional=True))).build()(
         tokens(), **options
     )
 
 
-def past_of(body: Any) -> Cache | None:
+def cache_of(body: Any) -> Cache | None:
     cache: Cache | None = model(body).build()(tokens(), cache=Cache()).cache
     return cache
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "blocked"])
 def test_a_kernel_of_attention_is_refused(kernel):
-    with pytest.raises(UnsupportedKernel, match=f"kernel={kernel} computes attention, and a recurrent layer has none"):
+    with pytest.raises(UnsupportedKernel, match=f"kernel={kernel} computes attention, but the model has none"):
         model(stack(1, Lstm())).build()(tokens(), kernel=kernel)
 
 

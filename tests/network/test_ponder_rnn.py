@@ -9,20 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from everyformer import Cache, Language, Lstm, Model, PonderRnn, PreNorm, Probe, Tokens
+from everyformer import Cache, Language, Lstm, Model, NoResidual, PonderRnn, PreNorm, Probe, Tokens
 from everyformer.attention.attend import UnsupportedKernel
 from everyformer.family.table import member, parameters
 from tests.network import VOCABULARY, close, placed, ready, stack, tokens
-from tests.network.test_recurrent import maps
+from tests.network.test_lstm import maps
 from tests.spec import halting as spec
 from tests.spec import recurrent
 
-WIDTH, STEPS, REST = 6, 4, 0.3
+WIDTH, STEPS, EPSILON = 6, 4, 0.3
 CELLS = ("rnn", "lstm")
 
 
 def model(cell: str, layers: int = 1, steps: int = STEPS, **more: Any) -> Model:
-    body = PonderRnn(steps, cell, **({"epsilon": REST, "cost": 0.5, "bias": -0.5} | more))
+    residual = more.pop("residual", NoResidual())
+    sublayer = PonderRnn(steps, cell, **({"epsilon": EPSILON, "cost": 0.5, "bias": -0.5} | more))
+    body = stack(layers, sublayer, residual=residual)
     return Model(width=WIDTH, embed=Tokens(VOCABULARY), body=body, outputs=(Language(tied=False, bias=True),))
 
 
@@ -30,12 +32,12 @@ def made(value: Model) -> Any:
     """With halting units that say different things of different positions."""
     network = ready(value)
     for layer in network.body.layers:
-        layer.cells[0].unit.map.weight.data *= 4
+        layer.sublayers[0].cells[0].unit.map.weight.data *= 4
     return network
 
 
 def literal(network: Any, x_TD: Tensor) -> Any:
-    cell, value = network.body.layers[0].cells[0], network.value.body
+    cell, value = network.body.layers[0].sublayers[0].cells[0], network.value.body.layers[0].sublayers[0]
     head, unit = network.outputs[0], cell.unit
 
     def step(s: Tensor, x: Tensor) -> Tensor:
@@ -50,7 +52,7 @@ def literal(network: Any, x_TD: Tensor) -> Any:
             step,
             lambda s: torch.sigmoid(unit.map.weight[0] @ s[:WIDTH] + unit.bias[0]),
             lambda s: head.map.weight @ s[:WIDTH] + head.bias,
-            torch.zeros(cell.cell.size, dtype=torch.float64),
+            torch.zeros(cell.cell.state_size, dtype=torch.float64),
             value.epsilon,
             value.steps,
         )
@@ -67,7 +69,7 @@ def test_a_pondering_layer_is_the_papers_equations(cell, late):
     for b, x_TD in enumerate(placed(network, x_BT)):
         y, s, p, ponder = literal(network, x_TD)
         close(output.logits[b], torch.stack(y))
-        close(output.cache.entries[0].x_BMD[b], torch.stack(s))
+        close(output.cache.entries[0].tensors[0][b], torch.stack(s))
         close(probe.halts[0][b], torch.stack([torch.stack(one) for one in p]))
         ponders += ponder
     close(output.aux["ponder"], 0.5 * torch.stack(ponders).mean())
@@ -82,7 +84,7 @@ def test_one_step_is_the_recurrent_net_whose_inputs_are_all_new():
     network, x_BT = made(model("lstm", steps=1)), tokens(2, 7)
     plain = ready(Model(width=WIDTH, embed=Tokens(VOCABULARY), body=stack(1, Lstm())))
     plain.embed.load_state_dict(network.embed.state_dict())
-    one, two = network.body.layers[0].cells[0].cell, plain.body.layers[0].cells[0]
+    one, two = network.body.layers[0].sublayers[0].cells[0].cell, plain.body.layers[0].sublayers[0].cells[0]
     with torch.no_grad():
         two.of_h.weight.copy_(one.of_h.weight)
         two.of_x.weight.copy_(one.of_x.weight[:, :-1])
@@ -96,18 +98,18 @@ def test_one_step_is_the_recurrent_net_whose_inputs_are_all_new():
 @pytest.mark.parametrize("cell", CELLS)
 def test_steps_that_no_sequence_needs_are_not_computed(cell, monkeypatch):
     network, x_BT, calls = made(model(cell)), tokens(2, 6), list[int]()
-    after = type(network.body.layers[0].cells[0].cell).after
+    after = type(network.body.layers[0].sublayers[0].cells[0].cell).step
 
     def counted(*given: Tensor) -> Tensor:
         calls.append(1)
         return after(*given)
 
-    monkeypatch.setattr(type(network.body.layers[0].cells[0].cell), "after", counted)
+    monkeypatch.setattr(type(network.body.layers[0].sublayers[0].cells[0].cell), "step", counted)
     probe = Probe()
     found = network(x_BT, probe=probe)
     needed = (probe.halts[0] > 0).sum(-1).max(0).values.sum()
     assert len(calls) == needed < 6 * STEPS
-    monkeypatch.setattr("everyformer.network.ponder.none", lambda runs: False)
+    monkeypatch.setattr("everyformer.network.ponder_rnn.all_halted", lambda runs: False)
     whole = network(x_BT)
     assert len(calls) == needed + 6 * STEPS
     assert torch.equal(found.hidden, whole.hidden) and torch.equal(found.aux["ponder"], whole.aux["ponder"])
@@ -154,7 +156,7 @@ def test_every_weight_learns_and_a_new_net_remembers():
     output = network(tokens(2, 6))
     (output.logits.square().mean() + output.aux["ponder"]).backward()
     assert all(bool(p.grad.abs().max() > 0) for p in network.parameters())
-    assert bool((network.body.layers[0].cells[0].cell.of_x.bias.view(4, WIDTH)[1] == 1).all())
+    assert bool((network.body.layers[0].sublayers[0].cells[0].cell.of_x.bias.view(4, WIDTH)[1] == 1).all())
 
 
 def test_halting_in_low_precision_still_sums_to_one():
@@ -168,11 +170,11 @@ def test_halting_in_low_precision_still_sums_to_one():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: PonderRnn(0), "ponder.steps is 0"),
-        (lambda: PonderRnn(2, cell="gru"), "ponder.cell is 'gru': the names are lstm, rnn"),
-        (lambda: PonderRnn(2, epsilon=0.0), "ponder.epsilon is 0.0"),
-        (lambda: PonderRnn(2, cost=-1.0), "ponder.cost is -1.0"),
-        (lambda: model("rnn").build()(tokens(), cache=past_of("lstm")), "it is of another model"),
+        (lambda: PonderRnn(0), "ponder_rnn.steps is 0"),
+        (lambda: PonderRnn(2, cell="gru"), "ponder_rnn.cell is 'gru': the names are lstm, rnn"),
+        (lambda: PonderRnn(2, epsilon=0.0), "ponder_rnn.epsilon is 0.0"),
+        (lambda: PonderRnn(2, cost=-1.0), "ponder_rnn.cost is -1.0"),
+        (lambda: model("rnn").build()(tokens(), cache=cache_of("lstm")), "it is the cache of another model"),
     ],
 )
 def test_wrong_uses_are_refused_with_the_reason(call, message):
@@ -181,7 +183,7 @@ def test_wrong_uses_are_refused_with_the_reason(call, message):
     assert message in str(caught.value)
 
 
-def past_of(cell: str) -> Cache | None:
+def cache_of(cell: str) -> Cache | None:
     cache: Cache | None = model(cell).build()(tokens(), cache=Cache()).cache
     return cache
 
@@ -193,5 +195,5 @@ def test_parameters_by_hand():
 
 
 def test_a_kernel_of_attention_is_refused():
-    with pytest.raises(UnsupportedKernel, match="kernel=sdpa computes attention, and a recurrent layer has none"):
+    with pytest.raises(UnsupportedKernel, match="kernel=sdpa computes attention, but the model has none"):
         model("rnn").build()(tokens(), kernel="sdpa")

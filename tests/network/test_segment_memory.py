@@ -13,14 +13,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from everyformer import Alibi, Cache, FourTerm, Gated, Language, PostNorm, PreNorm, Rotary, Sinusoidal, build
+from everyformer import (
+    Alibi,
+    Cache,
+    FourTerm,
+    Gated,
+    Language,
+    PostNorm,
+    PreNorm,
+    Rotary,
+    SegmentMemory,
+    SideInputs,
+    Sinusoidal,
+    build,
+)
 from everyformer.network.cache import KVCache, LayerInputs
 from tests.network import close, model, ready, tokens
 
 RESIDUALS = [PostNorm(), PreNorm()]
 HOW: list[dict[str, Any]] = [
     {"score_mods": (FourTerm(4),)},
-    {"score_mods": (FourTerm(4, reach=2),)},
+    {"score_mods": (FourTerm(4, 2),)},
     {"score_mods": (Rotary(),)},
     {"score_mods": (Alibi(),)},
     {"position": Sinusoidal()},
@@ -53,8 +66,8 @@ def literal(network: Any, x_BT: Tensor, length: int, memory: int) -> Tensor:
             ahead = torch.ones(score.shape[-2:], dtype=torch.bool).triu(before + 1)
             y_BTD = heads.merge(score.masked_fill(ahead, -torch.inf).softmax(-1) @ v)
             kept[n] = wide_BKD[:, -memory:]
-            h_BTD = layer.steps["attention"].norm(h_BTD + y_BTD)
-            h_BTD = layer.steps["feedforward"].norm(h_BTD + layer.sublayers[-1](h_BTD))
+            h_BTD = layer.residuals[0].norm(h_BTD + y_BTD)
+            h_BTD = layer.residuals[-1].norm(h_BTD + layer.sublayers[-1](h_BTD)[0])
         answers.append(h_BTD)
     return torch.cat(answers, dim=1)
 
@@ -63,7 +76,7 @@ def literal(network: Any, x_BT: Tensor, length: int, memory: int) -> Tensor:
 @pytest.mark.parametrize("memory", [1, 3, 5, 20])
 def test_the_memory_is_the_papers(memory: int) -> None:
     """Values and gradients: the maps to keys and values learn from the memory, what was before it does not."""
-    network, x_BT = ready(model(residual=PostNorm(), memory=memory)), tokens(2, 11)
+    network, x_BT = ready(model(residual=PostNorm(), memory=SegmentMemory(memory))), tokens(2, 11)
     found, wanted = read(network, x_BT, 3, Cache(segment_memory=True))[0], literal(network, x_BT, 3, memory)
     close(found, wanted)
     direction = torch.randn_like(found)
@@ -83,7 +96,7 @@ def test_the_memory_is_the_papers(memory: int) -> None:
 @pytest.mark.parametrize("residual", RESIDUALS, ids=["post", "pre"])
 @pytest.mark.parametrize("hidden", [True, False])
 def test_segments_with_enough_memory_are_one_long_pass(hidden: bool, residual: Any, how: dict[str, Any]) -> None:
-    network, x_BT = ready(model(residual=residual, memory=20, **how)), tokens(2, 13)
+    network, x_BT = ready(model(residual=residual, memory=SegmentMemory(20), **how)), tokens(2, 13)
     for length in (1, 4):
         close(read(network, x_BT, length, Cache(segment_memory=hidden))[0], network(x_BT).hidden)
 
@@ -94,19 +107,22 @@ def test_a_mask_of_equal_length_makes_the_memory_enough(hidden: bool) -> None:
     """The code's same_length is causal & window(memory): then segments of any length are one long pass, exactly.
 
     A token sees itself and 3 before it: of a memory of 4 these 3 are kept."""
-    network, x_BT = ready(model("causal & window(4)", memory=4, score_mods=(FourTerm(4),))), tokens(2, 13)
+    network, x_BT = (
+        ready(model("causal & window(4)", memory=SegmentMemory(4), score_mods=(FourTerm(4),))),
+        tokens(2, 13),
+    )
     for length in (1, 3, 7):
         found, cache = read(network, x_BT, length, Cache(segment_memory=hidden))
         close(found, network(x_BT).hidden)
-        assert cache.length == 3 and all(type(one) is (LayerInputs if hidden else KVCache) for one in cache.layers)
+        assert cache.length == 3 and all(type(one) is (LayerInputs if hidden else KVCache) for one in cache.entries)
 
 
 @pytest.mark.spec(88)
 def test_the_memory_may_have_another_length_in_evaluation() -> None:
-    network, x_BT = ready(model(memory=2, score_mods=(FourTerm(4),))), tokens(2, 13)
+    network, x_BT = ready(model(memory=SegmentMemory(2), score_mods=(FourTerm(4),))), tokens(2, 13)
     short, cache = read(network, x_BT, 3, Cache())
-    long, longer = read(network, x_BT, 3, Cache(), memory=9)
-    whole, all_of_it = read(network, x_BT, 3, Cache(), memory=0)
+    long, longer = read(network, x_BT, 3, Cache(max_length=9))
+    whole, all_of_it = read(network, x_BT, 3, Cache(max_length=1 << 40))
     assert (cache.length, longer.length, all_of_it.length) == (2, 9, 13)
     close(whole, network(x_BT).hidden)
     close(long[:, :12], whole[:, :12])  # nine positions hold all of the past until the fifth segment
@@ -123,12 +139,12 @@ def test_memories_follow_the_weights_and_keys_do_not(residual: Any) -> None:
     with torch.no_grad():
         for layer in network.body.layers:
             layer.sublayers[0].heads.qkv.weight.mul_(0.5)
-            layer.steps["attention"].norm.weight.mul_(2.0)
+            layer.residuals[0].norm.weight.mul_(2.0)
     again, stale = (network(x_BT[:, 4:], cache=cache).hidden for cache in (hidden, keys))
     assert (again - stale).abs().max() > 1e-3
     first = network.body.layers[0]
-    entered = first.steps["attention"].view(hidden.layers[0].x_BMD, None)
-    now = KVCache(*first.attention.heads.keys_values(entered))
+    entered = first.residuals[0].normalize(hidden.entries[0].tensors[0])
+    now = KVCache(first.sublayers[0].heads.keys_values(entered))
     fresh = network(x_BT[:, :4], cache=Cache()).cache.entries[0]  # nothing below layer 0 has moved
     close(now.k_BHKE, fresh.k_BHKE)
     close(now.v_BHKE, fresh.v_BHKE)
@@ -139,7 +155,10 @@ def test_memories_follow_the_weights_and_keys_do_not(residual: Any) -> None:
 @pytest.mark.parametrize("length", [2, 5])
 def test_empty_slots_of_a_memory_are_not_seen(holes: int, length: int) -> None:
     """Padding before and within the segments, a memory shorter than the text: each row is as it would be alone."""
-    network, x_BT = ready(model("causal & window(4)", memory=4, score_mods=(FourTerm(4),))), tokens(1, 12)
+    network, x_BT = (
+        ready(model("causal & window(4)", memory=SegmentMemory(4), score_mods=(FourTerm(4),))),
+        tokens(1, 12),
+    )
     wanted = network(x_BT).hidden
     wide_BT = torch.cat((x_BT.new_zeros(1, holes), x_BT[:, :6], x_BT.new_zeros(1, holes), x_BT[:, 6:]), dim=1)
     seen_BT = torch.ones_like(wide_BT, dtype=torch.bool)
@@ -166,9 +185,11 @@ def test_a_memory_is_reordered_rolled_back_and_trimmed() -> None:
     astray = network(x_BT[:, :3], cache=cache).cache
     close(network(x_BT[:, 5:], cache=astray.roll_back(3)).hidden, network(x_BT).hidden[:, 5:])
     kept = cache.trim(2)
-    assert kept.length == 2 and torch.equal(kept.layers[1].tensors[0], cache.layers[1].tensors[0][:, 3:])
-    with pytest.raises(ValueError, match="it is of another model"):
-        network(x_BT, cache=replace(cache, layers=tuple(LayerInputs(one.tensors[0][..., :4]) for one in cache.layers)))
+    assert kept.length == 2 and torch.equal(kept.entries[1].tensors[0], cache.entries[1].tensors[0][:, 3:])
+    with pytest.raises(ValueError, match="it is the cache of another model"):
+        network(
+            x_BT, cache=replace(cache, entries=tuple(LayerInputs((one.tensors[0][..., :4],)) for one in cache.entries))
+        )
 
 
 @pytest.mark.spec(86, 131)
@@ -180,7 +201,7 @@ def test_recomputed_sections_keep_the_same_memory_and_gradients() -> None:
         cache = network(x_BT[:, :4], cache=Cache(segment_memory=True)).cache
         output = network(x_BT[:, 4:], cache=cache)
         gradients = torch.autograd.grad(output.logits.square().sum(), list(network.parameters()))
-        found.append((output.hidden, *gradients, *(one.x_BMD for one in output.cache.entries)))
+        found.append((output.hidden, *gradients, *(one.tensors[0] for one in output.cache.entries)))
     for one, two in zip(*found, strict=True):
         close(one, two)
 
@@ -193,7 +214,7 @@ EPISODES = pytest.mark.parametrize("hidden", [True, False])
 @EPISODES
 def test_after_a_reset_a_row_begins_anew_and_the_others_go_on(hidden: bool, how: dict[str, Any]) -> None:
     """In a memory that is full, with rows reset at different times: each episode is as it would be alone."""
-    network, x_BT = ready(model("causal & window(4)", residual=Gated(), memory=4, **how)), tokens(3, 14)
+    network, x_BT = ready(model("causal & window(4)", residual=Gated(), memory=SegmentMemory(4), **how)), tokens(3, 14)
     ends = {3: [0], 6: [0, 2], 9: [1]}  # before which segment which rows begin anew
     cache, found = Cache(segment_memory=hidden), []
     for start in range(0, 14, 3):
@@ -211,9 +232,9 @@ def test_after_a_reset_a_row_begins_anew_and_the_others_go_on(hidden: bool, how:
 @EPISODES
 def test_nothing_crosses_a_reset(hidden: bool) -> None:
     """What was before changes nothing, by exactly 0, even where it was no number; all rows reset are a fresh start to the bit."""
-    network, x_BT = ready(model(residual=Gated(), memory=6, score_mods=(FourTerm(4),))), tokens(2, 9)
+    network, x_BT = ready(model(residual=Gated(), memory=SegmentMemory(6), score_mods=(FourTerm(4),))), tokens(2, 9)
     caches = [network(part[:, :5], cache=Cache(segment_memory=hidden)).cache for part in (x_BT, tokens(2, 9, seed=1))]
-    caches.append(replace(caches[0], layers=tuple(one.each(lambda x: x * torch.nan) for one in caches[0].layers)))
+    caches.append(replace(caches[0], entries=tuple(one.map(lambda x: x * torch.nan) for one in caches[0].entries)))
     one, two, three = (network(x_BT[:, 5:], cache=cache.reset(torch.tensor([True, False]))).hidden for cache in caches)
     assert torch.equal(one[0], two[0]) and torch.equal(one[0], three[0])
     assert (one[1] - two[1]).abs().max() > 1e-3
@@ -234,12 +255,15 @@ def test_episodes_end_within_a_segment_and_between_them(hidden: bool) -> None:
         end = {0: 4, 4: 6, 6: 9, 9: 12}[start]
         if start == 6:
             cache = cache.reset(torch.tensor([True, False]))
-        output = network(x_BT[:, start:end], cache=cache, documents=episode_BT[:, start:end])
+        output = network(x_BT[:, start:end], cache=cache, side_inputs=SideInputs(documents=episode_BT[:, start:end]))
         cache = output.cache
         found.append(output.hidden)
     for row in range(2):
         parts = x_BT[row].split(episode_BT[row].unique_consecutive(return_counts=True)[1].tolist())
-        alone = [network(part[None], documents=torch.zeros_like(part)[None]).hidden[0] for part in parts]
+        alone = [
+            network(part[None], side_inputs=SideInputs(documents=torch.zeros_like(part)[None])).hidden[0]
+            for part in parts
+        ]
         close(torch.cat(found, dim=1)[row], torch.cat(alone))
 
 

@@ -13,6 +13,7 @@ from everyformer import (
     Attention,
     Cache,
     Convolution,
+    CrossAttention,
     EncoderDecoder,
     EncoderOutput,
     FeedForward,
@@ -23,6 +24,7 @@ from everyformer import (
     PostNorm,
     PreNorm,
     Repeat,
+    SegmentMemory,
     Sinusoidal,
     Stack,
     Standard,
@@ -30,7 +32,7 @@ from everyformer import (
     Tokens,
     parse,
 )
-from everyformer.attention.context import Probe
+from everyformer.attention.context import Context, Probe
 from everyformer.network.act import ActState
 from everyformer.train.learner import set_checkpoint_segments, set_gather
 from tests.network import close, placed, randn, ready, tokens
@@ -38,7 +40,7 @@ from tests.network.test_residual import EPS, HEADS, NET, sublayers
 from tests.spec import halting as spec
 from tests.spec import network as plain
 
-STEPS, REST, WIDTH = 4, 0.3, 8
+STEPS, EPSILON, WIDTH = 4, 0.3, 8
 MODES = ("graves", "freeze", "t2t")
 START = {"graves": -1.5, "freeze": -1.5, "t2t": -5.0}  # so that positions differ
 
@@ -53,7 +55,8 @@ def body(
     place: Any = None,
     **more: Any,
 ) -> Any:
-    layer = Layer(Attention(HEADS, parse(pattern)), net, Attention(HEADS) if cross else None, place)
+    encoder = (CrossAttention(HEADS),) if cross else ()
+    layer = Layer((Attention(HEADS, parse(pattern)), *encoder, net), place)
     if mode == "fixed":
         return Repeat(STEPS, (layer,) * times, residual, TimePosition())
     return Halt(
@@ -62,7 +65,7 @@ def body(
         residual,
         TimePosition(),
         mode,
-        **({"epsilon": REST, "cost": 0.5, "bias": START[mode]} | more),
+        **({"epsilon": EPSILON, "cost": 0.5, "bias": START[mode]} | more),
     )
 
 
@@ -87,7 +90,7 @@ def literal(network: nn.Module, x_TD: Tensor, mode: str, sees: plain.Allows, mem
         lambda i, n: torch.tensor([plain.sinusoid(k, WIDTH) for k in (i, n)], dtype=torch.float64).sum(0),
         lambda s: torch.sigmoid(unit.map.weight[0] @ s + unit.bias[0]) if unit else s,
         mode,
-        REST,
+        EPSILON,
         STEPS,
     )
 
@@ -144,12 +147,12 @@ def test_both_sides_repeat_and_the_decoder_attends_to_the_encoders_last(mode):
 @pytest.mark.parametrize("residual", (PostNorm(), PreNorm()), ids=("post", "pre"))
 @pytest.mark.parametrize("net", (FeedForward(12), Convolution(12)), ids=("feedforward", "convolution"))
 def test_fixed_steps_are_tied_layers(residual, net):
-    layer = Layer(Attention(Standard(2), parse("causal")), net)
+    layer = Layer((Attention(Standard(2), parse("causal")), net))
     one = Model(width=WIDTH, embed=Tokens(17), body=Repeat(3, (layer,), residual))
     repeated, stacked = ready(one), ready(replace(one, body=Stack(3, (layer,), residual)))
     for other in stacked.body.layers:
         other.load_state_dict(repeated.body.layers[0].state_dict())
-    stacked.body.ends.load_state_dict(repeated.body.ends.state_dict())
+    stacked.body.stream.load_state_dict(repeated.body.stream.state_dict())
     stacked.embed.load_state_dict(repeated.embed.state_dict())
     assert torch.equal(repeated(tokens()).hidden, stacked(tokens()).hidden)
     more = replace(one, body=Repeat(7, (layer,), residual)).build()
@@ -161,21 +164,21 @@ def test_weights_that_sum_to_one_and_those_of_the_published_code():
     """The example of the specification: p = (.1, .2, .3, .2, .2); the interpolation leaves 0.677 of it."""
     h = [torch.tensor([[number]], dtype=torch.float64) for number in (0.1, 0.2, 0.3, 0.2, 0.5)]
     for mode, total in (("graves", 1.0), ("t2t", 0.67744)):
-        account = ActState(mode, 0.01, torch.ones(1, 1, dtype=torch.bool))
-        weights = [account.add(one, torch.ones(1, 1, 1).double(), n == 4) for n, one in enumerate(h)]
+        act = ActState(mode, 0.01, torch.ones(1, 1, dtype=torch.bool))
+        weights = [act.add(one, torch.ones(1, 1, 1).double(), n == 4) for n, one in enumerate(h)]
         close(torch.stack(weights).flatten(), torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2], dtype=torch.float64))
-        assert abs(account.y_BTD.item() - total) < 1e-12  # of states that are all 1
+        assert abs(act.y_BTD.item() - total) < 1e-12  # of states that are all 1
 
 
 @pytest.mark.spec(84)
 def test_the_ponder_cost_learns_through_the_remainder_only():
     h = [torch.tensor([[number]], dtype=torch.float64, requires_grad=True) for number in (0.2, 0.3, 0.9, 0.4)]
-    account = ActState("graves", REST, torch.ones(1, 1, dtype=torch.bool))
+    act = ActState("graves", EPSILON, torch.ones(1, 1, dtype=torch.bool))
     for n, one in enumerate(h):
-        account.add(one, torch.ones(1, 1, 1).double(), n == 3)
-    assert account.ponder_BT.item() == 3.5  # N = 3, R = 0.5
-    slopes = torch.autograd.grad(account.ponder_BT.sum(), h, allow_unused=True)
-    assert [0.0 if slope is None else float(slope) for slope in slopes] == [-1, -1, 0, 0]
+        act.add(one, torch.ones(1, 1, 1).double(), n == 3)
+    assert act.ponder_BT.item() == 3.5  # N = 3, R = 0.5
+    gradients = torch.autograd.grad(act.ponder_BT.sum(), h, allow_unused=True)
+    assert [0.0 if gradient is None else float(gradient) for gradient in gradients] == [-1, -1, 0, 0]
 
 
 @pytest.mark.spec(84, 124)
@@ -197,7 +200,7 @@ def test_steps_that_nobody_needs_are_not_computed(monkeypatch):
             kept = network(x_BT, cache=Cache())
             assert len(calls) == (needed if mode == "freeze" else STEPS) and len(kept.cache.entries) == STEPS
             calls.clear()
-            monkeypatch.setattr("everyformer.network.halting.none", lambda runs: False)
+            monkeypatch.setattr("everyformer.network.repeat.all_halted", lambda runs: False)
             whole = network(x_BT, cache=Cache())
             assert len(calls) == STEPS
             monkeypatch.undo()
@@ -215,9 +218,11 @@ def test_steps_that_nobody_needs_are_not_computed(monkeypatch):
 def test_halted_positions_are_computed_no_more(pattern, cross, kernel, monkeypatch):
     """Gathered, the net sees only the positions that still run, and all is equal: output, cost, past and gradients."""
     network, x_BT, seen = made(model("freeze", pattern, cross=cross, place=Sinusoidal())), tokens(2, 7), list[int]()
-    monkeypatch.setattr("everyformer.network.halting.GATHER", 1.0)
+    monkeypatch.setattr("everyformer.network.repeat.GATHER_SHARE", 1.0)
     visible_BT = torch.tensor([[True] * 7, [False] + [True] * 5 + [False]])
-    source = {"source": EncoderOutput(randn(2, 4, WIDTH), torch.tensor([[True] * 4, [True, True, False, False]]))}
+    source = {
+        "encoder_output": EncoderOutput(randn(2, 4, WIDTH), torch.tensor([[True] * 4, [True, True, False, False]]))
+    }
     network.body.layers[0].sublayers[-1].register_forward_hook(lambda _, given, __: seen.append(given[0].shape[1]))
     found = []
     for gather in (False, True):
@@ -227,11 +232,11 @@ def test_halted_positions_are_computed_no_more(pattern, cross, kernel, monkeypat
         output = network(x_BT, visible=visible_BT, **options)
         assert seen[0] == 7 and (min(seen) < 7) == gather
         first = network(x_BT[:, :5], visible=visible_BT[:, :5], cache=Cache(), **options)
-        told = [output.hidden[visible_BT], output.aux["ponder"]]
+        results = [output.hidden[visible_BT], output.aux["ponder"]]
         if pattern != "full":  # what came before has not seen what comes
-            told.append(network(x_BT[:, 5:], visible=visible_BT[:, 5:], cache=first.cache, **options).hidden[0])
+            results.append(network(x_BT[:, 5:], visible=visible_BT[:, 5:], cache=first.cache, **options).hidden[0])
         loss = output.hidden[visible_BT].square().sum() + output.aux["ponder"]
-        found.append([*told, *torch.autograd.grad(loss, list(network.parameters()))])
+        found.append([*results, *torch.autograd.grad(loss, list(network.parameters()))])
     for one, two in zip(*found, strict=True):
         close(one, two)
 
@@ -277,11 +282,13 @@ def test_the_convolution_is_its_equation(causal):
     )
     x = [plain.relu(one) for one in x]
     x = spec.depthwise_separable_convolution(x, list(layer.second_NF), layer.out.weight, layer.out.bias, ahead[1])
-    close(layer(x_BTD, None)[0], torch.stack(x))
+    close(layer(x_BTD, Context.of(5, 5, x_BTD.device), None)[0][0], torch.stack(x))
     seen_BT = torch.tensor([[False, True, True, False, False, True, True, True, False]])
     wide_BTD = randn(1, 9, WIDTH, seed=1)
     wide_BTD[seen_BT] = x_BTD[0]
-    close(layer(wide_BTD, seen_BT)[seen_BT], torch.stack(x))
+    position_BT = torch.where(seen_BT, seen_BT.cumsum(1) - 1, -1)
+    context = Context.of(9, 9, x_BTD.device, key_BK=position_BT)
+    close(layer(wide_BTD, context, None)[0][seen_BT], torch.stack(x))
 
 
 def test_what_cannot_be_gathered_is_refused():
@@ -324,7 +331,7 @@ def test_halting_in_low_precision_still_sums_to_one():
 def test_a_convolution_to_both_sides_reads_its_sequence_at_once():
     network = made(model("fixed", net=Convolution(4, causal=False)))
     cache = network(tokens(), cache=Cache()).cache
-    with pytest.raises(ValueError, match="lets the past see what comes now"):
+    with pytest.raises(ValueError, match="the outputs of Convolution depend on later positions"):
         network(tokens(), cache=cache)
 
 
@@ -333,12 +340,12 @@ def test_a_depth_looks_back_only_if_all_its_parts_do():
     for mode in ("fixed", "freeze"):
         looks = [body(mode, pattern, net).is_causal() for pattern in ("causal", "full") for net in each]
         assert looks == [True, False, False, False]
-    assert [Stack(1, (Layer(None, net),), PreNorm()).is_causal() for net in (*each, NET)] == [True, False, False]
+    assert [Stack(1, (Layer((net,)),), PreNorm()).is_causal() for net in (*each, NET)] == [True, False, False]
 
 
 def test_a_past_of_a_window_keeps_what_a_convolution_reads():
     """The window shows 2 tokens, the convolution reaches back 3: a memory of 64 is cut to what is read of it."""
-    value = replace(model("fixed", "causal & window(2)", net=Convolution(4, kernels=(2, 3))), memory=64)
+    value = replace(model("fixed", "causal & window(2)", net=Convolution(4, kernels=(2, 3))), memory=SegmentMemory(64))
     network, x_BT = made(value), tokens(2, 12)
     cache, found = Cache(), list[Tensor]()
     with torch.no_grad():
