@@ -81,7 +81,7 @@ def test_parameters_are_near_the_papers_rounded_number(name, size):
 
 
 def test_sizes_that_the_sources_state():
-    """B: 12 blocks of width 256 over 256 bytes; depth 6 over 512 words. BERT large: 24, 1024, 16. GPT-2: 48, 1600, 1024."""
+    """Bloem 2019 (source B): 12 layers of 256 over 256 bytes, 6 layers over 512 words. BERT large: 24, 1024, 16. GPT-2: 48, 1600, 1024."""
     stated = {
         ("byte-language", "paper"): (12, 256, 8, 256, 256),
         ("byte-classifier", "paper"): (6, 128, 8, 512, 50_000),
@@ -112,7 +112,7 @@ def test_every_member_is_the_same_after_json(name, size):
     assert again == value and hash(again) == hash(value) and to_json(again) == to_json(value)
 
 
-def test_a_members_numbers_may_be_changed_and_others_follow():
+def test_a_changed_width_changes_the_default_number_of_heads():
     network = build("gpt2", width=256)
     attention = network.value.body.layers[0].sublayers[0]
     assert (network.value.width, attention.heads.heads, network.value.body.num_layers) == (256, 4, 12)
@@ -144,7 +144,7 @@ def test_a_members_numbers_may_be_changed_and_others_follow():
         (lambda: build("vit", image=225), "an image of 225 does not divide into patches of 16"),
     ],
 )
-def test_wrong_names_and_numbers_get_the_nearest(call: Callable[[], Any], message: str):
+def test_wrong_names_and_numbers_are_refused_with_the_nearest(call: Callable[[], Any], message: str):
     with pytest.raises(ValueError) as caught:
         call()
     assert message in str(caught.value)
@@ -197,31 +197,31 @@ def test_a_wrong_part_is_refused_with_its_reason(name, setting, message):
     assert message in str(caught.value)
 
 
-# Learning: each tiny member on a small task of its own kind, judged on what it has not seen.
+# Learning: each tiny member on a small task of its kind, evaluated on new examples.
 
 Batch = tuple[Callable[[Any], Tensor], Tensor]  # the logits of a network, the targets
 
 
 def counting(random: torch.Generator) -> Batch:
-    """A language of 16 letters that counts on by a step of 1 or 2, told from the first two."""
+    """Sequences of 16 letters that count by 1 or 2; the first two letters show by which."""
     start, step = (torch.randint(low, high, (32, 1), generator=random) for low, high in ((0, 16), (1, 3)))
     x = (start + step * torch.arange(10)) % 16
     return lambda network: network(x[:, :-1]).logits[:, 1:], x[:, 2:]
 
 
 def reversing(random: torch.Generator) -> Batch:
-    """Source backwards, after a start token."""
+    """The reversed source, after a start token."""
     x = torch.randint(1, 7, (32, 3), generator=random)
     target = torch.cat((torch.zeros(32, 1, dtype=torch.long), x.flip(1)), dim=1)
     return lambda network: network(x, target[:, :-1]).logits, target[:, 1:]
 
 
 def masking(random: torch.Generator) -> Batch:
-    """Sequences of one repeated letter with holes (token 0), the letter asked for in the holes."""
+    """Sequences of one repeated letter with masked positions (token 0), at which the letter is predicted."""
     letter = torch.randint(1, 17, (32, 1), generator=random).expand(-1, 8)
-    hole = torch.rand(32, 8, generator=random) < 0.3
-    hole[:, 0] = True
-    return lambda network: network(letter.masked_fill(hole, 0)).logits[0][hole], letter[hole]
+    masked = torch.rand(32, 8, generator=random) < 0.3
+    masked[:, 0] = True
+    return lambda network: network(letter.masked_fill(masked, 0)).logits[0][masked], letter[masked]
 
 
 def finding(random: torch.Generator) -> Batch:
@@ -236,8 +236,8 @@ def looking(random: torch.Generator) -> Batch:
     """Which quarter of a noisy image is bright?"""
     quarter = torch.randint(0, 4, (32,), generator=random)
     image = torch.randn(32, 1, 28, 28, generator=random)
-    for one, place in zip(image, quarter.tolist(), strict=True):
-        one[0, 14 * (place // 2) :, 14 * (place % 2) :][:14, :14] += 1
+    for one, index in zip(image, quarter.tolist(), strict=True):
+        one[0, 14 * (index // 2) :, 14 * (index % 2) :][:14, :14] += 1
     return lambda network: network(image).logits, quarter
 
 
@@ -279,13 +279,13 @@ def test_the_tiny_size_learns_in_seconds(name):
     task, network, random = TASKS[name], build(name, "tiny", dropout=0.0), torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.0)
     for _ in range(250):
-        ask, target = task(random)
-        logits = ask(network)
+        predict, target = task(random)
+        logits = predict(network)
         if (logits.argmax(-1) == target).float().mean() > 0.95:
             break
         optimizer.zero_grad()
         F.cross_entropy(logits.flatten(0, -2), target.flatten()).backward()
         optimizer.step()
-    ask, target = task(torch.Generator().manual_seed(1))
+    predict, target = task(torch.Generator().manual_seed(1))
     with torch.no_grad():
-        assert (ask(network.eval()).argmax(-1) == target).float().mean() > 0.9
+        assert (predict(network.eval()).argmax(-1) == target).float().mean() > 0.9

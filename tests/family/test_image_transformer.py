@@ -10,7 +10,7 @@ from everyformer.family.table import parameters
 
 @pytest.mark.spec(98, 102)
 def test_sizes_that_the_paper_states():
-    """DepthModule, width, heads, width of the net, dropout. CIFAR-10: 12, 512, 4, 2048, 0.3, logistics 14, 256, 8, 512, 0.2; ImageNet."""
+    """Layers, width, heads, width of the net, dropout. CIFAR-10: 12, 512, 4, 2048, 0.3, logistics 14, 256, 8, 512, 0.2; ImageNet."""
     stated = {
         "cifar10": (12, 512, 4, 2048, 0.3),
         "cifar10-logistics": (14, 256, 8, 512, 0.2),
@@ -19,9 +19,11 @@ def test_sizes_that_the_paper_states():
     for size, numbers in stated.items():
         value = member("image-transformer", size)
         layer = value.body.layers[0]
-        found = (value.body.num_layers, value.width, layer.sublayers[0].heads.heads, layer.sublayers[-1].hidden)
-        assert (*found, value.body.residual.dropout) == numbers
-        assert layer.sublayers[0].pattern == parse("causal & local(256, 256)")  # 256 positions, a memory of 512 in all
+        sizes = (value.body.num_layers, value.width, layer.sublayers[0].heads.heads, layer.sublayers[-1].hidden)
+        assert (*sizes, value.body.residual.dropout) == numbers
+        assert layer.sublayers[0].pattern == parse(
+            "causal & local(256, 256)"
+        )  # blocks of 256 positions and the 256 before
     assert member("image-transformer").position == Grid(32, 96)
     assert member("image-transformer", "cifar10-logistics").outputs == (Logistics(3, 256, 10),)
 
@@ -42,7 +44,7 @@ def test_parameters_by_hand():
 
 
 @pytest.mark.spec(99, 100, 101, 102)
-def test_kinds_outputs_and_the_encoder_are_settings():
+def test_local_attention_outputs_and_the_encoder_are_settings():
     made = {"rows": 16, "columns": 12, "channels": 3, "levels": 32}
     value = member("image-transformer", "tiny", pattern="local2d(36, 8, 18, 7, 7)", **made)
     assert str(value.body.layers[0].sublayers[0].pattern) == "causal & local2d(36, 8, 18, 7, 7)"

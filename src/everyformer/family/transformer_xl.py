@@ -40,15 +40,12 @@ def transformer_xl(
 ) -> Model:
     projection = Standard(heads or max(1, width // 64), merge_bias=False)
     attention = Attention(projection, pattern, (four_term or FourTerm(width),))
+    layer = Layer((attention, FeedForward(hidden or 4 * width, dropout=dropout)))
     return Model(
         width=width,
         embed=Tokens(vocabulary, scaled=True),
         dropout=dropout,
-        body=Stack(
-            layers,
-            (Layer((attention, FeedForward(hidden or 4 * width, dropout=dropout))),),
-            PostNorm(dropout=dropout),
-        ),
+        body=Stack(layers, (layer,), PostNorm(dropout=dropout)),
         outputs=(Language(bias=True),),
         memory=SegmentMemory(memory),
         initial=Normal(0.02),
