@@ -1,4 +1,4 @@
-"""Adaptive span: the member is the paper's equation, its memory needs no more than its heads see, its spans follow the loss."""
+"""Adaptive span: the member is the paper's equation, its memory is as long as its longest span, its spans follow the loss."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ LENGTH = 14
 
 @pytest.fixture
 def fine(monkeypatch):
-    """Windows as small as the spans, and nothing to spare."""
+    """Windows are exactly as long as the spans: no rounding, no reserve."""
     monkeypatch.setattr(span_module, "coarse", lambda size: max(1, size))
     monkeypatch.setattr(generate_module, "SPARE", 0)
 
 
 def small(**changes) -> Any:
-    numbers = {"width": 8, "heads": 2, "span": 6, "ramp": 3, "vocabulary": 17, "dropout": 0.0, "start": 0.3}
+    numbers = {"width": 8, "heads": 2, "span": 6, "ramp": 3, "vocabulary": 17, "dropout": 0.0, "initial_span": 0.3}
     return ready(build("adaptive-span", "tiny", **(numbers | changes)))
 
 
 @pytest.mark.spec(92, 93, 94, 96)
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("itself", [False, True])
-def test_attention_is_the_papers(dynamic, itself):
+@pytest.mark.parametrize("attends_to_self", [False, True])
+def test_attention_is_the_papers(dynamic, attends_to_self):
     """Over the keys 1 (with itself: 0) to S back, with p of the distance; the same p in both heads and layers."""
-    network, x_TD = small(dynamic=dynamic, itself=itself), randn(LENGTH, 8)
+    network, x_TD = small(dynamic=dynamic, **({"pattern": "causal"} if attends_to_self else {})), randn(LENGTH, 8)
     context = Context.of(LENGTH, LENGTH, x_TD.device)
     for layer in network.body.layers:
         heads, (distance, span) = layer.sublayers[0].heads, layer.sublayers[0].score_mods
         p_RE = distance.key_RE.flip(0)
         assert distance.key_RE is network.body.layers[0].sublayers[0].score_mods[0].key_RE and p_RE.shape == (7, 4)
-        answers = []
+        outputs = []
         for h in range(2):
             q, k, v = (x_TD @ weight.chunk(2)[h].T for weight in heads.qkv.weight.chunk(3))
             z = torch.stack([spec.dynamic_span(x, span.v_HD[h], span.b_H[h], 6) for x in x_TD]) if dynamic else None
             z = 6 * span.fraction_H[h] if z is None else z
-            answers.append(spec.adaptive_span(q, k, v, z, 3, 6, nearest=0 if itself else 1, p_RE=p_RE))
-        found, _ = layer.sublayers[0](x_TD[None], context, None)
-        close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T)
+            outputs.append(spec.adaptive_span(q, k, v, z, 3, 6, nearest=0 if attends_to_self else 1, p_RE=p_RE))
+        y_BTD, _ = layer.sublayers[0](x_TD[None], context, None)
+        close(y_BTD[0], torch.cat(outputs, dim=1) @ heads.out.weight.T)
 
 
 def spied(monkeypatch, owner: Any, name: str, look: Any) -> None:
@@ -84,8 +84,8 @@ def in_pieces(network: Any, x_BT: Tensor, cuts: list[int], cache: Cache, **optio
 @pytest.mark.usefixtures("fine")
 @pytest.mark.parametrize("hidden", [False, True], ids=["keys", "hidden"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_memory_keeps_what_some_head_sees_and_is_one_long_pass(hidden, dynamic, monkeypatch):
-    """DepthModule of different spans: the past has the longest, each layer makes keys of its own part."""
+def test_segments_with_a_memory_as_long_as_the_spans_equal_one_long_pass(hidden, dynamic, monkeypatch):
+    """Layers have different spans: the memory has the longest, and each layer computes the keys that it needs."""
     network, x_BT = small(dynamic=dynamic, span=9), tokens(2, 30)
     if not dynamic:
         spans = [layer.sublayers[0].score_mods[1].fraction_H for layer in network.body.layers]
@@ -95,8 +95,8 @@ def test_a_memory_keeps_what_some_head_sees_and_is_one_long_pass(hidden, dynamic
     most, widths = 9 if dynamic else 6, []
     for layer in network.body.layers:
         spied(monkeypatch, layer.sublayers[0].heads, "keys_values", lambda x: widths.append(x.shape[1]))
-    found, lengths = in_pieces(network, x_BT, [10, 20, 25], Cache(segment_memory=hidden))
-    close(found, in_pieces(network, x_BT, [], Cache())[0])
+    hidden_BTD, lengths = in_pieces(network, x_BT, [10, 20, 25], Cache(segment_memory=hidden))
+    close(hidden_BTD, in_pieces(network, x_BT, [], Cache())[0])
     assert lengths == [most] * 4 and network.max_distance() == most
     if hidden:
         assert widths == [min(most, 3 if number % 2 == 0 and not dynamic else most) for number in range(6)]
@@ -108,44 +108,44 @@ def test_a_memory_keeps_what_some_head_sees_and_is_one_long_pass(hidden, dynamic
 @pytest.mark.spec(97)
 @pytest.mark.usefixtures("fine")
 @pytest.mark.parametrize("score_mods", [(Rotary(), Span(6, ramp=3, start=0.3)), (DynamicSpan(8, 6, ramp=3),), ()])
-def test_writing_drops_the_keys_that_nobody_sees(score_mods, monkeypatch):
-    """The same text as from everything computed anew, from prompts of two lengths; a window alone does it too."""
+def test_generation_drops_keys_beyond_every_span(score_mods, monkeypatch):
+    """The text equals that of generation without a cache, for prompts of two lengths, and for a window without spans."""
     network = ready(
         model("causal" if score_mods else "causal & window(5)", score_mods=score_mods, outputs=(Language(),))
     )
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9], [2, 7]]
     lengths: list[int] = []
     spied(monkeypatch, Cache, "trim", lambda cache, length: lengths.append(length))
-    cached, anew = (generate(network, prompts, 30, seed=0, cached=cached) for cached in (True, False))
-    assert cached == anew and lengths and set(lengths) == {network.max_distance()}
+    cached, uncached = (generate(network, prompts, 30, seed=0, cached=cached) for cached in (True, False))
+    assert cached == uncached and lengths and set(lengths) == {network.max_distance()}
 
 
 @pytest.mark.spec(95, 96)
-@pytest.mark.parametrize("way", ["sections", "reversible"])
-def test_the_penalty_has_its_gradients_where_layers_are_computed_again(way):
+@pytest.mark.parametrize("how", ["sections", "reversible"])
+def test_the_penalty_has_its_gradients_in_recomputed_layers(how):
     score_mod, x_BT = DynamicSpan(8, 6, ramp=3, cost=0.5), tokens(2, 9)
     value = model(
-        score_mods=(score_mod,), outputs=(Language(),), **({"residual": Reversible()} if way == "reversible" else {})
+        score_mods=(score_mod,), outputs=(Language(),), **({"residual": Reversible()} if how == "reversible" else {})
     )
     network = ready(value).train()
-    found = []
+    gradients = []
     for again in (False, True):
-        if way == "sections":
+        if how == "sections":
             set_checkpoint_segments(network, 2 * again)
         cache = None if again else Cache()  # a reversible stack that keeps a past is computed plainly
         output = network(x_BT, cache=cache)
         loss = output.logits.square().mean() + output.aux["penalty"]
-        found.append(torch.autograd.grad(loss, list(network.parameters())))
-    for one, two in zip(*found, strict=True):
+        gradients.append(torch.autograd.grad(loss, list(network.parameters())))
+    for one, two in zip(*gradients, strict=True):
         close(one, two)
 
 
 @pytest.mark.spec(95, 97)
-def test_training_makes_spans_short_where_they_cost_much_and_records_them(tmp_path):
-    """From half of the longest towards nothing, never below; an evaluation tells the span of each layer and head."""
+def test_a_high_cost_shortens_spans_in_training_and_records_them(tmp_path):
+    """From half of the maximum towards 0, never below; an evaluation records the span of each layer and head."""
     settings = [one for one in BASE if "context" not in one] + ["run.steps=10", "run.evaluate=0", "run.save=0"]
     recipe = Recipe(member="adaptive-span", size="tiny", task=LanguageTask(segment=5), data=str(text(tmp_path)))
-    recipe = override(recipe, [*settings, "model.span=16", "model.start=0.5", "model.cost=1"])
+    recipe = override(recipe, [*settings, "model.span=16", "model.initial_span=0.5", "model.cost=1"])
     run = train(override(recipe, ["optim.lr=0.1", "optim.warmup=0", "optim.clip=0"]), tmp_path / "run")
     (line,) = (line for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "evaluate")
     spans_LH = torch.tensor(line["spans"])
@@ -156,26 +156,28 @@ def test_training_makes_spans_short_where_they_cost_much_and_records_them(tmp_pa
 
 
 @pytest.mark.spec(96, 97)
-def test_spans_are_told_with_what_they_save():
-    """Of one token: 2 operations a weight of the maps, 2 for each number of a key, a value and a distance that is seen."""
+def test_spans_are_reported_with_the_operations_that_they_save():
+    """Per token: 2 operations per weight of the maps, 2 per number of each key, value and distance vector in the span."""
     network, x_T = small(dynamic=True), tokens(1, 20)[0].numpy()
     with torch.no_grad():
         for layer in network.body.layers:
             layer.sublayers[0].score_mods[1].v_HD.zero_()  # then all tokens have the same
-    found = spans(network, x_T)
-    wanted = [6 * layer.sublayers[0].score_mods[1].b_H.sigmoid() for layer in network.body.layers]
-    close(torch.tensor(found.each, dtype=torch.float64), torch.stack(wanted).detach())
-    keys_LH = (torch.stack(wanted) + 3).clamp(max=6).detach()
+    report = spans(network, x_T)
+    spans_LH = [6 * layer.sublayers[0].score_mods[1].b_H.sigmoid() for layer in network.body.layers]
+    close(torch.tensor(report.each, dtype=torch.float64), torch.stack(spans_LH).detach())
+    keys_LH = (torch.stack(spans_LH) + 3).clamp(max=6).detach()
     maps = 2 * 2 * (4 * 8 * 8 + 2 * 8 * 32) + 2 * 8 * 17  # two layers, and the output
-    assert (found.most, found.most_flops) == (6, maps + 4 * 6 * 2 * 3 * 4)
-    assert found.keys == pytest.approx(float(keys_LH.mean())) and found.flops == round(maps + float(keys_LH.sum()) * 24)
+    assert (report.most, report.most_flops) == (6, maps + 4 * 6 * 2 * 3 * 4)
+    assert report.keys == pytest.approx(float(keys_LH.mean())) and report.flops == round(
+        maps + float(keys_LH.sum()) * 24
+    )
     assert spans(build("gpt2", "tiny"), x_T) is None
     with pytest.raises(ValueError, match="no learned spans; give the run of adaptive-span"):
         spans_of(build("gpt2", "tiny"), object())
 
 
 def test_sizes_are_those_of_the_published_scripts():
-    """DepthModule, width, heads, net, span, memory, ramp."""
+    """Layers, width, heads, net, span, memory, ramp."""
     stated = {
         "small": (8, 256, 4, 1024, 1024, 1024, 32),
         "enwik8": (12, 512, 8, 2048, 8192, 8192, 32),
@@ -185,5 +187,5 @@ def test_sizes_are_those_of_the_published_scripts():
         value = member("adaptive-span", size)
         layer = value.body.layers[0]
         span = layer.sublayers[0].score_mods[1]
-        found = (value.body.num_layers, value.width, layer.sublayers[0].heads.heads, layer.sublayers[-1].hidden)
-        assert (*found, span.max_span, value.memory.length, span.ramp) == numbers
+        numbers_here = (value.body.num_layers, value.width, layer.sublayers[0].heads.heads, layer.sublayers[-1].hidden)
+        assert (*numbers_here, span.max_span, value.memory.length, span.ramp) == numbers

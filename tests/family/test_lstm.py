@@ -1,4 +1,4 @@
-"""The members lstm and ablated-lstm: trained and gone on with, their state carried through a text, planned and drawn."""
+"""The members lstm and ablated-lstm: training and resuming, the state carried through a text, plans and images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = [one for one in BASE if "context" not in one and "heads" not in one] + [
 
 @pytest.mark.parametrize("name, memory", [("lstm", 8), ("ablated-lstm", 8), ("ablated-lstm", None)])
 def test_a_resumed_run_is_the_run_that_did_not_stop(name, memory, tmp_path):
-    """Weights, optimizer and what is carried from segment to segment: one state of each layer."""
+    """Weights, optimizer and the carried state, one per layer, are equal."""
     start = Recipe(member=name, size="tiny", task=Language(segment=5), data=str(text(tmp_path)))
     recipe = override(start, [*SMALL, "run.evaluate=0", f"model.memory={memory or 'null'}", "model.dropout=0.1"])
     train(recipe, tmp_path / "whole")
@@ -36,8 +36,8 @@ def test_a_resumed_run_is_the_run_that_did_not_stop(name, memory, tmp_path):
 
 
 @pytest.mark.parametrize("name", (*MEMBERS, "act-rnn"))
-def test_reading_on_is_one_window_over_the_whole_text(name):
-    """A state forgets nothing by itself: segments of any length, with one position of memory, are the text at once."""
+def test_streaming_evaluation_equals_one_window_over_the_whole_text(name):
+    """The state carries everything: segments of any length, with a memory of one position, equal one long pass."""
     network = build(name, "tiny", width=16).double().eval()
     token_N = torch.randint(0, 256, (50,), generator=torch.Generator().manual_seed(0)).numpy()
     total, count = streaming_nll(network, token_N, 7, 1)
@@ -55,7 +55,7 @@ def test_a_plan_counts_every_product(name, tmp_path):
     assert plan(recipe).flops == 6 * maps * 3 * 16
 
 
-def test_groups_of_a_state_are_in_order_of_how_far_back_they_look():
+def test_groups_of_a_state_are_ordered_by_their_mean_distance():
     apart_QK = torch.arange(5)[:, None] - torch.arange(5)
     weight_HQK = torch.stack([0.25 * (apart_QK == far) for far in (3, 0, 2, 1, 3, 0, 1, 2)])
     assert torch.equal(grouped(weight_HQK), weight_HQK[[1, 3, 2, 0]])
@@ -63,11 +63,11 @@ def test_groups_of_a_state_are_in_order_of_how_far_back_they_look():
 
 @pytest.mark.spec(44, 46)
 @pytest.mark.parametrize("name", MEMBERS)
-def test_what_is_left_in_the_state_is_drawn_beside_attention(name, tmp_path):
-    """As attention is: a row for each layer, the numbers of its state in groups; and a Transformer that reads the same beside it."""
+def test_the_weights_of_a_state_are_drawn_beside_attention(name, tmp_path):
+    """Like attention: a row per layer, the numbers of the state in groups; beside it a Transformer on the same text."""
     network, work = build(name, "tiny"), Language().open(str(text(tmp_path)), 16)
-    found = weights(network, torch.arange(9))
-    assert [one.shape for one in found] == [(64, 9, 9)] * 2 and all(0 <= one.min() <= one.max() <= 1 for one in found)
+    maps_L = weights(network, torch.arange(9))
+    assert [one.shape for one in maps_L] == [(64, 9, 9)] * 2 and all(0 <= one.min() <= one.max() <= 1 for one in maps_L)
     other = build("gpt2", "tiny", vocabulary=256).eval()
     left, right = draw(*(attention_maps(one, work, "to be or not") for one in (network, other))).subfigs
     titles = [f"group {number}" for number in range(GROUPS)] + [""] * GROUPS
@@ -82,14 +82,14 @@ def test_what_is_left_in_the_state_is_drawn_beside_attention(name, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "row"), [("gpt2", "layer"), ("universal-transformer", "step")])
-def test_rows_of_a_picture_say_what_they_are(name, row, tmp_path):
+def test_rows_of_an_image_are_labelled_layer_or_step(name, row, tmp_path):
     work = Language().open(str(text(tmp_path)), 16)
     (part,) = draw(attention_maps(build(name, "tiny", vocabulary=256), work, "to be")).subfigs
-    told = [label for plot in part.axes[:-1] if (label := plot.get_ylabel())]
-    assert told == [f"{row} {number}" for number in range(len(told))] != []
+    labels = [label for plot in part.axes[:-1] if (label := plot.get_ylabel())]
+    assert labels == [f"{row} {number}" for number in range(len(labels))] != []
 
 
 def test_a_state_without_weights_is_not_drawn(tmp_path):
     work = Language().open(str(text(tmp_path)), 16)
-    with pytest.raises(ValueError, match="PonderRnn has no attention weights to draw"):
+    with pytest.raises(ValueError, match="has no attention weights to draw"):
         attention_maps(build("act-rnn", "tiny"), work, "to be or not")

@@ -1,4 +1,4 @@
-"""Reformer: the sizes that are published, what is kept of its depth, and the leak of the published sets that ours do not have."""
+"""Reformer: the published sizes, one hash per pass of a reversible stack, and the future leak of the published pattern."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from torch import Tensor
 
 from everyformer import Cache, Causal, Chunked, Context, Hashed, Local, Model, build, contracts, generate, member
 from everyformer.attention.hashing import Hash
+from everyformer.family.reformer import FULL_PATTERN, PUBLISHED_PATTERN
 from everyformer.family.table import parameters
 from tests.network import close, ready, tokens
 
-SMALL = {"width": 16, "heads": 2, "rounds": 2, "buckets": 4, "window": 3, "context": 64, "dropout": 0.0}
+SMALL = {"width": 16, "heads": 2, "pattern": "hashed(2, 4, 3)", "context": 64, "dropout": 0.0}
+LEAKING = Chunked(2, 4, 3, leaks=True)  # the published pattern with the same numbers
 
 
 @pytest.mark.spec(115)
 def test_parameters_are_those_of_the_published_code():
     """ReformerModelWithLMHead of transformers 4.35.2 with the released enwik8 sizes has 149,182,722. Ours has half the
-    output weights and half the last norm, and two whole position tables for two that stand side by side."""
+    output weights and half the final norm, and two full-width position tables that are added, for two that are concatenated."""
     head, norm, places = 258 * 1024, 2 * 1024, (128 + 512) * 1024 - (128 * 256 + 512 * 768)
     assert parameters(member("reformer", "enwik8", vocabulary=258)) == 149_182_722 - head - norm + places
 
 
 def test_sizes_that_are_published():
-    """DepthModule, width, heads, their width, net, length, rounds, buckets, window: trax's configurations; the paper's width,
-    net and heads."""
+    """Layers, width, heads and their width, net, length, rounds, buckets, window, as in trax; width, net and heads as in the paper."""
     stated = {
         "enwik8": (12, 1024, 8, 128, 4096, 65_536, 4, 512, 256),
         "imagenet64": (6, 1024, 8, 64, 4096, 64 * 64 * 3, 2, 192, 128),
@@ -37,8 +38,8 @@ def test_sizes_that_are_published():
         assert isinstance(value, Model)
         layer = value.body.layers[2 % len(value.body.layers)]
         form, pattern = layer.sublayers[0].heads, layer.sublayers[0].pattern
-        found = (value.body.num_layers, value.width, form.heads, form.key_width or value.width // form.heads)
-        assert (*found, layer.sublayers[-1].hidden, math.prod(value.position.sizes)) == numbers[:6]
+        sizes = (value.body.num_layers, value.width, form.heads, form.key_width or value.width // form.heads)
+        assert (*sizes, layer.sublayers[-1].hidden, math.prod(value.position.sizes)) == numbers[:6]
         assert pattern == Hashed(*numbers[6:])
     near = Causal() & Local(128, 128)
     assert [layer.sublayers[0].pattern for layer in member("reformer").body.layers] == [
@@ -50,7 +51,7 @@ def test_sizes_that_are_published():
 
 
 def moved(network: torch.nn.Module, token_BT: Tensor) -> Tensor:
-    """How far another last token moves each earlier output."""
+    """The change of each earlier output when the last token changes."""
     other = token_BT.clone()
     other[:, -1] = (other[:, -1] + 1) % 17
     return (network(token_BT).hidden - network(other).hidden).detach().abs().amax((0, 2))[:-1]
@@ -58,32 +59,32 @@ def moved(network: torch.nn.Module, token_BT: Tensor) -> Tensor:
 
 @pytest.mark.spec(120)
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])
-def test_the_published_sets_leak_the_future_and_ours_do_not(kernel):
-    """Nobody sees a later key in either, but in the published form the last token moves where the others are cut."""
+def test_the_published_pattern_leaks_the_future_and_ours_does_not(kernel):
+    """No query attends to a later key in either, but in the published one the last token moves the chunks of the others."""
     token_BT = tokens(batch=4, length=40)
-    for form, leaks in (("hashed", False), ("chunked", True)):
-        network = ready(build("reformer", "tiny", form=form, layers=1, **SMALL))
+    for pattern, leaks in ((Hashed(2, 4, 3), False), (LEAKING, True)):
+        network = ready(build("reformer", "tiny", layers=1, **SMALL | {"pattern": pattern}))
         assert network.value.body.is_causal() is not leaks
         far = moved(lambda x, network=network: network(x, kernel=kernel), token_BT)
         assert bool((far > 1e-3).any()) is leaks and bool((far == 0).all()) is not leaks
 
 
-def test_what_leaks_is_refused_a_past_and_still_writes():
-    network = ready(build("reformer", "tiny", form="chunked", **SMALL))
+def test_a_leaking_model_is_refused_a_cache_and_still_generates():
+    network = ready(build("reformer", "tiny", **SMALL | {"pattern": LEAKING}))
     cache = network(tokens(), cache=Cache()).cache
     with pytest.raises(
         ValueError, match=r"later positions decide to which keys earlier queries attend; .* without cache="
     ):
         network(tokens(), cache=cache)
     written = generate(network, [[1, 2, 3]], 4, temperature=0)
-    for end in range(3, 7):  # each token is the likeliest after all before it, read at once
+    for end in range(3, 7):  # each token is the most likely one after those before it
         assert written[0][end] == int(network(torch.tensor([written[0][:end]])).logits[0, -1].argmax())
 
 
 @pytest.mark.spec(118, 119)
 @pytest.mark.parametrize("kernel", ["sdpa", "hashed"])
-def test_going_back_through_the_stack_hashes_nothing_anew(kernel, monkeypatch):
-    """The backward pass computes each attention again, from streams that come back to rounding: whom a query saw stays.
+def test_the_backward_pass_does_not_hash_again(kernel, monkeypatch):
+    """The backward pass recomputes each attention from streams that are equal to rounding only, so the buckets are kept.
 
     Gradients are those of a plain computation, with the feed-forward net in chunks and dropout.
     """
@@ -95,19 +96,19 @@ def test_going_back_through_the_stack_hashes_nothing_anew(kernel, monkeypatch):
 
     monkeypatch.setattr(Hash, "forward", counted)
     network = ready(build("reformer", "tiny", layers=3, chunk=4, **SMALL | {"dropout": 0.2})).train()
-    found = []
-    for options in ({"cache": Cache()}, {}):  # a call that keeps its past keeps everything else too
+    results = []
+    for options in ({"cache": Cache()}, {}):  # a call with a cache is not recomputed
         torch.manual_seed(0)
         hidden = network(tokens(length=11), kernel=kernel, **options).hidden
-        slopes = torch.autograd.grad(hidden.square().sum(), list(network.parameters()), allow_unused=True)
-        found.append([slope for slope in slopes if slope is not None])
+        gradients = torch.autograd.grad(hidden.square().sum(), list(network.parameters()), allow_unused=True)
+        results.append([gradient for gradient in gradients if gradient is not None])
     assert len(calls) == 2 * 3
-    for one, two in zip(*found, strict=True):
+    for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
 
 
 def test_a_cached_key_is_hashed_once(monkeypatch):
-    """Its bucket comes with it, wherever the past is cut, trimmed and reordered."""
+    """Its bucket is cached with it, also when the cache is rolled back and reordered."""
     sizes: list[int] = []
     plain = Hash.buckets
 
@@ -127,37 +128,34 @@ def test_a_cached_key_is_hashed_once(monkeypatch):
 
 
 @pytest.mark.spec(115)
-def test_more_rounds_find_more_of_what_full_attention_sees():
-    """The weight that full attention with shared queries and keys gives to the keys that so many rounds find."""
-    network = ready(build("reformer", "tiny", layers=1, **SMALL | {"window": 64}))
+def test_more_rounds_find_more_of_the_weight_of_full_attention():
+    """The share of the weight of full attention, with shared queries and keys, on the keys that so many rounds find."""
+    network = ready(build("reformer", "tiny", layers=1, **SMALL | {"pattern": Hashed(2, 4, 64)}))
     heads = network.body.layers[0].sublayers[0].heads
     q, k, _ = (x.detach() for x in heads.project(torch.randn(8, 64, 16, dtype=torch.float64)))
     weight = (q @ k.mT).masked_fill(torch.ones(64, 64).triu().bool(), -torch.inf).softmax(-1)[:, :, 1:]
-    found = []
+    shares = []
     for rounds in (1, 2, 4, 8, 16):
         torch.manual_seed(0)
         pattern, context = Hashed(rounds, 8, 64), Context.of(64, 64, q.device)
         hashes = Hash(pattern, 2, 8).double()
         context = context.with_hashes(hashes(hashes.buckets(k), context))
-        found.append(float((weight * context.mask(pattern, 8, 2)[:, :, 1:]).sum(-1).mean()))
-    assert found == sorted(found) and found[0] < 0.5 and found[-1] > 0.9
+        shares.append(float((weight * context.mask(pattern, 8, 2)[:, :, 1:]).sum(-1).mean()))
+    assert shares == sorted(shares) and shares[0] < 0.5 and shares[-1] > 0.9
 
 
-def test_full_is_what_so_many_rounds_find_that_nothing_is_missed():
-    """With two buckets of all keys and many rounds everybody finds everybody, himself only when alone."""
-    pattern = member("reformer", "tiny", form="full").body.layers[0].sublayers[0].pattern
+def test_full_pattern_is_what_many_rounds_find():
+    """With two buckets of all keys and many rounds a query finds all earlier keys, and itself only if it is alone."""
+    pattern = FULL_PATTERN
     context, hashes = Context.of(8, 8, torch.device("cpu")), Hash(Hashed(64, 2, 8), 1, 4)
     context = context.with_hashes(hashes(hashes.buckets(torch.randn(1, 1, 8, 4)), context))
     assert torch.equal(pattern.mask(8), context.mask(Hashed(64, 2, 8), 1, 1)[0])
 
 
-def test_the_published_form_is_a_setting_that_says_so():
-    """And keeps every contract but those of models that look back only, which it is not among."""
-    report = contracts(
-        member("reformer", "tiny", form="chunked"), ["future", "cache", "padding", "neighbours", "kernels"]
-    )
+def test_the_published_pattern_can_be_chosen_and_is_known_to_leak():
+    """It keeps every contract except those of causal models, which it is not."""
+    value = member("reformer", "tiny", pattern="chunked(2, 8, 16, False, True)")
+    report = contracts(value, ["future", "cache", "padding", "neighbours", "kernels"])
     assert not report.failures and report.not_applicable == ["future", "cache"]
-    pattern = member("reformer", "tiny", form="chunked").body.layers[0].sublayers[0].pattern
-    assert pattern == Chunked(2, 8, 16, leaks=True)
-    with pytest.raises(ValueError, match=r"reformer\.form is 'chunk': did you mean chunked"):
-        member("reformer", form="chunk")
+    assert value.body.layers[0].sublayers[0].pattern == Chunked(2, 8, 16, leaks=True)
+    assert Chunked(4, 512, 256, leaks=True) == PUBLISHED_PATTERN

@@ -1,4 +1,4 @@
-"""The Sparse Transformer: its attention is Attend(X, S), its sets reach everybody, and a hundred layers learn."""
+"""The Sparse Transformer: its attention is Attend(X, S), its sets reach every earlier position, a hundred layers learn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer import ByHead, Causal, Context, build, fixed, member, strided
+from everyformer.family.sparse_transformer import (
+    column_groups,
+    fixed_sets,
+    interleaved,
+    merged,
+    split_by_head,
+    strided_sets,
+)
 from everyformer.train.learner import set_checkpoint_segments
 from tests.network import close, randn, ready
 from tests.spec import sparse
 
 STRIDE, COLUMNS, LENGTH = 4, 2, 14
 KINDS = {"strided": strided(STRIDE), "fixed": fixed(STRIDE, COLUMNS)}
+USES = {"interleaved": interleaved, "merged": merged, "by_head": split_by_head}
 
 
 def sets_of(kind: str, head: int) -> list[tuple[set[int], set[int]]]:
@@ -25,12 +34,13 @@ def sets_of(kind: str, head: int) -> list[tuple[set[int], set[int]]]:
 
 
 both = pytest.mark.parametrize("kind", KINDS)
-all_uses = pytest.mark.parametrize("uses", ["interleaved", "merged", "by_head"])
+all_uses = pytest.mark.parametrize("uses", USES)
 
 
 def small(kind: str, uses: str, **changes):
-    numbers = {"width": 8, "heads": 2, "stride": STRIDE, "columns": COLUMNS, "context": LENGTH, "dropout": 0.0}
-    return build("sparse-transformer", "tiny", kind=kind, uses=uses, **(numbers | changes))
+    numbers = {"width": 8, "heads": 2, "stride": STRIDE, "context": LENGTH, "dropout": 0.0}
+    sets = strided_sets(STRIDE) if kind == "strided" else fixed_sets(STRIDE, COLUMNS, 1 if uses == "by_head" else 2)
+    return build("sparse-transformer", "tiny", patterns=USES[uses](*sets), **(numbers | changes))
 
 
 @pytest.mark.spec(103, 108)
@@ -42,7 +52,7 @@ def test_attention_is_attend_over_the_sets(kind, uses):
     first, second = zip(*sets_of(kind, 0), strict=True)
     _, other = zip(*sets_of(kind, 1), strict=True)
     for number, layer in enumerate(network.body.layers):
-        wanted = {
+        sets_of_heads = {
             "interleaved": [[first] * 2, [second, other]][number],
             "merged": [sparse.merged(first, second), sparse.merged(first, other)],
             "by_head": [first, second],  # one head has the second sets
@@ -52,20 +62,20 @@ def test_attention_is_attend_over_the_sets(kind, uses):
             (w.chunk(2), b.chunk(2)) for w, b in zip(heads.qkv.weight.chunk(3), heads.qkv.bias.chunk(3), strict=True)
         )
         one = torch.cat((x_TD, torch.ones(LENGTH, 1, dtype=x_TD.dtype)), dim=1)  # the biases as one more input
-        answers: list[Tensor] = []
+        outputs: list[Tensor] = []
         sets: list[set[int]]
-        for h, sets in enumerate(wanted[uses]):
+        for h, sets in enumerate(sets_of_heads[uses]):
             w_q, w_k, w_v = (torch.cat((weight[h], bias[h][:, None]), dim=1) for weight, bias in (q, k, v))
-            answers.append(sparse.attend(one, sets, w_q, w_k, w_v))
-        found, _ = layer.sublayers[0](x_TD[None], Context.of(LENGTH, LENGTH, x_TD.device), None)
-        close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T + heads.out.bias)
+            outputs.append(sparse.attend(one, sets, w_q, w_k, w_v))
+        y_BTD, _ = layer.sublayers[0](x_TD[None], Context.of(LENGTH, LENGTH, x_TD.device), None)
+        close(y_BTD[0], torch.cat(outputs, dim=1) @ heads.out.weight.T + heads.out.bias)
 
 
 @pytest.mark.spec(107)
 @both
 @pytest.mark.parametrize("length", [1, 5, 16, 37])
 def test_every_earlier_position_is_reached_in_two_steps(kind, length):
-    """For all j <= i: j in A1 of a and a in A2 of i for some a, or one of the two steps is to stay (the residual)."""
+    """For all j <= i: j in A1 of a and a in A2 of i for some a, or one of the two steps stays at its position (the residual)."""
     stay = torch.eye(length)
     near, far = (one.mask(length)[0].float() for one in KINDS[kind])
     for first, second in ((near, far), (near.logical_or(far).float(),) * 2):
@@ -76,16 +86,16 @@ def test_every_earlier_position_is_reached_in_two_steps(kind, length):
 @pytest.mark.spec(107, 108)
 @both
 @all_uses
-def test_two_layers_bring_every_earlier_position_and_no_later_one(kind, uses):
-    """By gradients through the member itself; by head, two layers have both kinds of step in both places."""
+def test_two_layers_depend_on_every_earlier_position_and_no_later_one(kind, uses):
+    """Measured by gradients through the member. Split by head, each of the two layers has both kinds of sets."""
     network = ready(small(kind, uses))
     token_BT = torch.arange(LENGTH)[None] % 7
     start = network.embed(token_BT).detach().requires_grad_()
     network.embed.forward = lambda tokens: start
     hidden = network(token_BT).hidden
     for i in range(LENGTH):
-        (slope,) = torch.autograd.grad(hidden[0, i].square().sum(), start, retain_graph=True)
-        assert (slope[0].abs().sum(-1) > 0).tolist() == [j <= i for j in range(LENGTH)]
+        (gradient,) = torch.autograd.grad(hidden[0, i].square().sum(), start, retain_graph=True)
+        assert (gradient[0].abs().sum(-1) > 0).tolist() == [j <= i for j in range(LENGTH)]
 
 
 @pytest.mark.spec(109)
@@ -98,37 +108,48 @@ def test_there_are_n_sqrt_n_elements(kind):
         assert 0.5 * root**3 < elements < 2 * root**3
 
 
-def test_the_sets_are_settings_of_the_member():
-    tiny = {"stride": STRIDE, "columns": COLUMNS, "own": False}
+def patterns_of(**changes):
+    value = member("sparse-transformer", "tiny", stride=STRIDE, columns=COLUMNS, **changes)
+    return [layer.sublayers[0].pattern for layer in value.body.layers]
+
+
+def test_sets_are_interleaved_merged_or_split_by_head():
     for kind, (near, far) in KINDS.items():
-        for uses, wanted in {
+        sets = strided_sets(STRIDE) if kind == "strided" else fixed_sets(STRIDE, COLUMNS)
+        for uses, patterns in {
             "interleaved": [near, far],
             "merged": [near | far],
             "by_head": [ByHead((near, far))],
         }.items():
-            value = member("sparse-transformer", "tiny", kind=kind, uses=uses, **tiny)
-            assert [layer.sublayers[0].pattern for layer in value.body.layers] == wanted
+            assert patterns_of(patterns=USES[uses](*sets)) == patterns
     (near, last), (_, before) = fixed(STRIDE, COLUMNS), fixed(STRIDE, COLUMNS, COLUMNS)
-    del tiny["own"]  # the heads that have summaries share the columns of a block out
-    for uses, wanted in {
+    for uses, patterns in {
         "interleaved": [near, ByHead((last, before))],
         "merged": [ByHead((near | last, near | before))],
         "by_head": [ByHead((near, last, near, before))],
     }.items():
-        value = member("sparse-transformer", "tiny", kind="fixed", uses=uses, **tiny)
-        assert [layer.sublayers[0].pattern for layer in value.body.layers] == wanted
-    three = member("sparse-transformer", "tiny", heads=3, width=48, **tiny)
-    assert [layer.sublayers[0].pattern for layer in three.body.layers] == [near | last]
-    with pytest.raises(ValueError, match="2 patterns to 1 heads"):
-        build("sparse-transformer", "tiny", heads=1, uses="by_head", **tiny)
-    dense = member("sparse-transformer", "tiny", kind="dense", **tiny)
-    assert [layer.sublayers[0].pattern for layer in dense.body.layers] == [Causal()]
-    with pytest.raises(ValueError, match=r"sparse-transformer\.kind is 'stride': did you mean strided"):
-        member("sparse-transformer", kind="stride")
+        assert patterns_of(patterns=USES[uses](*fixed_sets(STRIDE, COLUMNS, groups=2))) == patterns
+    with pytest.raises(ValueError, match="by_head assigns 2 patterns to 1 heads"):
+        build("sparse-transformer", "tiny", heads=1, patterns=split_by_head(*strided_sets(STRIDE)))
+
+
+def test_by_default_groups_of_heads_have_columns_of_their_own():
+    (near, last), (_, before) = fixed(STRIDE, COLUMNS), fixed(STRIDE, COLUMNS, COLUMNS)
+    assert patterns_of() == [ByHead((near | last, near | before))]
+    assert patterns_of(heads=3, width=48) == [near | last]
+    assert [column_groups(128, 32, heads) for heads in (1, 2, 6, 8)] == [1, 2, 3, 4]
+
+
+def test_patterns_of_the_layers_are_read_from_text():
+    assert patterns_of(patterns="causal") == [Causal()]
+    near, far = strided(STRIDE)
+    assert patterns_of(patterns=[str(near), str(far)]) == [near, far]
+    with pytest.raises(ValueError, match=r"no pattern is named 'strided' .*did you mean stride"):
+        member("sparse-transformer", patterns="strided(8)")
 
 
 def test_sizes_that_the_paper_states():
-    """DepthModule, width, heads, length, stride, width of queries, of the net: half of them for CIFAR-10."""
+    """Layers, width, heads, length, stride, width of the queries and of the net: the last two halved for CIFAR-10."""
     stated = {
         "enwik8": (30, 512, 8, 12_288, 128, 64, 2048),
         "cifar10": (128, 256, 2, 32 * 32 * 3, 96, 64, 512),
@@ -136,15 +157,15 @@ def test_sizes_that_the_paper_states():
     }
     for size, numbers in stated.items():
         value = member("sparse-transformer", size)
-        layer, body, place = value.body.layers[0], value.body, value.position
+        layer, body, position = value.body.layers[0], value.body, value.position
         form = layer.sublayers[0].heads
-        found = (body.num_layers, value.width, form.heads, math.prod(place.sizes), place.sizes[1], form.key_width)
-        assert (*found, layer.sublayers[-1].hidden) == numbers
+        sizes = (body.num_layers, value.width, form.heads, math.prod(position.sizes), position.sizes[1], form.key_width)
+        assert (*sizes, layer.sublayers[-1].hidden) == numbers
 
 
 @pytest.mark.spec(110)
 def test_a_hundred_layers_learn():
-    """Recomputed in sections: eight steps on counting, with gradients of one size from the first layer to the last."""
+    """Eight steps with activation checkpointing, on counting; gradients have the same size in the first and the last layer."""
     torch.manual_seed(0)
     network = small("fixed", "interleaved", layers=104, width=16, vocabulary=8).train()
     set_checkpoint_segments(network, 13)

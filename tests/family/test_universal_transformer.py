@@ -1,4 +1,4 @@
-"""The Universal Transformer: its two forms, what is set in them, and that pondering is learned and told."""
+"""The Universal Transformer: decoder and encoder-decoder, its settings, and learned halting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ def test_the_member_is_the_papers():
         assert side.body.position == TimePosition() and side.position is None
         assert side.body.layers[0].sublayers[-1].hidden == 4096 and side.body.layers[0].sublayers[0].heads.heads == 16
     assert isinstance(language.body, Halt) and language.body.mode == "freeze"
-    pair = member("universal-transformer", "tiny-pair", transition="convolution")
+    pair = member(
+        "universal-transformer",
+        "tiny-pair",
+        transition=Convolution(256),
+        encoder_transition=Convolution(256, causal=False),
+    )
     assert isinstance(pair, EncoderDecoder)
     nets = [side.body.layers[0].sublayers[-1] for side in (pair.encoder, pair.decoder)]
     assert all(isinstance(net, Convolution) for net in nets)
@@ -39,20 +44,20 @@ def test_a_high_cost_learns_to_take_fewer_steps(mode):
     torch.manual_seed(0)
     network = everyformer.build("universal-transformer", "tiny", halting=mode, cost=1.0, bias=-1.0, width=32, heads=2)
     optimizer, x_BT = torch.optim.Adam(network.parameters(), 3e-2), torch.randint(0, 256, (4, 12))
-    taken = []
+    steps_taken = []
     for _ in range(60):
         probe = Probe()
         output = network(x_BT, probe=probe)
-        taken.append((probe.halts[0] > 0).sum(-1).float().mean().item())
-        if taken[-1] == 1:  # nothing is left to learn
+        steps_taken.append((probe.halts[0] > 0).sum(-1).float().mean().item())
+        if steps_taken[-1] == 1:  # no position can halt earlier
             break
         optimizer.zero_grad()
         output.aux["ponder"].backward()
         optimizer.step()
-    assert taken[0] > 3 and taken[-1] < 1.5
+    assert steps_taken[0] > 3 and steps_taken[-1] < 1.5
 
 
-def test_a_run_gathers_what_still_runs_and_says_where_it_cannot(tmp_path):
+def test_a_run_gathers_running_positions_or_gives_the_reason_why_not(tmp_path):
     start = Recipe(member="universal-transformer", size="tiny", task=Language(segment=8), data=str(text(tmp_path)))
     small = [one for one in BASE if "context" not in one and "layers" not in one]
     recipe = override(start, [*small, "run.steps=1", "run.evaluate=0", "run.gather=true"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from everyformer import build, member
+from everyformer import Local, Local2d, build, member
 from everyformer.data.images import downsample, open_unlabelled_images, save_image_grid
 from everyformer.infer.paint import Scan, paint
 from everyformer.network.grid import Grid
@@ -27,10 +27,6 @@ SMALL = {
     "heads": 2,
     "layers": 1,
     "dropout": 0.0,
-    "block": 5,
-    "memory": 3,
-    "rectangle": (2, 2),
-    "around": (1, 1),
 }
 WAYS = list(product(["categorical", "logistics"], ["1d", "2d"], [1, 2]))
 ways = pytest.mark.parametrize("output, local, shrink", WAYS)
@@ -48,7 +44,9 @@ def folder(tmp_path_factory):
 def opened(folder, output, local, shrink, **fields):
     work = Image(**({"levels": 5, "shrink": shrink, "valid": 0.25} | fields)).open(folder, None)
     known = {name: number for name, number in work.changes().items() if name not in ("vocabulary", "context")}
-    network = ready(build("image-transformer", "tiny", output=output, local=local, **SMALL, **known)).float()
+    logistics, row = (10, work.columns) if output == "logistics" else (None, work.columns * work.channels)
+    pattern = Local(5, 3) if local == "1d" else Local2d(row, 2, 2, 1, 1)
+    network = ready(build("image-transformer", "tiny", logistics=logistics, pattern=pattern, **SMALL, **known)).float()
     work.fit(network.value)
     return work, network
 
@@ -237,15 +235,15 @@ def test_pictures_of_any_size_are_cropped_to_squares(tmp_path):
     "fields, model, message",
     [
         ({"shrink": 3}, {}, r"task.shrink=3 does not divide the 4 rows of .*; give a divisor, or another task.size"),
-        ({}, {"shrink": 2}, "task.shrink=1 and a model with an encoder do not go together"),
-        ({"shrink": 2}, {"shrink": 1}, "task.shrink=2 and a model without an encoder do not go together"),
+        ({}, {"downsample": 2}, "task.shrink=1 and a model with an encoder do not go together"),
+        ({"shrink": 2}, {"downsample": 1}, "task.shrink=2 and a model without an encoder do not go together"),
         ({}, {"rows": 8}, "are 4 rows of 12 steps, the model's 8 of 12; leave model.rows"),
         (
             {"levels": 9},
             {"levels": 5},
             "3 channels of 9 levels and a start are 28 tokens, but the model's inputs are Tokens",
         ),
-        ({"levels": 9}, {"levels": 5, "output": "logistics"}, "tells 3 channels of 5 levels, the pictures have 3 of 9"),
+        ({"levels": 9}, {"levels": 5, "logistics": 10}, "tells 3 channels of 5 levels, the pictures have 3 of 9"),
         ({"size": 2}, {"rows": 2}, "are 2 rows of 6 steps, the model's 2 of 12"),
     ],
 )
@@ -280,12 +278,11 @@ def test_too_large_too_few_and_wrong_pictures_are_refused(tmp_path):
         Image().open("imdb", None)
 
 
-def test_a_rectangle_is_written_with_a_comma():
-    recipe = override(
-        Recipe(member="image-transformer", size="tiny", task=Image()), ["model.rectangle=4,7", "model.local=2d"]
-    )
+def test_two_dimensional_attention_orders_the_image_by_its_blocks():
+    recipe = Recipe(member="image-transformer", size="tiny", task=Image())
+    assert recipe.value({}).position.block is None
+    recipe = override(recipe, ["model.pattern=local2d(28, 4, 7, 7, 7)"])
     assert recipe.value({}).position.block == (4, 7)
-    assert override(recipe, ["model.rectangle=none"]).value({}).position.block == (7, 14)
 
 
 def test_the_task_follows_the_member():

@@ -91,8 +91,8 @@ def test_language_is_learned_from_other_tokens(kind, bits, little):
 @pytest.mark.parametrize(
     "task, model",
     [
-        (Image(levels=4, size=7), {"local": "2d", "around": (2, 2)}),
-        (Image(levels=4, size=7), {"output": "logistics", "block": 14, "memory": 14}),
+        (Image(levels=4, size=7), {"pattern": "local2d(7, 1, 1, 2, 2)"}),
+        (Image(levels=4, size=7), {"logistics": 10, "pattern": "local(14, 14)"}),
         (Image(levels=4, size=4, shrink=2), {}),
     ],
 )

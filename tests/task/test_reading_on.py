@@ -139,7 +139,7 @@ def test_a_memory_that_is_no_number_is_forgotten_with_its_step(tmp_path, monkeyp
 @pytest.mark.spec(88, 89)
 def test_evaluation_reads_each_token_once_and_equals_reading_all_anew():
     """With a mask of equal length both are one function, and reading on gives every target its full context."""
-    network, token_N = small(memory=6, same_length=True), np.random.default_rng(0).integers(0, 11, 41)
+    network, token_N = small(memory=6, pattern="causal & window(6)"), np.random.default_rng(0).integers(0, 11, 41)
     read = []
     network.embed.register_forward_hook(lambda module, given, out: read.append(given[0].numel()))
     found, targets = streaming_nll(network, token_N, 7)
@@ -159,7 +159,7 @@ def test_evaluation_reads_each_token_once_and_equals_reading_all_anew():
 @pytest.mark.parametrize("rows, length", [(2, 101), (3, 101), (3, 115), (4, 116)])
 def test_rows_side_by_side_score_each_target_once_and_equal_one_row(rows, length):
     """Where the lead is as long as a target sees back."""
-    network, token_N = small(memory=6, same_length=True), np.random.default_rng(0).integers(0, 11, length)
+    network, token_N = small(memory=6, pattern="causal & window(6)"), np.random.default_rng(0).integers(0, 11, length)
     seen: list[int] = []
     found, targets = streaming_nll(network, token_N, 7, rows=rows, lead=12, progress=lambda n, _: seen.append(n))
     total, count = streaming_nll(network, token_N, 7)
@@ -189,7 +189,7 @@ def test_a_longer_memory_in_evaluation_is_another_number_and_is_said(tmp_path):
 @pytest.mark.spec(88)
 def test_generating_remembers_so_much():
     """The next token is that of the whole text where every position sees as far as the memory; prompts may be ragged."""
-    network, prompts = small(memory=5, same_length=True), [[1, 2, 3, 4, 5, 6, 7, 8], [9, 3, 1]]
+    network, prompts = small(memory=5, pattern="causal & window(5)"), [[1, 2, 3, 4, 5, 6, 7, 8], [9, 3, 1]]
     found = generate(network, prompts, 12, temperature=0.0)
     for row, prompt in zip(found, prompts, strict=True):
         wanted = list(prompt)

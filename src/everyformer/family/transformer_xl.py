@@ -40,15 +40,12 @@ def transformer_xl(
 ) -> Model:
     projection = Standard(heads or max(1, width // 64), merge_bias=False)
     attention = Attention(projection, pattern, (four_term or FourTerm(width),))
+    layer = Layer((attention, FeedForward(hidden or 4 * width, dropout=dropout)))
     return Model(
         width=width,
         embed=Tokens(vocabulary, scaled=True),
         dropout=dropout,
-        body=Stack(
-            layers,
-            (Layer((attention, FeedForward(hidden or 4 * width, dropout=dropout))),),
-            PostNorm(dropout=dropout),
-        ),
+        body=Stack(layers, (layer,), PostNorm(dropout=dropout)),
         outputs=(Language(bias=True),),
         memory=SegmentMemory(memory),
         initial=Normal(0.02),
@@ -58,9 +55,11 @@ def transformer_xl(
 MEMBER = Member(
     "transformer-xl",
     "Dai et al. 2019",
-    "A language model reads a text segment by segment and attends to the hidden states of the segments before. "
-    "Scores depend on the distance of two tokens, not on their positions, so that states can be reused.",
-    transformer_xl,
+    idea=(
+        "A language model reads a text segment by segment and attends to the hidden states of the segments before. "
+        "Scores depend on the distance of two tokens, not on their positions, so that states can be reused."
+    ),
+    make=transformer_xl,
     sizes={
         "tiny": {"width": 64, "heads": 4, "layers": 2, "memory": 64},
         "enwik8-12": {"width": 512, "heads": 8, "layers": 12, "memory": 512},

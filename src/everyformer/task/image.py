@@ -94,7 +94,7 @@ class PictureWork(Work):
         return self.rows * self.columns * self.channels
 
     def changes(self) -> dict[str, Any]:
-        sizes = {"rows": self.rows, "columns": self.columns, "channels": self.channels, "shrink": self.task.shrink}
+        sizes = {"rows": self.rows, "columns": self.columns, "channels": self.channels, "downsample": self.task.shrink}
         tokens = {"vocabulary": self.channels * self.task.levels + 1, "context": self.values}
         return sizes | tokens | {"levels": self.task.levels}
 
