@@ -131,18 +131,18 @@ def measured(*row: Any) -> dict[str, Any]:
     """Bytes at the peak of some real steps, and the median seconds of those after the first."""
     from everyformer.train.distributed import World, find_device
     from everyformer.train.loop import Loop
-    from everyformer.train.memory import peak
+    from everyformer.train.memory import peak_memory
     from everyformer.train.record import Records
 
     recipe, seconds = recipe_of(*row), list[float]()
     device = find_device(recipe.run.device)
-    work = recipe.task.open(recipe.data, recipe.model.get("context"), None)
-    loop = Loop(recipe, work, work.adapt(recipe.value(work.changes())), None, World(device=device), ())
+    data = recipe.task.open(recipe.data, recipe.model.get("context"), None)
+    loop = Loop(recipe, data, data.adapt(recipe.value(data.member_settings())), None, World(device=device), ())
     for step in range(recipe.run.steps):
         began = time.perf_counter()
         loop._step(step, Records(None))  # ends with a look at the loss, so the device has done it
         seconds.append(time.perf_counter() - began)
-    return {"measured": peak(device), "seconds": statistics.median(seconds[1:])}
+    return {"measured": peak_memory(device), "seconds": statistics.median(seconds[1:])}
 
 
 def alone(function: Callable[..., dict[str, Any]], row: tuple[Any, ...]) -> dict[str, Any]:

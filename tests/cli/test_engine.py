@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from everyformer.cli.main import main
-from everyformer.infer.spans import Spans
 from everyformer.study.look import draw_spans
+from everyformer.study.spans import Spans
 from everyformer.train.loop import Loop
-from everyformer.train.record import writing
+from everyformer.train.record import report_write_errors
 
 SMALL = ("run.steps=6", "run.batch=4", "run.evaluate=3", "run.examples=4", "run.save=3")
 
@@ -55,7 +55,7 @@ def test_a_run_is_trained_evaluated_written_from_and_resumed(place, capsys):
     assert texts[0] == texts[2]
     for words, told in (
         (["generate", "run", "--stream", "--beam", "2"], "--beam finds the whole text"),
-        (["evaluate", "run", "--memory", "9"], "a memory of 9 says nothing"),
+        (["evaluate", "run", "--memory", "9"], "task.memory is 9, but the model has no segment memory"),
         (["evaluate", "run", "--precision", "fp16", "--device", "cpu"], "fp16 on a CPU"),
         (["evaluate", "run", "--limit", "0"], "--limit 0"),
         (["generate", "run", "--tokens", "-1"], "--tokens -1: give 0 or more"),
@@ -87,7 +87,7 @@ def test_an_agent_is_trained_evaluated_and_shown(place, capsys):
     assert main(["generate", "run"]) == 0
     assert "an episode of 6 steps" in capsys.readouterr().out
     assert (place / "run" / "episode.gif").is_file() and (place / "run" / "curves.png").is_file()
-    for words in (["--pictures", "2"], ["--out", "episode.png"], ["--prompt", "to"]):
+    for words in (["--images", "2"], ["--out", "episode.png"], ["--prompt", "to"]):
         assert main(["generate", "run", *words]) == 2
     assert main(["plan", "lstm", *small, "--no-measure"]) == 0
     assert "next: everyformer train lstm --size tiny --task control run.steps=2" in capsys.readouterr().out
@@ -150,13 +150,13 @@ def test_a_run_that_is_stopped_is_not_done(place, capsys, monkeypatch, number, c
 
 def test_what_cannot_be_written_is_told_with_what_is_kept(place):
     def full():
-        with writing(place / "run"):
+        with report_write_errors(place / "run"):
             raise OSError("no space")
 
-    with pytest.raises(ValueError, match=r"make room there, then begin anew: it has no checkpoint$"):
+    with pytest.raises(ValueError, match=r"free some space there, then start again: it has no checkpoint$"):
         full()
     (place / "run" / "checkpoints" / "00000003").mkdir(parents=True)
-    with pytest.raises(ValueError, match="go on from the last checkpoint, which is kept, with resume"):
+    with pytest.raises(ValueError, match="resume the run: its last checkpoint is intact"):
         full()
 
 
@@ -170,7 +170,7 @@ def test_a_file_is_no_folder_for_a_run(verb, out, capsys):
 
 def test_a_refused_run_leaves_its_name_free(place, capsys):
     assert train("--out", "run", "run.batch=100000") == 2
-    assert "is larger than the set" in capsys.readouterr().err and not (place / "run").exists()
+    assert "is larger than the data set" in capsys.readouterr().err and not (place / "run").exists()
     assert train("--out", "run", "run.steps=1") == 0
 
 
@@ -178,11 +178,11 @@ def test_a_run_does_not_go_back_by_its_steps_and_says_what_of_it_is_broken(place
     assert train("--out", "run") == 0
     for words in (["--steps", "2"], ["run.steps=2"]):
         assert main(["resume", "run", *words]) == 2
-        assert "run is at step 6, which is past run.steps=2; give more" in capsys.readouterr().err
+        assert "run is at step 6, past run.steps=2; raise run.steps" in capsys.readouterr().err
     assert '"steps": 6' in (place / "run" / "recipe.json").read_text()
     (place / "run" / "recipe.json").write_text("{")
     assert main(["evaluate", "run"]) == 2
-    assert "recipe.json is broken" in capsys.readouterr().err
+    assert "recipe.json cannot be read" in capsys.readouterr().err
 
 
 def test_data_come_from_standard_input(place, monkeypatch, capsys):
@@ -213,7 +213,7 @@ def test_changed_data_are_not_evaluated_and_a_refused_setting_is_not_kept(place,
     capsys.readouterr()
     assert main(["generate", "run", "--out", "samples.png"]) == 2
     assert (
-        "--out says nothing to this run; leave it out (it takes --prompt, --tokens, --beam, --temperature"
+        "--out is not an option of this run; leave it out (the options are --prompt, --tokens, --beam, --temperature"
         in capsys.readouterr().err
     )
 
@@ -240,12 +240,16 @@ def test_what_means_nothing_to_a_run_is_refused_with_what_does(place, capsys):
     assert main(["train", "byte-classifier", "--size", "tiny", *small, "--out", "classes"]) == 0
     capsys.readouterr()
     for run, option, reason in (
-        ("text", ["--beam=2", "--temperature=1"], "--beam finds the most likely text, which temperature cannot change"),
+        ("text", ["--beam=2", "--temperature=1"], "--beam searches for the most probable text, so temperature would have no effect"),
         ("text", ["--stream", "--beam=2"], "--beam finds the whole text at once"),
-        ("pairs", ["--tokens=3"], "--tokens says nothing to this run; leave it out (it takes --prompt, --beam)"),
-        ("pairs", ["--top-k=3"], "--top-k says nothing"),
-        ("pairs", ["--stream"], "does not write token by token; leave --stream out"),
-        ("classes", ["--seed=3"], "--seed says nothing to this run; leave it out (it takes --prompt)"),
+        (
+            "pairs",
+            ["--tokens=3"],
+            "--tokens is not an option of this run; leave it out (the options are --prompt, --beam)",
+        ),
+        ("pairs", ["--top-k=3"], "--top-k is not an option"),
+        ("pairs", ["--stream"], "does not generate text token by token; leave --stream out"),
+        ("classes", ["--seed=3"], "--seed is not an option of this run; leave it out (the options are --prompt)"),
     ):
         assert main(["generate", run, "--prompt=a b", *option]) == 2
         assert reason in capsys.readouterr().err
@@ -269,35 +273,35 @@ def test_pictures_of_a_folder_are_learned_painted_and_completed(place, capsys):
     assert "next: everyformer generate run --out samples.png" in capsys.readouterr().out
     assert main(["evaluate", "run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["pictures"], found["dimensions"]) == (1, 48) and 0 < found["bits_per_dimension"] < 4
+    assert (found["images"], found["dimensions"]) == (1, 48) and 0 < found["bits_per_dimension"] < 4
 
     sheets = []
     for seed in ("1", "1", "2"):
-        assert main(["generate", "run", "--out", "new.png", "--pictures", "2", "--seed", seed]) == 0
+        assert main(["generate", "run", "--out", "new.png", "--images", "2", "--seed", seed]) == 0
         sheets.append((place / "new.png").read_bytes())
     assert sheets[0] == sheets[1] != sheets[2]
-    assert main(["generate", "run", "--given", "0.5", "--pictures", "1"]) == 0
+    assert main(["generate", "run", "--given", "0.5", "--images", "1"]) == 0
     with Image.open(place / "run" / "samples.png") as sheet:
         assert sheet.size == (84 + 8, 3 * 88 + 4)
     capsys.readouterr()
     for option, reason in {
-        "--prompt=a": "--prompt says nothing to this run; leave it out (it takes --out, --pictures, --given, --temperature",
-        "--out=new.jpg": "cannot write pictures to new.jpg; give a .png file in a folder that exists",
-        "--pictures=0": "0 pictures of which 0.0 is given: give 1 or more",
-        "--given=1": "give 1 or more, and a share of 0 or more, below 1",
+        "--prompt=a": "--prompt is not an option of this run; leave it out (the options are --out, --images, --given, --temperature",
+        "--out=new.jpg": "cannot write images to new.jpg; give a .png file in a folder that exists",
+        "--images=0": "images is 0 and given is 0.0: give 1 image or more",
+        "--given=1": "give 1 image or more, and a share of 0 or more, below 1",
         "--given=0.1": "is less than one block of 2 rows of 4; give more",
     }.items():
         assert main(["generate", "run", option]) == 2
         assert reason in capsys.readouterr().err
 
     assert main(["train", *words, "task.shrink=2", "--out", "larger"]) == 0
-    assert main(["generate", "larger", "--out", "larger.png", "--pictures", "1"]) == 0
-    assert "given a picture 2 times smaller, painted, true" in capsys.readouterr().out
+    assert main(["generate", "larger", "--out", "larger.png", "--images", "1"]) == 0
+    assert "given an image 2 times smaller, generated, true" in capsys.readouterr().out
     assert main(["train", *words, "task.levels=257", "--out", "no"]) == 2
     assert "task.levels=257" in capsys.readouterr().err
 
     (place / "photos").rename(place / "elsewhere")
-    assert main(["generate", "run", "--out", "new.png", "--pictures", "2", "--seed", "1"]) == 0
+    assert main(["generate", "run", "--out", "new.png", "--images", "2", "--seed", "1"]) == 0
     assert (place / "new.png").read_bytes() == sheets[0]
     capsys.readouterr()
     for words in (["generate", "run", "--given", "0.5"], ["generate", "larger"], ["evaluate", "run"]):
@@ -335,10 +339,10 @@ def test_a_plan_proposes_a_command_that_a_shell_reads_as_it_was_given(place, cap
         (["train", "gpt2", "--size", "tiny", "run.stps=3"], "did you mean steps"),
         (
             ["train", "gpt2", "--size", "tiny", "rum.steps=3"],
-            "no setting is named 'rum.steps'; did you mean run.steps?",
+            "there is no setting 'rum.steps'; did you mean run.steps?",
         ),
-        (["train", "gpt2", "--size", "tiny", "lr=3"], "no setting is named 'lr'; did you mean optim.lr?"),
-        (["train", "gpt2", "--size", "tiny", "rum.stps=3"], "a setting begins with run., optim., model. or task."),
+        (["train", "gpt2", "--size", "tiny", "lr=3"], "there is no setting 'lr'; did you mean optim.lr?"),
+        (["train", "gpt2", "--size", "tiny", "rum.stps=3"], "settings begin with run., optim., model. or task."),
         (["train", "gpt2", "--size", "tiny", "run.steps="], "run.steps= has no value; write one after the ="),
         (["train", "gpt2", "--size", "tiny", "model.widht=3"], "did you mean width"),
         (["train", "gpt2", "--size", "tiny", "run.steps=many"], "run.steps=many: expected int"),
@@ -434,7 +438,7 @@ def test_pictures_that_do_not_fit_the_model_leave_no_run(place, capsys):
     assert "set model.patch to what divides 10" in capsys.readouterr().err
     assert main([*given, "model.image=14"]) == 2
     assert (
-        "have 10 x 10 points, which patches of 7 x 7 do not divide into the 5 tokens" in capsys.readouterr().err
+        "have 10 x 10 pixels, which patches of 7 x 7 do not divide into the 5 tokens" in capsys.readouterr().err
         and not (place / "run").exists()
     )
     assert main([*given, "model.image=20", "model.patch=5"]) == 2

@@ -35,8 +35,8 @@ def demo(*, out: Path | None = None) -> int:
     recipe = Recipe.of("byte-language", *SETTINGS, f"run.steps={STEPS}", size="tiny")
     folder = run_folder(out, "demo")
     screen.print("byte-language, 4 blocks of width 128, reads Shakespeare byte by byte; the last tenth is held out")
-    with watching(screen) as listener:
-        trained = train(recipe, folder, listeners=(listener,))
+    with watching(screen) as callback:
+        trained = train(recipe, folder, callbacks=(callback,))
     if trained.stopped:
         next_command(screen, "resume", folder)
         return exit_code(trained)
@@ -48,9 +48,9 @@ def demo(*, out: Path | None = None) -> int:
     screen.print(f"xz -9 needs {PACKED} for the whole text; a byte model that knows nothing needs 8")
     screen.print("\nwritten at temperature 0.5", style="dim")
     choices = {"tokens": 300, "temperature": 0.5, "seed": 0}
-    screen.print(trained.work.write(trained.network, PROMPT, **choices), soft_wrap=True)
+    screen.print(trained.generate(PROMPT, **choices), soft_wrap=True)
     attention = folder / "attention.png"
-    look.draw(look.reading(trained.network, trained.work)).savefig(attention)
+    look.draw(look.reading(trained.network, trained.task.data)).savefig(attention)
     screen.print(f"\ncurves: {curves.draw(folder)}\nattention: {attention}", soft_wrap=True)
     next_command(screen, "generate", folder, "--prompt", "JULIET:", "--tokens", "300", "--stream")
     return 0

@@ -55,7 +55,7 @@ def evaluate(
     as_json
         Print JSON.
     """
-    from everyformer.train.finished import open_run
+    from everyformer.train.trained import open_run
 
     if limit is not None and limit < 1:
         raise ValueError(f"--limit {limit}: give 1 or more examples")
@@ -71,8 +71,8 @@ def evaluate(
         return 0
     screen = console()
     screen.print(metrics(answer))
-    if found.writes:
-        next_command(screen, "generate", run, hint=found.work.hint)
+    if found.can_generate:
+        next_command(screen, "generate", run, hint=found.task.inference.example)
     else:
         further = [] if found.step < found.recipe.run.steps else ["--steps", str(2 * found.step)]
         next_command(screen, "resume", run, *further)

@@ -27,7 +27,7 @@ def generate(
     seed: int | None = None,
     stream: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     out: Path | None = None,
-    pictures: int | None = None,
+    images: int | None = None,
     given: float | None = None,
     step: int | Literal["best"] | None = None,
     device: str = "auto",
@@ -58,8 +58,8 @@ def generate(
         Show the text as it is written.
     out
         The file for pictures (.png), or for an episode (.gif); without it samples.png or episode.gif in the run's folder.
-    pictures
-        How many; without it, 16.
+    images
+        The number of images; without it, 16.
     given
         The share of each picture that is given: 0.5 completes the upper halves of pictures held out from training.
     step
@@ -67,7 +67,7 @@ def generate(
     device
         cpu, cuda, or auto.
     """
-    from everyformer.train.finished import open_run
+    from everyformer.train.trained import open_run
 
     if tokens is not None and tokens < 0:
         raise ValueError(f"--tokens {tokens}: give 0 or more tokens to write")
@@ -78,19 +78,19 @@ def generate(
         raise ValueError("--beam finds the whole text at once; leave --stream or --beam out")
     asked = {
         "prompt": prompt, "tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "beam": beam, "seed": seed, "stream": stream or None, "out": out, "pictures": pictures, "given": given,
+        "beam": beam, "seed": seed, "stream": stream or None, "out": out, "images": images, "given": given,
     }  # fmt: skip
     choices: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     screen = console()
-    if found.work.paints:
-        file = choices.pop("out", run / found.work.file)
-        screen.print(found.paint(file, **choices), soft_wrap=True)
+    if found.task.inference.generates_images:
+        file = choices.pop("out", run / found.task.inference.file)
+        screen.print(found.generate_images(file, **choices), soft_wrap=True)
     else:
         prompt = str(choices.pop("prompt", "\n"))
         if choices.pop("stream", False):
             pieces: Iterable[str] = chain([prompt], found.stream(prompt, **choices))
         else:
-            pieces = [found.write(prompt, **choices)]
+            pieces = [found.generate(prompt, **choices)]
         for piece in pieces:
             sys.stdout.write(harmless(piece))
             sys.stdout.flush()

@@ -34,7 +34,7 @@ def with_room(recipe: Recipe, run: Callable[[], T]) -> T:
 def _limited(recipe: Recipe) -> Iterator[None]:
     """On a CPU a request for more memory than there is fails here, where Linux would grant it and end the process later."""
     from everyformer.train.distributed import find_device
-    from everyformer.train.memory import there_is
+    from everyformer.train.memory import total_memory
 
     device = find_device(recipe.run.device)
     if device.type != "cpu" or not sys.platform.startswith("linux"):
@@ -43,7 +43,7 @@ def _limited(recipe: Recipe) -> Iterator[None]:
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (there_is(device), before[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (total_memory(device), before[1]))
     try:
         yield
     finally:
@@ -63,12 +63,12 @@ def _advice(recipe: Recipe) -> str:
 
     from everyformer.study.plan import plan, size_of
     from everyformer.train.distributed import find_device
-    from everyformer.train.memory import there_is
+    from everyformer.train.memory import total_memory
 
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
-        found = plan(recipe, limit=int(SURE * there_is(find_device(recipe.run.device))))
+        found = plan(recipe, limit=int(SURE * total_memory(find_device(recipe.run.device))))
         if found.fits:  # then others have taken the memory: get along with half of the tensors
             found = plan(recipe, limit=found.process + found.tensors // 2)
     except (ValueError, MemoryError, RuntimeError) as error:

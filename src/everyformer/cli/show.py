@@ -47,12 +47,12 @@ def attention(
     from everyformer.family.table import find
     from everyformer.study.look import draw, reading
     from everyformer.study.picture import check_file
-    from everyformer.train.finished import open_run
+    from everyformer.train.trained import open_run
 
     check_file(out)
     found = open_run(run, step=step)
     runs = [found] if beside is None else [found, open_run(beside)]
-    sights = [reading(one.network, one.work, text) for one in runs]
+    sights = [reading(one.network, one.task.data, text) for one in runs]
     if beside is not None:
         sights = [
             replace(sight, title=f"{find(one.recipe.member).name}: {sight.title}")
@@ -61,8 +61,8 @@ def attention(
     draw(*sights).savefig(out)
     screen = console()
     screen.print(f"attention: {out}", soft_wrap=True)
-    if found.writes:
-        next_command(screen, "generate", run, hint=found.work.hint)
+    if found.can_generate:
+        next_command(screen, "generate", run, hint=found.task.inference.example)
     else:
         next_command(screen, "evaluate", run)
 
@@ -91,12 +91,12 @@ def spans(
     """
     from everyformer.study.look import draw_spans, spans_of
     from everyformer.study.picture import check_file
-    from everyformer.train.finished import open_run
+    from everyformer.train.trained import open_run
 
     if out is not None:
         check_file(out)
     opened = open_run(run, step=step)
-    found = spans_of(opened.network, opened.work)
+    found = spans_of(opened.network, opened.task.data)
     if out is not None:
         draw_spans(found).savefig(out)
     if as_json:

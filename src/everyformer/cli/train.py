@@ -14,7 +14,7 @@ from everyformer.cli.room import with_room
 from everyformer.cli.terminal import Lasting, console, next_command
 
 if TYPE_CHECKING:
-    from everyformer.train.loop import Trained
+    from everyformer.train.trained import TrainedRun
 
 
 def train(
@@ -44,8 +44,8 @@ def train(
         popgym:RepeatPreviousEasy, minigrid:MemoryS7 or gymnasium:CartPole. Without it: what the member is for.
     out
         The run's folder; it must not exist yet. Without it: runs/MEMBER-1, -2, ...
-    start
-        A run or saved model whose body the new one begins with (fine-tuning).
+    init_from
+        A run or saved model whose weights, except output heads, initialize the new model (fine-tuning).
     """
     from everyformer.family.table import find
     from everyformer.train.loop import train as begin
@@ -54,8 +54,8 @@ def train(
     screen = console(Lasting)
     recipe = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from)
     folder = run_folder(out, find(member).name)
-    with watching(screen) as listener:
-        trained = with_room(recipe, lambda: begin(recipe, folder, listeners=(listener,)))
+    with watching(screen) as callback:
+        trained = with_room(recipe, lambda: begin(recipe, folder, callbacks=(callback,)))
     _finish(screen, trained, folder)
     return exit_code(trained)
 
@@ -75,16 +75,16 @@ def resume(run: Path, /, *settings: str, step: int | Literal["best"] | None = No
         Go on to this step instead of the recipe's: run.steps.
     """
     from everyformer.train import checkpoint
-    from everyformer.train.folder import changed, read_recipe
+    from everyformer.train.folder import override_run, read_recipe
     from everyformer.train.loop import resume as go_on
 
     screen = console(Lasting)
-    recipe = changed(read_recipe(run), settings)
+    recipe = override_run(read_recipe(run), settings)
     if not checkpoint.steps(run):
         screen.print(f"{run} has no checkpoint: it begins anew", soft_wrap=True)
-    with watching(screen) as listener:
+    with watching(screen) as callback:
         trained = with_room(
-            recipe, lambda: go_on(run, step=step, steps=steps, settings=settings, listeners=(listener,))
+            recipe, lambda: go_on(run, step=step, steps=steps, settings=settings, callbacks=(callback,))
         )
     _finish(screen, trained, run)
     return exit_code(trained)
@@ -101,7 +101,7 @@ def run_folder(out: Path | None, name: str) -> Path:
     return folder
 
 
-def exit_code(trained: Trained) -> int:
+def exit_code(trained: TrainedRun) -> int:
     """0 where the run went to its end, else 128 and the signal that stopped it, as a shell counts."""
     if trained.stopped is None:
         return 0
@@ -118,11 +118,14 @@ def _free_folder(parent: Path, name: str) -> Path:
     return parent / f"{name}-{max(1, number - restarted())}"
 
 
-def _finish(screen: Console, trained: Trained, folder: Path) -> None:
+def _finish(screen: Console, trained: TrainedRun, folder: Path) -> None:
     if screen.quiet:
         return
     if trained.metrics:
         screen.print(f"\n{metrics(trained.metrics)}", style="bold")
+    if trained.skipped_steps:
+        reasons = "the reasons are in records.jsonl, in the lines of the kind skip"
+        screen.print(f"{trained.skipped_steps} of {trained.step} steps were skipped; {reasons}", style="yellow")
     if trained.best and trained.best["step"] != trained.step:
         screen.print(f"the best checkpoint is of step {trained.best['step']} ({metrics(trained.best)}): --step best")
     try:
@@ -134,7 +137,7 @@ def _finish(screen: Console, trained: Trained, folder: Path) -> None:
     screen.print(f"run: {folder}")
     if trained.stopped:
         next_command(screen, "resume", folder)
-    elif trained.writes:
-        next_command(screen, "generate", folder, hint=trained.work.hint)
+    elif trained.can_generate:
+        next_command(screen, "generate", folder, hint=trained.task.inference.example)
     else:
         next_command(screen, "evaluate", folder)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from everyformer.attention.context import Probe
 from everyformer.data.tokenizer import Tokenizer
-from everyformer.infer.spans import Spans, spans
 from everyformer.network.halting import Halt, Repeat
 from everyformer.network.model import Network, PairNetwork
-from everyformer.task.work import Work
+from everyformer.study.spans import Spans, spans
+from everyformer.task.task import TaskData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
@@ -38,13 +38,13 @@ class Sight:
     row: str = "layer"
 
 
-def reading(network: Network | PairNetwork, work: Work, text: str | None = None) -> Sight:
-    """What a network looks at while it reads a text, with the tokens of its work. Without one: as much of EXAMPLE as it can.
+def reading(network: Network | PairNetwork, data: TaskData, text: str | None = None) -> Sight:
+    """What a network looks at while it reads a text, with the tokenizer of its data. Without one: as much of EXAMPLE as it can.
 
     Of a recurrent one it is the weight w of what came before in its state (`everyformer.network.recurrent`), where each number
     of the state is a head; they are put in order of how far back they look, and drawn as the means of groups.
     """
-    tokenizer: Tokenizer | None = getattr(work, "tokenizer", None)
+    tokenizer: Tokenizer | None = getattr(data, "tokenizer", None)
     if tokenizer is None or not isinstance(network, Network):
         raise ValueError(
             "a run that reads no single text (pairs, pictures, an environment) has no attention to draw over a text; give one "
@@ -58,7 +58,7 @@ def reading(network: Network | PairNetwork, work: Work, text: str | None = None)
         try:
             ids = tokenizer.encode(EXAMPLE.encode())
         except ValueError:  # characters that it does not know: then what it is tried on
-            ids = np.asarray(work.splits["valid"][: len(EXAMPLE)])  # type: ignore[attr-defined]
+            ids = np.asarray(data.splits["valid"][: len(EXAMPLE)])  # type: ignore[attr-defined]
         ids = ids[: network.limit and network.limit - network.value.class_token]
     names = [tokenizer.decode([int(one)]).replace("\n", "\\n") for one in ids]
     found = weights(network, torch.from_numpy(ids.astype(np.int64)))
@@ -74,9 +74,9 @@ def reading(network: Network | PairNetwork, work: Work, text: str | None = None)
     return Sight([grouped(weight_DQK) for weight_DQK in found], names, title, "group")
 
 
-def spans_of(network: Network | PairNetwork, work: Work) -> Spans:
-    """How far the heads of a network look in the text that its work keeps for validation."""
-    text = getattr(work, "splits", {}).get("valid")
+def spans_of(network: Network | PairNetwork, data: TaskData) -> Spans:
+    """The attention spans of a network on the validation text of its data."""
+    text = getattr(data, "splits", {}).get("valid")
     found = spans(network, text) if isinstance(network, Network) and isinstance(text, np.ndarray) else None
     if found is None:
         raise ValueError("the model has no spans that it learned; give a run of adaptive-span")

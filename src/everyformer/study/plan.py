@@ -32,10 +32,11 @@ from everyformer.family.table import find, parameters
 from everyformer.network.model import EncoderDecoder
 from everyformer.study import malloc
 from everyformer.study.tally import Tally
-from everyformer.task.work import Batch, Work
+from everyformer.task.batch import Batch
+from everyformer.task.task import TaskData
 from everyformer.train.distributed import World, find_device
 from everyformer.train.learner import Learner
-from everyformer.train.memory import peak, resident, there_is
+from everyformer.train.memory import peak_memory, resident_memory, total_memory
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.schedule import batch_size, sequences_before
 
@@ -107,16 +108,16 @@ def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> 
         raise ValueError(f"a limit of {limit} bytes: give 1 or more, or None for what the device has")
     device = find_device(recipe.run.device)
     begun = None if recipe.init_from is None else Path(recipe.init_from)
-    work = recipe.task.open(recipe.data, recipe.model.get("context"), begun)
-    work.examples()  # reads the data, if nothing has: the process holds them
-    found = _imagine(recipe, work, device, _held(device), limit or int(SAFE * there_is(device)))
+    data = recipe.task.open(recipe.data, recipe.model.get("context"), begun)
+    data.examples()  # reads the data, if nothing has: the process holds them
+    found = _imagine(recipe, data, device, _held(device), limit or int(SAFE * total_memory(device)))
     if not found.fits:
-        return dataclasses.replace(found, changes=_first_that_fits(found, work, device))
-    return _measure(found, work, device) if measure else found
+        return dataclasses.replace(found, changes=_first_that_fits(found, data, device))
+    return _measure(found, data, device) if measure else found
 
 
-def _imagine(recipe: Recipe, work: Work, device: torch.device, process: int, limit: int) -> Plan:
-    tally, learner, batch, count = _walk(recipe, work, device)
+def _imagine(recipe: Recipe, data: TaskData, device: torch.device, process: int, limit: int) -> Plan:
+    tally, learner, batch, count = _walk(recipe, data, device)
     return Plan(
         recipe=recipe,
         device=str(device),
@@ -134,7 +135,7 @@ def _imagine(recipe: Recipe, work: Work, device: torch.device, process: int, lim
 
 
 def _walk(
-    recipe: Recipe, work: Work, device: torch.device, pieces: int | None = None
+    recipe: Recipe, data: TaskData, device: torch.device, pieces: int | None = None
 ) -> tuple[Tally, Learner, Batch, int]:
     """Imagined steps until a memory is full, and the last of them again: from the second on there is an optimizer's state. With
     `pieces`, for the memory alone, only so many pieces of the batch."""
@@ -144,9 +145,9 @@ def _walk(
     tally = Tally(device, imagined=True)
     with torch.random.fork_rng(devices=[]):
         with tally, device:
-            learner = _learner(plain, work, device)
-        batch = _largest(recipe, work)  # a real one: code looks at it
-        count = work.count(batch)
+            learner = _learner(plain, data, device)
+        batch = _largest(recipe, data)  # a real one: code looks at it
+        count = data.count(batch)
         learner.scaler = torch.amp.GradScaler(device.type, enabled=False)  # it would look at the gradients
         rows = len(batch) if pieces is None else min(len(batch), pieces * -(-len(batch) // run.accumulate))
         with tally:
@@ -164,10 +165,10 @@ def _taken(tally: Tally) -> int:
     return max(tally.peak, malloc.resident(tally.events)) if heap else tally.peak
 
 
-def _learner(recipe: Recipe, work: Work, device: torch.device) -> Learner:
+def _learner(recipe: Recipe, data: TaskData, device: torch.device) -> Learner:
     """What its weights begin with does not matter."""
-    value = work.adapt(recipe.value(work.changes()))
-    return Learner(replace(recipe, init_from=None), work, value, World(device=device))
+    value = data.adapt(recipe.value(data.member_settings()))
+    return Learner(replace(recipe, init_from=None), data, value, World(device=device))
 
 
 def _step(learner: Learner, batch: Batch, count: int) -> Tensor:
@@ -188,14 +189,14 @@ def _filling(learner: Learner) -> Iterator[None]:
 
 def _carried(learner: Learner) -> int:
     """How many numbers the last step left for the next."""
-    return sum(x.numel() for cache in learner.carried if cache is not None for x in cache.tensors().values())
+    return sum(x.numel() for cache in learner.carried_cache if cache is not None for x in cache.tensors().values())
 
 
-def _largest(recipe: Recipe, work: Work) -> Batch:
+def _largest(recipe: Recipe, data: TaskData) -> Batch:
     """Of the first batches of the largest size the one with the most numbers: texts differ in length."""
     run = recipe.run
     size = max(batch_size(run, start) for start in (0, *(start for start, _ in run.batch_schedule)))
-    batches = [work.batch(step, size, run.seed) for step in range(min(LOOKED, run.steps))]
+    batches = [data.batch(step, size, run.seed) for step in range(min(LOOKED, run.steps))]
     return max(batches, key=lambda batch: sum(x.numel() for x in batch.tensors.values()))
 
 
@@ -205,16 +206,16 @@ def _saved(learner: Learner) -> Iterator[Tensor]:
     for optimizer in learner.optimizers:
         for state in optimizer.state.values():
             yield from (x for x in state.values() if isinstance(x, Tensor))
-    yield from (learner.average or {}).values()
+    yield from (learner.ema or {}).values()
 
 
-def _measure(found: Plan, work: Work, device: torch.device) -> Plan:
+def _measure(found: Plan, data: TaskData, device: torch.device) -> Plan:
     """The plan with the time and the memory of a few real steps."""
     seconds: list[float] = []
     with torch.random.fork_rng(devices=[]):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        learner, batch = _learner(found.recipe, work, device), _largest(found.recipe, work)
+        learner, batch = _learner(found.recipe, data, device), _largest(found.recipe, data)
         for _ in _filling(learner):  # which is the first step at least, and that takes longer
             _step(learner, batch, found.targets)
         while len(seconds) < MEASURED and sum(seconds) <= ENOUGH:
@@ -223,19 +224,19 @@ def _measure(found: Plan, work: Work, device: torch.device) -> Plan:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - began)
-    return dataclasses.replace(found, seconds=statistics.median(seconds), measured=peak(device))
+    return dataclasses.replace(found, seconds=statistics.median(seconds), measured=peak_memory(device))
 
 
-def _first_that_fits(found: Plan, work: Work, device: torch.device) -> tuple[str, ...] | None:
+def _first_that_fits(found: Plan, data: TaskData, device: torch.device) -> tuple[str, ...] | None:
     """The mildest settings that fit: the batch in more pieces, then activations recomputed, bf16, a smaller model."""
     recipe = found.recipe
 
     def fits(settings: tuple[str, ...]) -> bool:
         changed, room = override(recipe, settings), found.limit - found.process
         try:
-            if _least(changed, work) > room:
+            if _least(changed, data) > room:
                 return False
-            tally = _walk(changed, work, device, pieces=2)[0]  # a third piece needs no more than the second
+            tally = _walk(changed, data, device, pieces=2)[0]  # a third piece needs no more than the second
         except ValueError:  # a width that does not divide into the heads, for example
             return False
         return tally.peak <= room and _taken(tally) <= room
@@ -243,7 +244,7 @@ def _first_that_fits(found: Plan, work: Work, device: torch.device) -> tuple[str
     pieces = [recipe.run.accumulate]
     while pieces[-1] < recipe.run.batch:
         pieces.append(min(2 * pieces[-1], recipe.run.batch))
-    for stage in _stages(recipe, work):
+    for stage in _stages(recipe, data):
         ways = [(*stage, *([f"run.accumulate={number}"] if number > pieces[0] else [])) for number in pieces]
         if fits(ways[-1]):
             low, high = 0, len(ways) - 1  # more pieces never need more: halve the interval
@@ -254,15 +255,15 @@ def _first_that_fits(found: Plan, work: Work, device: torch.device) -> tuple[str
     return None
 
 
-def _least(recipe: Recipe, work: Work) -> int:
+def _least(recipe: Recipe, data: TaskData) -> int:
     """Bytes of weights, gradients and what the optimizer keeps of them, at the least."""
     each = 4 * (4 if recipe.optim.name == "adamw" else 3)
-    return each * parameters(work.adapt(recipe.value(work.changes())))
+    return each * parameters(data.adapt(recipe.value(data.member_settings())))
 
 
-def _stages(recipe: Recipe, work: Work) -> Iterator[tuple[str, ...]]:
+def _stages(recipe: Recipe, data: TaskData) -> Iterator[tuple[str, ...]]:
     """Settings that need less and less, each with those before it."""
-    value = recipe.value(work.changes())
+    value = recipe.value(data.member_settings())
     side = value.decoder if isinstance(value, EncoderDecoder) else value
     layers, width = getattr(side.body, "layers", 1), side.width
     yield ()
@@ -300,7 +301,7 @@ def _held(device: torch.device) -> int:
             with torch.autocast(device.type, torch.bfloat16, enabled=kind == torch.bfloat16):
                 layer(torch.ones(8, 64, 64, device=device)).sum().backward()
             optimizer.step()
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident()
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_memory()
 
 
 def size_of(count: int) -> str:
