@@ -34,7 +34,7 @@ AGENTS = {
     "gtrxl": ("gtrxl",),
     "transformer-xl": ("transformer-xl", "model.width=88", "model.heads=4"),
     "lstm": ("lstm", "model.width=112"),
-    "feed-forward": ("gtrxl", "task.remembers=false"),
+    "feed-forward": ("gtrxl", "task.use_memory=false"),
 }
 TASKS = ("popgym:RepeatPreviousEasy", "popgym:RepeatPreviousMedium", "popgym:RepeatFirstEasy")
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # 95 %, by the number of seeds

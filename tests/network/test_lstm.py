@@ -192,7 +192,7 @@ class Count(TorchDispatchMode):
     [stack(1, Lstm(bidirectional=True)), stack(1, AblatedLstm(bidirectional=True))],
     ids=lambda b: type(b).__name__,
 )
-def test_both_ways_are_one_each_way_side_by_side(body, kernel):
+def test_both_ways_are_one_each_way_streaming_rows(body, kernel):
     network = ready(Model(width=6, embed=Tokens(VOCABULARY), body=body, outputs=(PerToken(2),)))
     x, probe = tokens(2, 7), Probe()
     hidden = network(x, kernel=kernel, probe=probe).hidden
@@ -228,7 +228,7 @@ def test_a_state_needs_one_position_of_the_past():
     one, two = (generate(network, [[1, 2], [3, 4, 5]], 8, seed=0, cached=cached) for cached in (True, False))
     assert one == two
     one, two = (
-        beam_search(network, [[1, 2], [3]], end=0, longest=6, beam=3, cached=cached) for cached in (True, False)
+        beam_search(network, [[1, 2], [3]], end=0, max_tokens=6, beam=3, cached=cached) for cached in (True, False)
     )
     assert one == two
 

@@ -1,4 +1,4 @@
-"""Each task's tiny member learns its embedded set in seconds, through the same call that users make."""
+"""The tiny member of each task learns its embedded data in seconds, through the public API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.task.members import features, nodes
 
 
 @pytest.fixture(autouse=True)
-def own(monkeypatch):
+def custom_members(monkeypatch):
     for name, make in (("features", features), ("nodes", nodes)):
         monkeypatch.setitem(MEMBERS, name, Member(name, "", make, {"tiny": {}}, "tiny"))
 
@@ -26,7 +26,7 @@ def learn(member, task, steps, batch=16, lr=3e-3, model=None, data=None):
     ).metrics
 
 
-# Chance is one in nine plays, three centres, four shapes, four groups.
+# Chance level: one of nine plays, three centres, four shapes, four groups.
 @pytest.mark.spec(49, 63, 64, 71)
 @pytest.mark.parametrize(
     "member, kind, steps, batch, at_least",
@@ -45,7 +45,7 @@ def test_classes_are_learned(member, kind, steps, batch, at_least):
 
 @pytest.mark.spec(66)
 def test_masked_words_are_learned():
-    """From 1,000 words that are all as likely to less than half, with the next sentence learned beside."""
+    """The perplexity falls from 1,000 equally likely words to less than half."""
     found = learn("bert", Masked(vocabulary=1000), 50, model={"context": 32, "dropout": 0.0})
     assert found["masked_perplexity"] < 500
     assert found["masked_accuracy"] > 0.03
@@ -66,7 +66,7 @@ def test_masked_words_are_learned_from_single_runs(little):
 
 @pytest.mark.spec(62)
 def test_translation_is_learned():
-    found = learn("transformer", Translate(longest=24, valid=0.01, beam=2), 160, 24, lr=5e-3, model={"dropout": 0.0})
+    found = learn("transformer", Translate(max_length=24, valid=0.01, beam=2), 160, 24, lr=5e-3, model={"dropout": 0.0})
     assert found["perplexity"] < 2
     assert found["bleu"] > 40
     assert "version:" in found["bleu_signature"]
@@ -74,14 +74,14 @@ def test_translation_is_learned():
 
 @pytest.mark.spec(56, 59)
 def test_language_is_learned():
-    """By their frequencies alone Shakespeare's letters take 4.9 bits each."""
+    """The entropy of Shakespeare's letter frequencies is 4.9 bits."""
     found = learn("byte-language", Language(valid=0.005), 60, lr=1e-2, model={"context": 32})
     assert found["bits_per_byte"] < 4.5
 
 
 @pytest.mark.parametrize("kind, bits", [("characters", 4.5), ("bpe", 4.2)])
 def test_language_is_learned_from_other_tokens(kind, bits, little):
-    """A uniform guess takes log2 of the vocabulary a token: above 5.5 bits a byte."""
+    """A uniform guess needs log2 of the vocabulary per token: more than 5.5 bits per byte."""
     task = Language(tokenizer=kind, vocabulary=400, valid=0.05)
     found = learn("byte-language", task, 60, lr=1e-2, data=little, model={"context": 32})
     assert found["bits_per_byte"] < bits
@@ -96,12 +96,12 @@ def test_language_is_learned_from_other_tokens(kind, bits, little):
         (Image(levels=4, size=4, shrink=2), {}),
     ],
 )
-def test_pictures_are_learned(task, model):
-    """A level by its frequency alone takes 0.9 bits."""
+def test_images_are_learned(task, model):
+    """The entropy of the frequencies of the levels is 0.9 bits."""
     found = learn("image-transformer", task, 80, lr=4e-3, model=model | {"dropout": 0.0})
     assert found["bits_per_dimension"] < 0.75
 
 
-def test_learning_is_the_same_every_time(little):
+def test_training_is_deterministic(little):
     found = [learn("bert", Masked(vocabulary=400), 4, 4, data=little, model={"context": 32}) for _ in range(2)]
     assert found[0] == found[1]
