@@ -240,7 +240,11 @@ def test_what_means_nothing_to_a_run_is_refused_with_what_does(place, capsys):
     assert main(["train", "byte-classifier", "--size", "tiny", *small, "--out", "classes"]) == 0
     capsys.readouterr()
     for run, option, reason in (
-        ("text", ["--beam=2", "--temperature=1"], "--beam searches for the most probable text, so temperature would have no effect"),
+        (
+            "text",
+            ["--beam=2", "--temperature=1"],
+            "--beam searches for the most probable text, so temperature would have no effect",
+        ),
         ("text", ["--stream", "--beam=2"], "--beam finds the whole text at once"),
         (
             "pairs",
