@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import everyformer
 from everyformer import build, member
+from everyformer.cli.main import main
 from everyformer.cli.thread import one_thread
 from everyformer.task.language import Language, LanguageInference, LanguageObjective
 from everyformer.train import checkpoint
@@ -320,6 +321,23 @@ def test_skipped_steps_are_recorded_with_their_reason_and_counted(tmp_path, monk
     assert trained.skipped_steps == trained.metrics["skipped_steps"] == int(skip)
     assert open_run(tmp_path / "run", device="cpu").skipped_steps == int(skip)
     assert resume(tmp_path / "run", step=27).skipped_steps == int(skip)
+
+
+@pytest.mark.spec(137)
+def test_train_prints_skipped_steps(tmp_path, monkeypatch, capsys):
+    original = LanguageObjective.loss_with_cache
+
+    def broken(objective, network, batch, kernel, cache):
+        loss, cache = original(objective, network, batch, kernel, cache)
+        return loss * (float("nan") if objective.progress == 1 / 3 else 1.0), cache
+
+    monkeypatch.setattr(LanguageObjective, "loss_with_cache", broken)
+    settings = ["run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "model.context=8"]
+    command = ["train", "byte-language", "--size", "tiny", *settings, "--data", str(text(tmp_path))]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "step 2 skipped: the loss is nan" in shown and "skipped steps 1" in shown
+    assert "1 of 3 steps were skipped; the reasons are in records.jsonl" in shown
 
 
 def test_a_run_is_used_from_any_folder_and_missing_data_are_refused(tmp_path, monkeypatch):
