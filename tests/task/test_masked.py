@@ -79,7 +79,9 @@ def test_b_follows_a_or_is_from_elsewhere_half_the_time():
     task = opened()
     sentences = task.data.splits["train"]
     stream = sentences.token_N.tolist()
-    texts = [task.data.tokenizer.decode(stream[a:b]) for a, b in zip(sentences.begin_S, sentences.begin_S[1:], strict=False)]
+    texts = [
+        task.data.tokenizer.decode(stream[a:b]) for a, b in zip(sentences.begin_S, sentences.begin_S[1:], strict=False)
+    ]
     ends = sentences.first_D.tolist()
     of = {text: n for n, text in enumerate(texts)}
     others = 0
