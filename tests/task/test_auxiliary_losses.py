@@ -55,12 +55,12 @@ def test_the_loss_equals_that_of_the_paper(tmp_path, residual, progress):
 
 def hidden_of_layers(network: Any, x_BT: Any) -> list[Any]:
     """The hidden states of the first l layers, for each l."""
-    found, layers = [], list(network.body.layers)
+    states, layers = [], list(network.body.layers)
     for count in range(1, LAYERS + 1):
         network.body.layers = torch.nn.ModuleList(layers[:count])
-        found.append(network(x_BT).hidden)
+        states.append(network(x_BT).hidden)
     network.body.layers = torch.nn.ModuleList(layers)
-    return found
+    return states
 
 
 @pytest.mark.spec(75)
@@ -84,9 +84,9 @@ def test_auxiliary_predictions_do_not_change_the_output_and_every_map_has_a_grad
     for lowest in (1, 2, 3):
         output, predictions = AuxiliaryNetwork(network)(x_BT, lowest_layer=lowest)
         assert torch.equal(output.logits, plain.logits)
-        told = sum(logits.square().sum() for _, _, logits in predictions) + sum(output.aux.values())
+        auxiliary = sum(logits.square().sum() for _, _, logits in predictions) + sum(output.aux.values())
         network.zero_grad()
-        (told + output.logits.sum()).backward()
+        (auxiliary + output.logits.sum()).backward()
         for number, maps in enumerate(network.auxiliary, 1):
             for one in maps:
                 assert bool((one.weight.grad != 0).any()) == (number >= lowest)
@@ -104,7 +104,7 @@ def test_every_layer_adds_its_own_positions():
     for one in network.body.layers:
         one.position = None
     handles = [
-        one.register_forward_pre_hook(lambda module, given, table=table: (given[0] + table[:6], *given[1:]))
+        one.register_forward_pre_hook(lambda module, inputs, table=table: (inputs[0] + table[:6], *inputs[1:]))
         for one, table in zip(network.body.layers, tables, strict=True)
     ]
     close(network(x_BT).hidden, expected)
@@ -141,8 +141,8 @@ def test_the_training_loss_follows_the_progress_and_a_resumed_run_is_equal(tmp_p
     assert losses[2] > 1.9 * losses[3]  # two layers with two targets until a quarter of the steps, then one layer
     resume(tmp_path / "whole", step=6)
     train(recipe, tmp_path / "other")
-    places = [tmp_path / name / "checkpoints" / "00000012" for name in ("whole", "other")]
-    assert same(*places)
+    paths = [tmp_path / name / "checkpoints" / "00000012" for name in ("whole", "other")]
+    assert same(*paths)
     body = build("deep-character", "tiny", **recipe.model | {"context": 16})
     with pytest.raises(ValueError, match=r"position\S* is \(8, 16\), not \(16, 16\)"):
         load_weights(body, tmp_path / "whole")

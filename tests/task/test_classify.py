@@ -60,15 +60,15 @@ def test_an_epoch_has_every_example_once(texts):
     task, _ = text_task(texts)
     count = task.data.examples()
     rows = [task.data.batch(step, 7, 3) for step in range(count)]  # seven epochs
-    seen = [
-        bytes(row[seen].tolist())
+    texts_read = [
+        bytes(row[visible].tolist())
         for batch in rows
-        for row, seen in zip(batch["token_BT"], batch["visible_BT"], strict=True)
+        for row, visible in zip(batch["token_BT"], batch["visible_BT"], strict=True)
     ]
-    wanted = sorted(text.encode()[:64] for text in task.data.labelled.splits["train"][0])
+    expected = sorted(text.encode()[:64] for text in task.data.labelled.splits["train"][0])
     for epoch in range(7):
-        assert sorted(seen[epoch * count : (epoch + 1) * count]) == wanted
-    assert seen[:count] != seen[count : 2 * count]
+        assert sorted(texts_read[epoch * count : (epoch + 1) * count]) == expected
+    assert texts_read[:count] != texts_read[count : 2 * count]
 
 
 def test_batches_are_a_function_of_seed_and_step(texts):
@@ -135,11 +135,11 @@ def test_accuracy_is_the_share_of_right_predictions(texts):
     with torch.no_grad():
         network.outputs[0].map.weight.zero_()
         network.outputs[0].map.bias.copy_(torch.tensor([1.0, 0.0]))  # always "even"
-    found = task.objective.evaluate(network, "valid", None, "auto")
+    result = task.objective.evaluate(network, "valid", None, "auto")
     label_N = task.data.labelled.splits["valid"][1]
-    assert found["accuracy"] == np.mean(label_N == 0)
+    assert result["accuracy"] == np.mean(label_N == 0)
     right = np.mean(label_N == 0)
-    assert found["loss"] == pytest.approx(right * np.log1p(np.exp(-1)) + (1 - right) * np.log1p(np.exp(1)), rel=1e-5)
+    assert result["loss"] == pytest.approx(right * np.log1p(np.exp(-1)) + (1 - right) * np.log1p(np.exp(1)), rel=1e-5)
     assert task.objective.metric == "accuracy" and task.objective.higher_is_better
 
 
@@ -186,8 +186,8 @@ def test_the_loss_ignores_the_order_of_a_set_and_its_padding():
     task = task_data.fit(network.value)
     batch = task.data.batch(0, 16, 0)
     mixed = {name: x.clone() for name, x in batch.tensors.items()}
-    for row, seen in enumerate(batch["visible_BT"]):
-        count = int(seen.sum())
+    for row, visible in enumerate(batch["visible_BT"]):
+        count = int(visible.sum())
         mixed["feature_BTF"][row, :count] = batch["feature_BTF"][row, :count].flip(0)
         mixed["feature_BTF"][row, count:] = 7.0
     with torch.no_grad():
@@ -225,9 +225,9 @@ def test_shifted_images_are_crops_of_the_padded_image():
     offsets = set()
     for image_CYX, moved_CYX in zip(one, other, strict=True):
         wide = F.pad(image_CYX[None], (2, 2, 2, 2), mode="replicate")[0]
-        found = [(y, x) for y in range(5) for x in range(5) if torch.equal(wide[:, y : y + 8, x : x + 8], moved_CYX)]
-        assert len(found) == 1
-        offsets |= set(found)
+        result = [(y, x) for y in range(5) for x in range(5) if torch.equal(wide[:, y : y + 8, x : x + 8], moved_CYX)]
+        assert len(result) == 1
+        offsets |= set(result)
     assert len(offsets) > 8
     assert torch.equal(other, image_data(shift=2).batch(3, 20, 0)["image_BCYX"])
     assert torch.equal(
@@ -262,11 +262,11 @@ def test_only_training_nodes_have_a_loss(graph):
     batch = task.data.batch(0, 40, 0)
     assert sorted(batch["node_B"].tolist()) == sorted(task.data.graph.splits["train"].tolist())
     logits = network(batch.shared["feature_1NF"], side_inputs=SideInputs(edges=batch.shared["edge_NN"])).logits[0]
-    wanted = sum(
+    expected = sum(
         -logits[node].log_softmax(-1)[task.data.graph.label_N[node]] for node in task.data.graph.splits["train"]
     )
     assert float(task.objective.loss(network, batch, "auto").detach()) == pytest.approx(
-        float(wanted.detach()), rel=1e-5
+        float(expected.detach()), rel=1e-5
     )
     feature_1NF = batch.shared["feature_1NF"].clone().requires_grad_()
     task.objective.loss(
@@ -287,15 +287,18 @@ def test_a_batch_is_a_part_of_the_training_nodes(graph):
     assert float(sum(parts).detach()) == pytest.approx(
         float(task.objective.loss(network, batch, "auto").detach()), rel=1e-5
     )
-    seen = [node for step in range(10) for node in task.data.batch(step, 4, 1)["node_B"].tolist()]
-    assert sorted(seen) == sorted(task.data.graph.splits["train"].tolist())
+    drawn = [node for step in range(10) for node in task.data.batch(step, 4, 1)["node_B"].tolist()]
+    assert sorted(drawn) == sorted(task.data.graph.splits["train"].tolist())
 
 
 def test_each_split_of_a_graph_has_its_own_nodes(graph):
     task, network = graph
     label_N, logits = (
         task.data.graph.label_N,
-        network(task.data.whole["feature_1NF"], side_inputs=SideInputs(edges=task.data.whole["edge_NN"])).logits[0],
+        network(
+            task.data.whole["feature_1NF"],
+            side_inputs=SideInputs(edges=task.data.whole["edge_NN"]),
+        ).logits[0],
     )
     for split in ("valid", "test"):
         node_N = task.data.graph.splits[split]

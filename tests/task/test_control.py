@@ -52,41 +52,41 @@ def test_advantages_equal_the_sums_of_the_paper(discount, gae_lambda):
     torch.manual_seed(0)
     reward_BT, value_BT, after_BT = torch.randn(3, 4, 11, dtype=torch.float64)
     end_BT = torch.rand(4, 11) < 0.3
-    found = advantages(reward_BT, value_BT, after_BT, end_BT, discount, gae_lambda)
-    wanted = [
+    result = advantages(reward_BT, value_BT, after_BT, end_BT, discount, gae_lambda)
+    expected = [
         spec.advantages(*row, discount, gae_lambda) for row in zip(reward_BT, value_BT, after_BT, end_BT, strict=True)
     ]
-    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
+    torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("gain", [1.5, -0.7])
+@pytest.mark.parametrize("advantage", [1.5, -0.7])
 @pytest.mark.parametrize("moved", [0.0, 0.05, 2.0])
-def test_the_loss_equals_the_clipped_loss_of_the_paper(moved, gain):
+def test_the_loss_equals_the_clipped_loss_of_the_paper(moved, advantage):
     """For probability ratios inside and outside of the clipping interval."""
     task, network = ready("lstm", environment=UNEVEN, clip=0.1, value_weight=0.3, entropy_weight=0.2)
     with torch.no_grad():
         for weight in network.parameters():
             weight.add_(torch.randn_like(weight), alpha=moved)
     batch = task.data.batch(0, 5, 0)
-    batch.tensors["advantage_BT"][:] = gain
-    logits_NV, value_N, place_N, _ = task.objective.recompute(network, batch, "auto")
-    wanted = 0.0
-    for logits, value, place in zip(logits_NV.tolist(), value_N.tolist(), place_N.tolist(), strict=True):
-        row, time = divmod(place, 7)
+    batch.tensors["advantage_BT"][:] = advantage
+    logits_NV, value_N, step_N, _ = task.objective.recompute(network, batch, "auto")
+    expected = 0.0
+    for logits, value, index in zip(logits_NV.tolist(), value_N.tolist(), step_N.tolist(), strict=True):
+        row, time = divmod(index, 7)
         step = {name: batch[name][row, time].tolist() for name in ("action_BTP", "log_probability_BT", "return_BT")}
-        wanted += spec.ppo_loss(
+        expected += spec.ppo_loss(
             [logits[:4], logits[4:]],
             step["action_BTP"],
             step["log_probability_BT"],
-            gain,
+            advantage,
             value,
             step["return_BT"],
             0.1,
             0.3,
             0.2,
         )
-    assert sorted(place_N.tolist()) == list(range(35)) and task.data.count(batch) == 35
-    assert task.objective.loss(network, batch, "auto").item() == pytest.approx(wanted, rel=1e-6)
+    assert sorted(step_N.tolist()) == list(range(35)) and task.data.count(batch) == 35
+    assert task.objective.loss(network, batch, "auto").item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.spec(128)
@@ -101,22 +101,24 @@ def test_training_recomputes_the_outputs_of_the_agent(member, environment):
     first_BT = batch["first_BT"]
     assert first_BT.any() and not first_BT[:, 0].all() and any(name.startswith("cache.") for name in batch.tensors)
     for other in (network.eval(), network.train()):
-        logits_NV, value_N, place_N, _ = task.objective.recompute(other, batch, "auto")
-        told_N = task.objective.agent.log_probability(logits_NV, batch["action_BTP"].flatten(0, 1)[place_N])
-        torch.testing.assert_close(told_N, batch["log_probability_BT"].flatten()[place_N], rtol=0, atol=1e-10)
+        logits_NV, value_N, step_N, _ = task.objective.recompute(other, batch, "auto")
+        log_probability_N = task.objective.agent.log_probability(logits_NV, batch["action_BTP"].flatten(0, 1)[step_N])
+        torch.testing.assert_close(log_probability_N, batch["log_probability_BT"].flatten()[step_N], rtol=0, atol=1e-10)
     # R_t - A_t is the value of the agent, but for the advantages' mean and deviation.
-    rest_N = (batch["return_BT"].flatten()[place_N] - value_N).detach()
-    gain_N = batch["advantage_BT"].flatten()[place_N]
-    torch.testing.assert_close((rest_N - rest_N.mean()) / rest_N.std(correction=0), gain_N, rtol=1e-6, atol=1e-6)
+    difference_N = (batch["return_BT"].flatten()[step_N] - value_N).detach()
+    advantage_N = batch["advantage_BT"].flatten()[step_N]
+    torch.testing.assert_close(
+        (difference_N - difference_N.mean()) / difference_N.std(correction=0), advantage_N, rtol=1e-6, atol=1e-6
+    )
 
 
 def test_episodes_of_very_different_lengths_are_not_padded_to_the_longest():
     task, network = ready("gtrxl", environment=UNEVEN, segment=24)
     batch, read = task.data.batch(0, 5, 0), []
     network.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].shape[:2]))
-    logits_NV, _, place_N, _ = task.objective.recompute(network, batch, "auto")
-    told_N = task.objective.agent.log_probability(logits_NV, batch["action_BTP"].flatten(0, 1)[place_N])
-    torch.testing.assert_close(told_N, batch["log_probability_BT"].flatten()[place_N], rtol=0, atol=1e-10)
+    logits_NV, _, step_N, _ = task.objective.recompute(network, batch, "auto")
+    log_probability_N = task.objective.agent.log_probability(logits_NV, batch["action_BTP"].flatten(0, 1)[step_N])
+    torch.testing.assert_close(log_probability_N, batch["log_probability_BT"].flatten()[step_N], rtol=0, atol=1e-10)
     assert len(read) > 2 and sum(rows * length for rows, length in read) <= 2 * task.data.count(batch)
 
 
@@ -126,23 +128,23 @@ def test_nothing_crosses_the_end_of_an_episode(member):
     """Observations before the first step of an episode, and the cache, do not change its outputs by a bit."""
     task, network = ready(member, environment=UNEVEN)
     batch = task.data.batch(0, 5, 0)
-    begun_BT = batch["first_BT"].long().cumsum(1) > 0
-    assert begun_BT.any() and not begun_BT[:, 0].all()
+    new_episode_BT = batch["first_BT"].long().cumsum(1) > 0
+    assert new_episode_BT.any() and not new_episode_BT[:, 0].all()
 
-    def told(batch):
-        logits_NV, value_N, place_N, _ = task.objective.recompute(network, batch, "auto")
-        order_N = place_N.argsort()
-        return torch.cat((logits_NV, value_N[:, None]), dim=1)[order_N].unflatten(0, begun_BT.shape)
+    def outputs(batch):
+        logits_NV, value_N, step_N, _ = task.objective.recompute(network, batch, "auto")
+        order_N = step_N.argsort()
+        return torch.cat((logits_NV, value_N[:, None]), dim=1)[order_N].unflatten(0, new_episode_BT.shape)
 
-    before = told(batch)
+    before = outputs(batch)
     other = batch.rows(0, 5)
     tensors = {name: x.clone() for name, x in other.tensors.items()}
-    tensors["input_BTF"][~begun_BT] += 1
+    tensors["input_BTF"][~new_episode_BT] += 1
     for name in tensors:
         if name.startswith(("cache.layer", "cache.state")):
             tensors[name] = tensors[name] + 1
-    moved = (told(type(batch)(tensors)) - before).abs().amax(-1)
-    assert moved[begun_BT].max().item() == 0 and moved[~begun_BT].min().item() > 0
+    moved = (outputs(type(batch)(tensors)) - before).abs().amax(-1)
+    assert moved[new_episode_BT].max().item() == 0 and moved[~new_episode_BT].min().item() > 0
 
 
 def test_an_agent_without_memory_reads_one_observation():
@@ -150,11 +152,11 @@ def test_an_agent_without_memory_reads_one_observation():
     task, network = ready("gtrxl", environment=UNEVEN, use_memory=False)
     batch = task.data.batch(0, 5, 0)
     assert not any(name.startswith("cache.") for name in batch.tensors)
-    logits_NV, _, place_N, _ = task.objective.recompute(network, batch, "auto")
+    logits_NV, _, step_N, _ = task.objective.recompute(network, batch, "auto")
     alone = network(batch["input_BTF"].double().flatten(0, 1)[:, None]).logits[0][:, 0]
-    torch.testing.assert_close(logits_NV, alone[place_N])
-    told_N = task.objective.agent.log_probability(logits_NV, batch["action_BTP"].flatten(0, 1)[place_N])
-    torch.testing.assert_close(told_N, batch["log_probability_BT"].flatten()[place_N])
+    torch.testing.assert_close(logits_NV, alone[step_N])
+    log_probability_N = task.objective.agent.log_probability(logits_NV, batch["action_BTP"].flatten(0, 1)[step_N])
+    torch.testing.assert_close(log_probability_N, batch["log_probability_BT"].flatten()[step_N])
 
 
 class Ramp:
@@ -186,14 +188,14 @@ def test_after_a_time_limit_the_value_stands_for_the_rest_of_the_episode(monkeyp
     assert set(task.data.copies[0].environment.inner.actions) <= {3, 4}  # the action space starts at 3
     batch = task.data.batch(0, 5, 0)
     value_T = []
-    for begin in range(0, 6, 3):  # episodes of three steps, and what is seen after them
+    for start in range(0, 6, 3):  # episodes of three steps, and the observation after them
         after_B1F = torch.tensor([0.3, 0, 0]).expand(5, 1, 3).clone()
-        after_B1F[range(5), 0, 1 + batch["action_BTP"][:, begin + 2, 0]] = 1
-        whole = torch.cat((batch["input_BTF"][:, begin : begin + 3], after_B1F), dim=1).double()
+        after_B1F[range(5), 0, 1 + batch["action_BTP"][:, start + 2, 0]] = 1
+        whole = torch.cat((batch["input_BTF"][:, start : start + 3], after_B1F), dim=1).double()
         value_T.append(network(whole).logits[1][..., 0])
     for number, value_BT in enumerate(value_T):
-        wanted_BT = 1 + 0.9 * value_BT[:, 1:]
-        torch.testing.assert_close(batch["return_BT"][:, 3 * number : 3 * number + 3], wanted_BT)
+        expected_BT = 1 + 0.9 * value_BT[:, 1:]
+        torch.testing.assert_close(batch["return_BT"][:, 3 * number : 3 * number + 3], expected_BT)
 
 
 @pytest.mark.parametrize("member", ["gtrxl", "lstm"])
@@ -209,16 +211,16 @@ def test_episodes_played_together_equal_those_played_alone(member):
 
 def test_an_evaluation_has_the_mean_return_and_its_confidence_interval():
     task, network = ready("lstm", environment=UNEVEN)
-    found = task.objective.evaluate(network, "valid", 20, "auto")
+    result = task.objective.evaluate(network, "valid", 20, "auto")
     seeds = [episode_seed(1, number) for number in range(20)]
     returns, lengths = play_episodes(
         task.objective.agent, network, task.objective.environments, seeds, step_generator(1, 0)
     )
     mean = sum(returns) / 20
     half = 1.96 * math.sqrt(sum((one - mean) ** 2 for one in returns) / 19 / 20)
-    assert (found["return"], found["low"], found["high"]) == pytest.approx((mean, mean - half, mean + half))
-    assert found["length"] == sum(lengths) / 20 and found["episodes"] == 20
-    assert task.objective.evaluate(network, "test", 20, "auto")["length"] != found["length"]  # other episodes
+    assert (result["return"], result["low"], result["high"]) == pytest.approx((mean, mean - half, mean + half))
+    assert result["length"] == sum(lengths) / 20 and result["episodes"] == 20
+    assert task.objective.evaluate(network, "test", 20, "auto")["length"] != result["length"]  # other episodes
     with pytest.raises(ValueError, match="give 2 or more"):
         task.objective.evaluate(network, "valid", 1, "auto")
 
@@ -267,7 +269,7 @@ def test_a_run_in_a_nondeterministic_environment_cannot_be_resumed(tmp_path, mon
 
 @pytest.mark.spec(128)
 def test_an_agent_with_memory_learns_what_one_without_cannot():
-    """Which of four colours was seen five steps ago: a quarter right by chance, in the same network without a memory."""
+    """Which of four colours was shown five steps ago: without memory the same network reaches chance level, a quarter."""
     settings = (
         "model.width=32", "model.layers=1", "task.copies=64", "task.segment=12", "task.epochs=4", "task.memory=6", "run.batch=64",
         "run.steps=72", "optim.lr=5e-3", "optim.warmup=5", "task.episodes=100",
@@ -306,36 +308,36 @@ def test_unknown_environments_and_unsupported_spaces_are_refused(monkeypatch):
 
 
 def test_a_grid_observation_is_one_hot_in_each_cell():
-    """Kind, colour and state of 7 x 7 cells as one-hot vectors, which way the agent looks, and its last action."""
+    """Kind, colour and state of 7 x 7 cells as one-hot vectors, the direction of the agent, and its last action."""
     import gymnasium
 
     environment = Environment("minigrid:MemoryS7")
     plain = gymnasium.make("MiniGrid-MemoryS7-v0")
-    seen, _ = plain.reset(seed=5)
+    observation, _ = plain.reset(seed=5)
     vector = environment.reset(5)
     for action in (None, 2, 1):
         if action is not None:
-            seen, (vector, _, _, _) = plain.step(action)[0], environment.step([action])
-        wanted = [0.0] * (7 * 7 * 20 + 4 + 7)
-        for number, (kind, colour, state) in enumerate(seen["image"].reshape(-1, 3).tolist()):
-            for place in (kind, 11 + colour, 17 + state):
-                wanted[number * 20 + place] = 1.0
-        wanted[980 + int(seen["direction"])] = 1.0
+            observation, (vector, _, _, _) = plain.step(action)[0], environment.step([action])
+        expected = [0.0] * (7 * 7 * 20 + 4 + 7)
+        for number, (kind, colour, state) in enumerate(observation["image"].reshape(-1, 3).tolist()):
+            for index in (kind, 11 + colour, 17 + state):
+                expected[number * 20 + index] = 1.0
+        expected[980 + int(observation["direction"])] = 1.0
         if action is not None:
-            wanted[984 + action] = 1.0
-        assert vector.tolist() == wanted
+            expected[984 + action] = 1.0
+        assert vector.tolist() == expected
 
 
 def test_an_episode_is_written_as_a_gif(tmp_path):
     from PIL import Image, ImageSequence
 
     run = train(recipe("gtrxl", "control", "run.steps=1"))
-    told = run.task.inference.generate_images(run.network, tmp_path / "episode.gif", temperature=1.0, seed=3)
+    description = run.task.inference.generate_images(run.network, tmp_path / "episode.gif", temperature=1.0, seed=3)
     with Image.open(tmp_path / "episode.gif") as gif:
         frames = [np.asarray(one.convert("RGB"))[0, 0].tolist() for one in ImageSequence.Iterator(gif)]
-    assert "an episode of 6 steps" in told
+    assert "an episode of 6 steps" in description
     grey = [190, 190, 190]
-    assert frames[0] in environments.COLOURS[:4].tolist() and frames[1] == grey  # equal frames are kept as one
+    assert frames[0] in environments.COLOURS[:4].tolist() and frames[1] == grey  # equal frames are merged
     with pytest.raises(ValueError, match="temperature is -1: give 0"):
         run.task.inference.generate_images(run.network, tmp_path / "episode.gif", temperature=-1)
     run = train(recipe("gtrxl", UNEVEN, "run.steps=1"))

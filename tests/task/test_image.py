@@ -68,8 +68,8 @@ def test_images_are_flattened_in_the_order_of_generation(joint):
         layout = ImageSequence(3, 256, Grid(4, across, block=block), joint)
         step_BPN = layout.flatten(image_BCYX)
         for p, (y, x) in enumerate(spec.block_raster(4, across, *(block or (1, across)))):
-            wanted = image_BCYX[:, :, y, x] if joint else image_BCYX[:, x % 3, y, x // 3, None]
-            assert torch.equal(step_BPN[:, p], wanted)
+            expected = image_BCYX[:, :, y, x] if joint else image_BCYX[:, x % 3, y, x // 3, None]
+            assert torch.equal(step_BPN[:, p], expected)
         assert torch.equal(layout.unflatten(step_BPN), image_BCYX)
 
 
@@ -96,13 +96,13 @@ def test_the_loss_equals_that_of_every_prefix_computed_alone(folder, output, loc
     total, count = 0.0, 0
     with torch.no_grad():
         for row, end in product(range(2), range(1, batch["input"].shape[1] + 1)):
-            given = batch["input"][row : row + 1, :end]
-            inputs = (batch["source"][row : row + 1], given) if shrink > 1 else (given,)
-            answer, wanted = network(*inputs).logits[0, -1], batch["step_BPN"][row, end - 1]
+            prefix = batch["input"][row : row + 1, :end]
+            inputs = (batch["source"][row : row + 1], prefix) if shrink > 1 else (prefix,)
+            logits, expected = network(*inputs).logits[0, -1], batch["step_BPN"][row, end - 1]
             if output == "categorical":
-                total -= float(answer.log_softmax(-1)[wanted])
+                total -= float(logits.log_softmax(-1)[expected])
             else:
-                mixture = [answer.tolist()[start : start + 10] for start in range(0, 100, 10)]
+                mixture = [logits.tolist()[start : start + 10] for start in range(0, 100, 10)]
                 pairs = [(1, 0), (2, 0), (2, 1)]
                 parts = [
                     {
@@ -113,8 +113,8 @@ def test_the_loss_equals_that_of_every_prefix_computed_alone(folder, output, loc
                     }
                     for m in mixture
                 ]
-                total -= math.log(spec.pixel_probability(wanted.tolist(), parts, 5))
-            count += len(wanted)
+                total -= math.log(spec.pixel_probability(expected.tolist(), parts, 5))
+            count += len(expected)
         assert float(task.objective.loss(network, batch, "auto")) == pytest.approx(total, rel=1e-5)
     assert task.data.count(batch) == count == 2 * 4 * 4 * 3
 
@@ -129,7 +129,7 @@ def test_the_encoder_reads_the_smaller_image(folder):
         for y in range(0, 4, 2)
     ]
     assert downsample(image_BCYX, 2)[0].transpose(1, 2, 0).reshape(2, 6).tolist() == small
-    tokens = [value * 5 // 256 + 5 * (place % 3) for row in small for place, value in enumerate(row)]
+    tokens = [value * 5 // 256 + 5 * (index % 3) for row in small for index, value in enumerate(row)]
     source = task.data.encoder_input(image_BCYX)
     assert source.tolist() == [tokens]
     step = torch.zeros(1, 0, 1, dtype=torch.long)
@@ -149,15 +149,15 @@ def test_images_generated_with_and_without_the_cache_are_equal(folder, output, l
     source = None
     if isinstance(network, PairNetwork):
         source = network.encode(task.data.encoder_input(image_BCYX))
-    begun = task.data.layout.flatten(task.data.quantize(image_BCYX))
+    steps = task.data.layout.flatten(task.data.quantize(image_BCYX))
     for first in (0, 2 * task.data.layout.grid.columns):
         options = {"encoder_output": source, "seed": 3}
-        found = generate_images(one, task.data.layout, begun[:, :first], **options)
-        assert torch.equal(found, generate_images(one, task.data.layout, begun[:, :first], cached=False, **options))
-        assert found.shape == begun.shape and torch.equal(found[:, :first], begun[:, :first])
-        assert int(found.min()) >= 0 and int(found.max()) < 5 and not torch.equal(found[0], found[1])
+        result = generate_images(one, task.data.layout, steps[:, :first], **options)
+        assert torch.equal(result, generate_images(one, task.data.layout, steps[:, :first], cached=False, **options))
+        assert result.shape == steps.shape and torch.equal(result[:, :first], steps[:, :first])
+        assert int(result.min()) >= 0 and int(result.max()) < 5 and not torch.equal(result[0], result[1])
         if source is None:
-            assert torch.equal(generate_images(one, task.data.layout, begun[:1, :first], seed=3)[0], found[0])
+            assert torch.equal(generate_images(one, task.data.layout, steps[:1, :first], seed=3)[0], result[0])
 
 
 @pytest.mark.spec(102)
@@ -165,12 +165,12 @@ def test_images_generated_with_and_without_the_cache_are_equal(folder, output, l
 def test_bits_per_dimension_is_the_mean_over_all_channels(folder, output):
     """A uniform model needs log2 of the levels."""
     task, network = opened(folder, output, "2d", 1, levels=8)
-    found = task.objective.evaluate(network, "valid", None, "auto")
-    assert (found["images"], found["dimensions"], found["levels"]) == (3, 3 * 48, 8)
+    result = task.objective.evaluate(network, "valid", None, "auto")
+    assert (result["images"], result["dimensions"], result["levels"]) == (3, 3 * 48, 8)
     batches = [task.data.batch_of("valid", torch.tensor([row])) for row in range(3)]
     with torch.no_grad():
         bits = sum(float(task.objective.loss(network, batch, "auto")) for batch in batches) / math.log(2) / (3 * 48)
-    assert found["bits_per_dimension"] == pytest.approx(bits, rel=1e-5)
+    assert result["bits_per_dimension"] == pytest.approx(bits, rel=1e-5)
     if output == "categorical":
         for weight in network.outputs.parameters():
             torch.nn.init.zeros_(weight)
@@ -226,17 +226,15 @@ def test_images_of_any_size_are_cropped_to_squares(tmp_path):
         wide[:, 6:14] = 40  # the middle
         Pillow.fromarray(wide).save(tmp_path / "train" / "cats" / f"{number}.jpg", quality=100)
     Pillow.new("RGB", (8, 16), (40, 40, 40)).save(tmp_path / "test" / "one.png")
-    (tmp_path / "notes.txt").write_text("no picture")
-    found = open_unlabelled_images(str(tmp_path), 0.25, size=4)
-    assert {split: images.shape for split, images in found.splits.items()} == {
+    (tmp_path / "notes.txt").write_text("not an image")
+    result = open_unlabelled_images(str(tmp_path), 0.25, size=4)
+    assert {split: images.shape for split, images in result.splits.items()} == {
         "train": (3, 3, 4, 4),
         "valid": (1, 3, 4, 4),
         "test": (1, 3, 4, 4),
     }
-    assert abs(found.splits["train"].astype(int) - 40).max() < 12 and (found.splits["test"] == 40).all()
-    with pytest.raises(
-        ValueError, match="8 x 16 pixels, but the images before it have 20 x 8; resize all images to one size"
-    ):
+    assert abs(result.splits["train"].astype(int) - 40).max() < 12 and (result.splits["test"] == 40).all()
+    with pytest.raises(ValueError, match="8 x 16 pixels, but the images before it have 20 x 8; resize all"):
         Pillow.new("RGB", (8, 16)).save(tmp_path / "train" / "z.png")
         open_unlabelled_images(str(tmp_path), 0.25)
 

@@ -36,7 +36,7 @@ def published(folder, monkeypatch):
     """Files in the format of GPT-2's tokenizer: one token per byte, and no merges."""
     data = Language(tokenizer="bpe", vocabulary=300).open(str(folder / "poem.txt"), 16)
     names = {name: number for name, number in data.tokenizer.inner.get_vocab().items() if len(name) == 1}
-    order = {name: place for place, name in enumerate(sorted(names))}
+    order = {name: index for index, name in enumerate(sorted(names))}
     (folder / "encoder.json").write_text(json.dumps(order))
     (folder / "vocab.bpe").write_text("#version: 0.2\n")
     sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("encoder.json", "vocab.bpe")}
@@ -71,14 +71,14 @@ def test_bits_per_byte_count_the_bytes_of_the_text(poem, kind, tmp_path, monkeyp
 def test_batches_are_windows_at_random_positions(poem):
     task = opened(poem)
     text = task.data.splits["train"]
-    places = set()
+    offsets = set()
     for step in range(30):
         for row in task.data.batch(step, 32, 0)["token_BT"].numpy():
             window = np.lib.stride_tricks.sliding_window_view(text, 17)
-            found = np.flatnonzero((window[:, :4] == row[:4]).all(1))
-            assert any(np.array_equal(text[n : n + 17], row) for n in found)
-            places.add(int(found[0]) % 17)
-    assert len(places) == 17
+            starts = np.flatnonzero((window[:, :4] == row[:4]).all(1))
+            assert any(np.array_equal(text[n : n + 17], row) for n in starts)
+            offsets.add(int(starts[0]) % 17)
+    assert len(offsets) == 17
 
 
 def test_batches_are_a_function_of_seed_and_step(poem):

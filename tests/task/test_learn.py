@@ -38,18 +38,18 @@ def learn(member, task, steps, batch=16, lr=3e-3, model=None, data=None):
     ],
 )
 def test_classes_are_learned(member, kind, steps, batch, at_least):
-    found = learn(member, Classify(kind=kind, vocabulary=2000), steps, batch, lr=5e-3)
-    assert found["accuracy"] > at_least
-    assert found["split"] == "valid"
+    metrics = learn(member, Classify(kind=kind, vocabulary=2000), steps, batch, lr=5e-3)
+    assert metrics["accuracy"] > at_least
+    assert metrics["split"] == "valid"
 
 
 @pytest.mark.spec(66)
 def test_masked_words_are_learned():
     """The perplexity falls from 1,000 equally likely words to less than half."""
-    found = learn("bert", Masked(vocabulary=1000), 50, model={"context": 32, "dropout": 0.0})
-    assert found["masked_perplexity"] < 500
-    assert found["masked_accuracy"] > 0.03
-    assert 0.3 < found["next_sentence_accuracy"] < 0.7
+    metrics = learn("bert", Masked(vocabulary=1000), 50, model={"context": 32, "dropout": 0.0})
+    assert metrics["masked_perplexity"] < 500
+    assert metrics["masked_accuracy"] > 0.03
+    assert 0.3 < metrics["next_sentence_accuracy"] < 0.7
 
 
 @pytest.fixture
@@ -59,32 +59,34 @@ def little(tmp_path):
 
 
 def test_masked_words_are_learned_from_single_runs(little):
-    found = learn("bert", Masked(vocabulary=500, next_sentence=False), 50, data=little, model={"context": 32})
-    assert found["masked_perplexity"] < 350
-    assert "next_sentence_accuracy" not in found
+    metrics = learn("bert", Masked(vocabulary=500, next_sentence=False), 50, data=little, model={"context": 32})
+    assert metrics["masked_perplexity"] < 350
+    assert "next_sentence_accuracy" not in metrics
 
 
 @pytest.mark.spec(62)
 def test_translation_is_learned():
-    found = learn("transformer", Translate(max_length=24, valid=0.01, beam=2), 160, 24, lr=5e-3, model={"dropout": 0.0})
-    assert found["perplexity"] < 2
-    assert found["bleu"] > 40
-    assert "version:" in found["bleu_signature"]
+    metrics = learn(
+        "transformer", Translate(max_length=24, valid=0.01, beam=2), 160, 24, lr=5e-3, model={"dropout": 0.0}
+    )
+    assert metrics["perplexity"] < 2
+    assert metrics["bleu"] > 40
+    assert "version:" in metrics["bleu_signature"]
 
 
 @pytest.mark.spec(56, 59)
 def test_language_is_learned():
     """The entropy of Shakespeare's letter frequencies is 4.9 bits."""
-    found = learn("byte-language", Language(valid=0.005), 60, lr=1e-2, model={"context": 32})
-    assert found["bits_per_byte"] < 4.5
+    metrics = learn("byte-language", Language(valid=0.005), 60, lr=1e-2, model={"context": 32})
+    assert metrics["bits_per_byte"] < 4.5
 
 
 @pytest.mark.parametrize("kind, bits", [("characters", 4.5), ("bpe", 4.2)])
 def test_language_is_learned_from_other_tokens(kind, bits, little):
     """A uniform guess needs log2 of the vocabulary per token: more than 5.5 bits per byte."""
     task = Language(tokenizer=kind, vocabulary=400, valid=0.05)
-    found = learn("byte-language", task, 60, lr=1e-2, data=little, model={"context": 32})
-    assert found["bits_per_byte"] < bits
+    metrics = learn("byte-language", task, 60, lr=1e-2, data=little, model={"context": 32})
+    assert metrics["bits_per_byte"] < bits
 
 
 @pytest.mark.spec(98, 99, 100, 101)
@@ -98,10 +100,10 @@ def test_language_is_learned_from_other_tokens(kind, bits, little):
 )
 def test_images_are_learned(task, model):
     """The entropy of the frequencies of the levels is 0.9 bits."""
-    found = learn("image-transformer", task, 80, lr=4e-3, model=model | {"dropout": 0.0})
-    assert found["bits_per_dimension"] < 0.75
+    metrics = learn("image-transformer", task, 80, lr=4e-3, model=model | {"dropout": 0.0})
+    assert metrics["bits_per_dimension"] < 0.75
 
 
 def test_training_is_deterministic(little):
-    found = [learn("bert", Masked(vocabulary=400), 4, 4, data=little, model={"context": 32}) for _ in range(2)]
-    assert found[0] == found[1]
+    metrics = [learn("bert", Masked(vocabulary=400), 4, 4, data=little, model={"context": 32}) for _ in range(2)]
+    assert metrics[0] == metrics[1]

@@ -37,7 +37,7 @@ def within(share, count, p):
 
 @pytest.mark.spec(66)
 def test_tokens_are_masked_with_berts_probabilities():
-    """15 % of each row's words; of these 80 % [MASK], 10 % random, 10 % kept."""
+    """15 % of each row's words; of these 80 % [MASK], 10 % random, 10 % unchanged."""
     random = step_generator(0, 0)
     token_BT = torch.randint(FIRST_WORD, VOCABULARY, (400, 100), generator=random)
     visible_BT = torch.ones_like(token_BT, dtype=torch.bool)
@@ -47,13 +47,13 @@ def test_tokens_are_masked_with_berts_probabilities():
     assert torch.equal(target_BT[selected_BT], token_BT[selected_BT])
     assert torch.equal(input_BT[~selected_BT], token_BT[~selected_BT])
     hidden = (input_BT == MASK)[selected_BT]
-    kept = (input_BT == token_BT)[selected_BT]
-    other = input_BT[selected_BT][~hidden & ~kept]
+    unchanged = (input_BT == token_BT)[selected_BT]
+    other = input_BT[selected_BT][~hidden & ~unchanged]
     count = int(selected_BT.sum())
     # A random word equals the original one with probability 1/V.
     same = 0.1 / (VOCABULARY - FIRST_WORD)
     assert within(float(hidden.float().mean()), count, 0.8)
-    assert within(float(kept.float().mean()), count, 0.1 + same)
+    assert within(float(unchanged.float().mean()), count, 0.1 + same)
     assert within(len(other) / count, count, 0.1 - same)
     assert int(other.min()) >= FIRST_WORD and len(other.unique()) > 200
     # Every position is selected equally often.
@@ -77,10 +77,12 @@ def test_special_tokens_and_padding_are_never_selected():
 @pytest.mark.spec(66)
 def test_b_follows_a_or_is_from_elsewhere_half_the_time():
     task = opened()
-    found = task.data.splits["train"]
-    stream = found.token_N.tolist()
-    texts = [task.data.tokenizer.decode(stream[a:b]) for a, b in zip(found.start_S, found.start_S[1:], strict=False)]
-    ends = found.first_D.tolist()
+    sentences = task.data.splits["train"]
+    stream = sentences.token_N.tolist()
+    texts = [
+        task.data.tokenizer.decode(stream[a:b]) for a, b in zip(sentences.start_S, sentences.start_S[1:], strict=False)
+    ]
+    ends = sentences.first_D.tolist()
     of = {text: n for n, text in enumerate(texts)}
     others = 0
     for step in range(20):
@@ -92,9 +94,9 @@ def test_b_follows_a_or_is_from_elsewhere_half_the_time():
             assert 4 < len(row) <= 48 and a and b
             where = [n for n in range(len(stream) - len(a) + 1) if stream[n : n + len(a)] == a]
             follows = any(stream[n + len(a) : n + len(a) + len(b)] == b for n in where)
-            document = [sum(end <= of_sentence(found, n) for end in ends) for n in where]
+            document = [sum(end <= of_sentence(sentences, n) for end in ends) for n in where]
             b_where = [n for n in range(len(stream) - len(b) + 1) if stream[n : n + len(b)] == b]
-            b_document = [sum(end <= of_sentence(found, n) for end in ends) for n in b_where]
+            b_document = [sum(end <= of_sentence(sentences, n) for end in ends) for n in b_where]
             assert follows == (not other)
             assert set(document).isdisjoint(b_document) == bool(other)
             others += other
@@ -102,16 +104,16 @@ def test_b_follows_a_or_is_from_elsewhere_half_the_time():
     assert within(others / 640, 640, 0.5)
 
 
-def of_sentence(found, token):
-    return int((found.start_S <= token).sum()) - 1
+def of_sentence(sentences, token):
+    return int((sentences.start_S <= token).sum()) - 1
 
 
 @pytest.mark.spec(66)
 def test_a_is_unchanged_when_b_is_from_elsewhere():
     task = opened(context=64)
-    for start, end, place in torch.rand(50, 3, generator=step_generator(0, 0), dtype=torch.float64).tolist():
+    for start, end, other_start in torch.rand(50, 3, generator=step_generator(0, 0), dtype=torch.float64).tolist():
         (one, middle, is_other), (other, place_of_b, _) = (
-            task.data.row("train", start, end, chance, place) for chance in (0.9, 0.1)
+            task.data.row("train", start, end, chance, other_start) for chance in (0.9, 0.1)
         )
         assert is_other == 0
         # B from elsewhere is never longer, so A is not truncated.
@@ -126,14 +128,14 @@ def test_with_one_document_b_is_from_elsewhere_in_it(tmp_path):
     task = task_data.fit(build("bert", "tiny", vocabulary=task_data.tokenizer.vocabulary).value)
     stream = task_data.splits["train"].token_N.tolist()
 
-    def place(run):
-        (found,) = [n for n in range(len(stream)) if stream[n : n + len(run)] == run]
-        return found
+    def position_of(run):
+        (position,) = [n for n in range(len(stream)) if stream[n : n + len(run)] == run]
+        return position
 
     for start, end, where in torch.rand(100, 3, generator=step_generator(0, 0), dtype=torch.float64).tolist():
         (near, at, _), (far, far_at, _) = (task.data.row("train", start, end, chance, where) for chance in (0.9, 0.1))
-        first, last = place(near[1 : at - 1].tolist()), place(near[at:-1].tolist()) + len(near) - at - 1
-        b = place(far[far_at:-1].tolist())
+        first, last = position_of(near[1 : at - 1].tolist()), position_of(near[at:-1].tolist()) + len(near) - at - 1
+        b = position_of(far[far_at:-1].tolist())
         assert b + len(far) - far_at - 1 <= first or b >= last
 
 
@@ -244,10 +246,10 @@ def test_a_perfect_network_has_accuracy_1_and_perplexity_1():
             known = torch.nn.functional.one_hot(batch["target_BT"].clamp(min=0), vocabulary) * 100.0
             return Output(known, (known, torch.eye(2)[batch["other_B"]] * 100))
 
-    found = task.objective.evaluate(Perfect(), "valid", 50, "auto")
-    assert (found["masked_accuracy"], found["next_sentence_accuracy"]) == (1, 1)
-    assert found["masked_perplexity"] == pytest.approx(1)
-    assert (found["split"], found["share"]) == ("valid", 0.15)
+    result = task.objective.evaluate(Perfect(), "valid", 50, "auto")
+    assert (result["masked_accuracy"], result["next_sentence_accuracy"]) == (1, 1)
+    assert result["masked_perplexity"] == pytest.approx(1)
+    assert (result["split"], result["share"]) == ("valid", 0.15)
 
 
 @pytest.mark.parametrize(

@@ -67,14 +67,14 @@ def test_the_loop_carries_the_cache_from_step_to_step(tmp_path, accumulate):
 
     def keep(record):
         if record["kind"] == "step":
-            seen.append(record["loss"])
+            losses.append(record["loss"])
 
-    seen: list[float] = []
+    losses: list[float] = []
     data = text(tmp_path)
     still = ("optim.lr=1e-12", "model.dropout=0.0", "run.evaluate=0", f"run.accumulate={accumulate}", "run.steps=4")
     run = train(recipe(data, *still), callbacks=(keep,))
     cache = Cache(segment_memory=True)
-    for step, found in enumerate(seen):
+    for step, loss in enumerate(losses):
         token_BT = run.task.data.batch(step, 4, 0)["token_BT"]
         with torch.no_grad():
             output, alone = run.network(token_BT[:, :-1], cache=cache), run.network(token_BT[:, :-1])
@@ -82,9 +82,9 @@ def test_the_loop_carries_the_cache_from_step_to_step(tmp_path, accumulate):
         expected, other = (
             float(F.cross_entropy(one.logits.flatten(0, 1), token_BT[:, 1:].flatten())) for one in (output, alone)
         )
-        assert found == pytest.approx(expected, rel=1e-6)
+        assert loss == pytest.approx(expected, rel=1e-6)
         assert (step == 0) == (abs(other - expected) < 1e-5)  # the cache matters
-    assert len(seen) == 4 and cache.length == 8
+    assert len(losses) == 4 and cache.length == 8
 
 
 @pytest.mark.spec(86)
@@ -128,10 +128,10 @@ def test_the_cache_of_a_skipped_step_is_dropped(tmp_path, monkeypatch):
         return loss, cache
 
     calls: list[Cache | None] = []
-    seen: list[str] = []
+    kinds: list[str] = []
     monkeypatch.setattr(LanguageObjective, "loss_with_cache", broken)
-    train(recipe(text(tmp_path)), callbacks=(lambda record: seen.append(record["kind"]),))
-    assert seen.count("skip") == 1 and seen.count("step") == 6
+    train(recipe(text(tmp_path)), callbacks=(lambda record: kinds.append(record["kind"]),))
+    assert kinds.count("skip") == 1 and kinds.count("step") == 6
     assert [cache is None for cache in calls] == [True, False, False, True, False, False]
 
 
@@ -140,18 +140,18 @@ def test_streaming_evaluation_reads_each_token_once_and_equals_windows():
     """With a mask of equal length both are the same function."""
     network, token_N = small(memory=6, same_length=True), np.random.default_rng(0).integers(0, 11, 41)
     read = []
-    network.embed.register_forward_hook(lambda module, given, out: read.append(given[0].numel()))
-    found, targets = streaming_nll(network, token_N, 7)
+    network.embed.register_forward_hook(lambda module, inputs, out: read.append(inputs[0].numel()))
+    result, targets = streaming_nll(network, token_N, 7)
     assert sum(read) == 40
     read.clear()
     deep = 2 * 6  # the receptive field of two layers
     total, count = window_nll(network, token_N, deep, 1)
-    assert found == pytest.approx(total, rel=1e-9) and targets == count == 40
+    assert result == pytest.approx(total, rel=1e-9) and targets == count == 40
     assert sum(read) > 8 * 40
     whole = F.cross_entropy(
         network(torch.from_numpy(token_N)[None, :-1]).logits[0], torch.from_numpy(token_N)[1:], reduction="sum"
     )
-    assert found == pytest.approx(float(whole.detach()), rel=1e-9)
+    assert result == pytest.approx(float(whole.detach()), rel=1e-9)
 
 
 @pytest.mark.spec(88)
@@ -159,10 +159,10 @@ def test_streaming_evaluation_reads_each_token_once_and_equals_windows():
 def test_several_rows_score_each_target_once_and_equal_one_row(rows, length):
     """If the lead is as long as the receptive field."""
     network, token_N = small(memory=6, same_length=True), np.random.default_rng(0).integers(0, 11, length)
-    seen: list[int] = []
-    found, targets = streaming_nll(network, token_N, 7, rows=rows, lead=12, progress=lambda n, _: seen.append(n))
+    scored: list[int] = []
+    result, targets = streaming_nll(network, token_N, 7, rows=rows, lead=12, progress=lambda n, _: scored.append(n))
     total, count = streaming_nll(network, token_N, 7)
-    assert found == pytest.approx(total, rel=1e-9) and targets == count == seen[-1] == length - 1
+    assert result == pytest.approx(total, rel=1e-9) and targets == count == scored[-1] == length - 1
 
 
 def test_a_long_text_is_split_into_rows():
@@ -189,8 +189,8 @@ def test_a_longer_memory_in_evaluation_changes_the_metrics_and_is_reported(tmp_p
 def test_generation_attends_to_the_length_of_the_memory():
     """With a mask of equal length the next token equals that of the whole text; prompts may differ in length."""
     network, prompts = small(memory=5, same_length=True), [[1, 2, 3, 4, 5, 6, 7, 8], [9, 3, 1]]
-    found = generate(network, prompts, 12, temperature=0.0)
-    for row, prompt in zip(found, prompts, strict=True):
+    result = generate(network, prompts, 12, temperature=0.0)
+    for row, prompt in zip(result, prompts, strict=True):
         expected = list(prompt)
         for _ in range(12):
             expected.append(int(network(torch.tensor([expected])).logits[0, -1].argmax()))

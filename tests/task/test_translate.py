@@ -34,17 +34,17 @@ def test_the_decoder_reads_the_target_shifted_by_one(plain):
     sources, targets = task.data.sides("train")
     batch = task.data.batch(0, 8, 0)
     rows = task.data.epoch_batches(0, 8, 0)[0].tolist()
-    for row, given, target, seen, source, source_seen in zip(
+    for row, inputs, target, visible, source, source_visible in zip(
         rows,
         *(batch[name].tolist() for name in ("input_BT", "target_BT", "visible_BT", "source_BS", "source_visible_BS")),
         strict=True,
     ):
-        length = sum(seen)
+        length = sum(visible)
         assert target[:length] == [*targets[row].tolist(), END]
         for t in range(length):
-            assert given[t] == (START if t == 0 else target[t - 1])
-        assert source[: sum(source_seen)] == sources[row].tolist()
-        assert source[sum(source_seen) - 1] == END
+            assert inputs[t] == (START if t == 0 else target[t - 1])
+        assert source[: sum(source_visible)] == sources[row].tolist()
+        assert source[sum(source_visible) - 1] == END
 
 
 @pytest.mark.spec(62)
@@ -97,8 +97,8 @@ def test_label_smoothing_equals_its_formula(smoothing):
             smooth += (1 - smoothing) * token + smoothing / size * -float(log_V.sum())
             plain += token
     assert float(task.objective.loss(network, batch, "auto")) == pytest.approx(smooth, rel=1e-5)
-    _, answer_NV, target_N = task.objective.forward(network, batch, "auto")
-    assert float(F.cross_entropy(answer_NV, target_N, reduction="sum")) == pytest.approx(plain, rel=1e-5)
+    _, logits_NV, target_N = task.objective.forward(network, batch, "auto")
+    assert float(F.cross_entropy(logits_NV, target_N, reduction="sum")) == pytest.approx(plain, rel=1e-5)
 
 
 def test_batches_have_similar_lengths_and_are_a_function_of_seed_and_step(plain):
@@ -125,13 +125,13 @@ def test_batches_have_similar_lengths_and_are_a_function_of_seed_and_step(plain)
 
 def test_perplexity_is_computed_without_label_smoothing():
     task, network = opened(smoothing=0.2)
-    found = task.objective.evaluate(network, "valid", 20, "auto")
+    metrics = task.objective.evaluate(network, "valid", 20, "auto")
     sources, targets = task.data.pairs.splits["valid"]
-    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
-    assert found["smoothed_loss"] != pytest.approx(found["loss"], rel=1e-3)
-    assert found["pairs"] == 20 and "bleu" not in found
+    assert metrics["perplexity"] == pytest.approx(np.exp(metrics["loss"]))
+    assert metrics["smoothed_loss"] != pytest.approx(metrics["loss"], rel=1e-3)
+    assert metrics["pairs"] == 20 and "bleu" not in metrics
     count = sum(len(ids) + 1 for ids in task.data.tokenizer.encode_all(targets[:20]))
-    assert found["targets"] == count
+    assert metrics["targets"] == count
     assert len(sources) == 500
 
 
@@ -140,9 +140,9 @@ def test_bleu_has_its_signature(plain, monkeypatch):
     sources, targets = task.data.pairs.splits["valid"]
     known = dict(zip(sources, targets, strict=True))
     monkeypatch.setattr(task.inference, "translate", lambda network, texts, beam=None: [known[text] for text in texts])
-    found = task.objective.bleu(network, "valid")
-    assert found["bleu"] == pytest.approx(100)
-    assert found["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    metrics = task.objective.bleu(network, "valid")
+    assert metrics["bleu"] == pytest.approx(100)
+    assert metrics["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     monkeypatch.setattr(
         task.inference, "translate", lambda network, texts, beam=None: [known[text][3:] for text in texts]
     )
@@ -224,17 +224,17 @@ def test_accuracies_are_reported_by_length_and_whole_sequences_equal_generated_o
         task.data.tokenizer.vocabulary == 5 + 11
         and task.data.tokenizer.decode(task.data.sides("test150")[0][0][:-1]).count("+") == 1
     )
-    found = task.objective.evaluate(network, "test", None, "auto")
+    metrics = task.objective.evaluate(network, "test", None, "auto")
     for length in synthetic.TEST_LENGTHS:
         right = whole = count = 0
         for source, target in zip(*task.data.sides(f"test{length}"), strict=True):
             with torch.no_grad():
-                given = torch.tensor([[START, *target.tolist()]])
-                told = network(torch.from_numpy(source.astype(np.int64))[None], given).logits.argmax(-1)[0]
-            hits = (told == torch.tensor([*target.tolist(), END])).tolist()
+                inputs = torch.tensor([[START, *target.tolist()]])
+                predicted = network(torch.from_numpy(source.astype(np.int64))[None], inputs).logits.argmax(-1)[0]
+            hits = (predicted == torch.tensor([*target.tolist(), END])).tolist()
             right, whole, count = right + sum(hits), whole + all(hits), count + len(hits)
-        assert found[f"character_accuracy_{length}"] == pytest.approx(right / count)
-        assert found[f"sequence_accuracy_{length}"] == whole / 2
+        assert metrics[f"character_accuracy_{length}"] == pytest.approx(right / count)
+        assert metrics[f"sequence_accuracy_{length}"] == whole / 2
     # A memorized pair is right in both ways of counting.
     task, network = opened("copy", smoothing=0.0)
     rows = sorted(range(40), key=lambda row: len(task.data.pairs.splits["train"][0][row]))[2:6]
@@ -244,8 +244,8 @@ def test_accuracies_are_reported_by_length_and_whole_sequences_equal_generated_o
         source, target = (side[row] for side in task.data.pairs.splits["train"])
         right.append(task.inference.translate(network, [source], beam=1) == [target])
         batch = task.data.batch_of("train", [row])
-        told = network(batch["source_BS"], batch["input_BT"], visible=batch["visible_BT"]).logits.argmax(-1)
-        assert bool(((told == batch["target_BT"]) | ~batch["visible_BT"]).all()) == right[-1]
+        predicted = network(batch["source_BS"], batch["input_BT"], visible=batch["visible_BT"]).logits.argmax(-1)
+        assert bool(((predicted == batch["target_BT"]) | ~batch["visible_BT"]).all()) == right[-1]
     assert right[:2] == [True, True]
 
 
@@ -253,8 +253,8 @@ def test_the_steps_per_token_of_both_sides_are_reported_without_padding(few):
     task, _ = opened("copy")
     network = build("universal-transformer", "tiny-pair", vocabulary=task.data.tokenizer.vocabulary, bias=-2.0).eval()
     network.encoder.body.unit.bias.data.fill_(9.0)  # halts at once
-    found = task.objective.evaluate(network, "valid", None, "auto")
-    assert found["encoder_steps"] == 1 and found["decoder_steps"] == 3
+    metrics = task.objective.evaluate(network, "valid", None, "auto")
+    assert metrics["encoder_steps"] == 1 and metrics["decoder_steps"] == 3
     assert task.objective.evaluate(network, "test", None, "auto")["decoder_steps_150"] == 3
     assert "encoder_steps" not in task.objective.evaluate(opened("copy")[1], "valid", None, "auto")
 
@@ -291,14 +291,14 @@ def test_random_position_offsets_are_used_in_training_only(few):
     batch, again = task.data.batch(3, 4, 0), task.data.batch(3, 4, 0)
     assert torch.equal(batch["offset_B"], again["offset_B"]) and len(set(batch["offset_B"].tolist())) > 1
     assert "offset_B" not in task.data.batch_of("valid", [0, 1]).tensors
-    seen: list[torch.Tensor] = []
+    positions: list[torch.Tensor] = []
     for side in (network.encoder, network.decoder):
-        side.position.register_forward_pre_hook(lambda _, given: seen.append(given[1]))
+        side.position.register_forward_pre_hook(lambda _, inputs: positions.append(inputs[1]))
     moved = task.objective.loss(network, batch, "auto").item()
-    for name, position_BT in zip(("source_visible_BS", "visible_BT"), seen, strict=True):
+    for name, position_BT in zip(("source_visible_BS", "visible_BT"), positions, strict=True):
         visible = batch[name]
-        wanted = batch["offset_B"][:, None] + visible.long().cumsum(1) - 1
-        assert torch.equal(position_BT[visible], wanted[visible])
+        expected = batch["offset_B"][:, None] + visible.long().cumsum(1) - 1
+        assert torch.equal(position_BT[visible], expected[visible])
     plain = {name: x for name, x in batch.tensors.items() if name != "offset_B"}
     assert task.objective.loss(network, type(batch)(plain), "auto").item() != moved
     with pytest.raises(ValueError, match=r"task.shift offsets positions, but the model has a table of 9"):

@@ -24,7 +24,7 @@ def shown(folder, name):
     """What TensorBoard shows: files are sorted by name, and a session that starts at a step hides all later events."""
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-    found: list[Event] = []
+    events: list[Event] = []
     for file in sorted((folder / "tensorboard").iterdir()):
         raw, offset = file.read_bytes(), 0
         while offset < len(raw):  # length, its checksum, an event, its checksum
@@ -32,9 +32,9 @@ def shown(folder, name):
             event = Event.FromString(raw[offset + 12 : offset + 12 + length])
             offset += 16 + length
             if event.session_log.status == SessionLog.START:
-                found = [one for one in found if one.step < event.step]
-            found.append(event)
-    pairs = [(one.step, value.simple_value) for one in found for value in one.summary.value if value.tag == name]
+                events = [one for one in events if one.step < event.step]
+            events.append(event)
+    pairs = [(one.step, value.simple_value) for one in events for value in one.summary.value if value.tag == name]
     assert len(dict(pairs)) == len(pairs), "a step is logged twice"
     return dict(pairs)
 
@@ -58,10 +58,10 @@ class FakeWandb:
     """Behaves like wandb: rows by step, which never decreases."""
 
     def __init__(self):
-        self.rows, self.begun, self.ended, self.step = {}, [], 0, 0
+        self.rows, self.started, self.ended, self.step = {}, [], 0, 0
 
     def init(self, **options):
-        self.begun.append(options)
+        self.started.append(options)
         return SimpleNamespace(log=self.log, finish=self.finish)
 
     def log(self, numbers, step):
@@ -84,10 +84,10 @@ def test_wandb_logs_each_step_once_and_continues_its_run(tmp_path, monkeypatch):
     for name in NAMES:
         rows = {step: row[name] for step, row in fake.rows.items() if name in row}
         assert rows == recorded(folder, name)
-    ids = {options["id"] for options in fake.begun}
-    assert len(fake.begun) == fake.ended == 3 and ids == {(folder / "wandb.txt").read_text().strip()}
-    assert {options["resume"] for options in fake.begun} == {"allow"}
-    assert fake.begun[0]["config"]["run"]["batch"] == 4 and fake.begun[0]["dir"] == str(folder)
+    ids = {options["id"] for options in fake.started}
+    assert len(fake.started) == fake.ended == 3 and ids == {(folder / "wandb.txt").read_text().strip()}
+    assert {options["resume"] for options in fake.started} == {"allow"}
+    assert fake.started[0]["config"]["run"]["batch"] == 4 and fake.started[0]["dir"] == str(folder)
 
 
 def test_a_failure_of_wandb_is_reported_with_the_remedy(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import everyformer
 from everyformer import build, member
+from everyformer.cli.main import main
 from everyformer.cli.thread import one_thread
 from everyformer.task.language import Language, LanguageInference, LanguageObjective
 from everyformer.train import checkpoint
@@ -81,9 +82,9 @@ def restored_cache(folder, *settings):
 
 
 def test_the_cache_is_dropped_when_a_run_is_resumed_with_another_batch_size(tmp_path):
-    own = Recipe(member="transformer-xl", size="tiny", task=Language(), data=str(text(tmp_path)))
+    start = Recipe(member="transformer-xl", size="tiny", task=Language(), data=str(text(tmp_path)))
     small = [one for one in BASE if "context" not in one]
-    train(override(own, [*small, "task.segment=8", "model.memory=8", "run.steps=3"]), tmp_path / "run")
+    train(override(start, [*small, "task.segment=8", "model.memory=8", "run.steps=3"]), tmp_path / "run")
     assert restored_cache(tmp_path / "run", "run.batch=4") != [None] and restored_cache(
         tmp_path / "run", "run.batch=2"
     ) == [None]
@@ -121,9 +122,9 @@ def test_the_ema_follows_its_formula(tmp_path):
     paths = [checkpoint.path_of(tmp_path / "run", step) for step in (1, 2, 3)]
     ema, weight = ([load_file(path / f"{name}.safetensors") for path in paths] for name in ("ema", "model"))
     for step in (1, 2):
-        for name, found in ema[step].items():
-            torch.testing.assert_close(found, 0.8 * ema[step - 1][name] + 0.2 * weight[step][name])
-        assert any(not torch.equal(found, ema[step - 1][name]) for name, found in ema[step].items())
+        for name, result in ema[step].items():
+            torch.testing.assert_close(result, 0.8 * ema[step - 1][name] + 0.2 * weight[step][name])
+        assert any(not torch.equal(result, ema[step - 1][name]) for name, result in ema[step].items())
 
 
 def test_the_ema_of_a_shared_weight_is_loaded_under_all_its_names(tmp_path, monkeypatch):
@@ -158,20 +159,20 @@ def test_accumulated_gradients_equal_the_big_batch(tmp_path):
 def test_activation_checkpointing_gives_equal_gradients_with_dropout(checkpoint_segments):
     network = everyformer.build("gpt2", "tiny", layers=3, dropout=0.3).double().train()
     token_BT = torch.randint(0, 256, (2, 16))
-    found = []
+    result = []
     for number in (0, checkpoint_segments):
         network.body.checkpoint_segments = number
         network.zero_grad()
         torch.manual_seed(0)
         network(token_BT).logits.square().sum().backward()
-        found.append([p.grad.clone() for p in network.parameters()])
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+        result.append([p.grad.clone() for p in network.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*result, strict=True))
 
 
 @pytest.mark.spec(131)
 def test_activation_checkpointing_saves_fewer_tensors():
     network = everyformer.build("gpt2", "tiny", layers=8, dropout=0.0).train()
-    kept = []
+    saved = []
     for checkpoint_segments in (0, 8):
         network.body.checkpoint_segments, count = checkpoint_segments, 0
 
@@ -182,23 +183,23 @@ def test_activation_checkpointing_saves_fewer_tensors():
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             network(torch.randint(0, 256, (2, 32)))
-        kept.append(count)
-    assert kept[1] < kept[0] / 3
+        saved.append(count)
+    assert saved[1] < saved[0] / 3
 
 
 @pytest.mark.spec(134)
 def test_clipping_bounds_the_gradient_norm_of_the_optimizer(tmp_path, monkeypatch):
-    seen = []
+    norms = []
     original = torch.optim.AdamW.step
 
     def step(optimizer, *args, **options):
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        seen.append(float(torch.nn.utils.get_total_norm(gradients)))
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
         return original(optimizer, *args, **options)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     train(recipe(text(tmp_path), "optim.clip=0.25", "run.steps=3"))
-    assert len(seen) == 3 and all(norm <= 0.2501 for norm in seen)
+    assert len(norms) == 3 and all(norm <= 0.2501 for norm in norms)
 
 
 @pytest.mark.spec(136)
@@ -256,8 +257,8 @@ def test_gradients_that_have_grown_for_good_are_accepted_after_a_few_steps():
     """As when a run leaves a plateau: 20 times the norm, and a falling loss."""
     watch = GradientWatch(patience=20)
     assert all(watch.check(0.69, 0.7) is None for _ in range(100))
-    found = [watch.check(0.6, 14.0) for _ in range(30)]
-    assert found[0] is not None and sum(one is not None for one in found) < 8 and found[-1] is None
+    result = [watch.check(0.6, 14.0) for _ in range(30)]
+    assert result[0] is not None and sum(one is not None for one in result) < 8 and result[-1] is None
 
 
 @pytest.mark.spec(137)
@@ -322,6 +323,23 @@ def test_skipped_steps_are_recorded_with_their_reason_and_counted(tmp_path, monk
     assert resume(tmp_path / "run", step=27).skipped_steps == int(skip)
 
 
+@pytest.mark.spec(137)
+def test_train_prints_skipped_steps(tmp_path, monkeypatch, capsys):
+    original = LanguageObjective.loss_with_cache
+
+    def broken(objective, network, batch, kernel, cache):
+        loss, cache = original(objective, network, batch, kernel, cache)
+        return loss * (float("nan") if objective.progress == 1 / 3 else 1.0), cache
+
+    monkeypatch.setattr(LanguageObjective, "loss_with_cache", broken)
+    settings = ["run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "model.context=8"]
+    command = ["train", "byte-language", "--size", "tiny", *settings, "--data", str(text(tmp_path))]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "step 2 skipped: the loss is nan" in shown and "skipped steps 1" in shown
+    assert "1 of 3 steps were skipped; the reasons are in records.jsonl" in shown
+
+
 def test_a_run_is_used_from_any_folder_and_missing_data_are_refused(tmp_path, monkeypatch):
     text(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -339,9 +357,9 @@ def test_a_custom_model_is_trained_like_a_member(tmp_path):
     """Given as a value or as a file; the recipe contains it."""
     value = member("gpt2", "tiny", width=16, layers=1, context=16)
     (tmp_path / "mine.json").write_text(everyformer.to_json(value))
-    given = {"data": text(tmp_path), "task": "language"}
+    options = {"data": text(tmp_path), "task": "language"}
     settings = ("run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu")
-    runs = [train(Recipe.of(one, *settings, **given), tmp_path / f"run-{number}")
+    runs = [train(Recipe.of(one, *settings, **options), tmp_path / f"run-{number}")
             for number, one in enumerate((value, tmp_path / "mine.json"))]  # fmt: skip
     assert equal(weights(runs[0]), weights(runs[1]))
     opened = open_run(tmp_path / "run-1")
@@ -528,7 +546,7 @@ def test_a_stop_signal_saves_and_ends_cleanly(tmp_path):
 
 
 def test_a_stop_signal_aborts_an_evaluation_and_the_last_step_is_saved(tmp_path, monkeypatch):
-    def endless(*given):
+    def endless(*arguments):
         signal.raise_signal(signal.SIGTERM)
         raise AssertionError("it went on")
 
@@ -567,7 +585,7 @@ def killed_and_resumed(tmp_path, kills, steps, seed):
     records = killed / "records.jsonl"
     with one_thread():
         train(recipe(data, *settings, "run.keep=1000"), whole)
-    found = 0
+    result = 0
     for number in range(kills):
         process = start(command(killed, data, "resume" if number else "train", *settings))
         while not records.exists() or records.read_text().count('"begin"') <= number:
@@ -579,11 +597,11 @@ def killed_and_resumed(tmp_path, kills, steps, seed):
         process.communicate()
         for step in checkpoint.steps(killed):
             assert same(checkpoint.path_of(whole, step), checkpoint.path_of(killed, step)), (seed, number, step)
-            found += 1
+            result += 1
     finish(command(killed, data, "resume"))
     assert same(checkpoint.path_of(whole, steps), checkpoint.path_of(killed, steps))
     assert losses(whole) == losses(killed)
-    return found
+    return result
 
 
 def test_a_killed_run_is_resumed_to_equal_weights(tmp_path):
@@ -592,7 +610,7 @@ def test_a_killed_run_is_resumed_to_equal_weights(tmp_path):
 
 @pytest.mark.slow
 def test_fifty_kills_at_random_moments(tmp_path):
-    found = killed_and_resumed(tmp_path, kills=50, steps=2600, seed=0)
-    begun = [line["step"] for line in read(tmp_path / "killed" / "records.jsonl") if line["kind"] == "begin"]
-    print(f"{found} checkpoints compared; went on from step {', '.join(map(str, begun[1:]))}")  # seen with -s
-    assert found >= 50
+    result = killed_and_resumed(tmp_path, kills=50, steps=2600, seed=0)
+    resumed = [line["step"] for line in read(tmp_path / "killed" / "records.jsonl") if line["kind"] == "begin"]
+    print(f"{result} checkpoints compared; resumed from steps {', '.join(map(str, resumed[1:]))}")  # shown with -s
+    assert result >= 50
