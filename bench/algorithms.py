@@ -1,13 +1,13 @@
-"""Copy, reverse and addition: the Universal Transformer against the Transformer on sequences longer than those trained on.
+"""Compares the Universal Transformer with the Transformer on copy, reverse and addition, at lengths beyond training.
 
     python -m bench.algorithms --data copy --steps 6000 --jobs 12 --out runs/copy
     python -m bench.algorithms --data copy --steps 2 --width 16 --depth 2 --batch 4 --seeds 1 --limit 2 --out runs/try
 
-Dehghani et al. 2019: trained on up to 40 characters, tested at 40 to 400. Each is a run of `everyformer train` in a folder of
-its own under --out (one that is there is gone on with), `--jobs` at a time, then `everyformer evaluate --split test`:
-    fixed    universal-transformer, `--depth` steps                          act      the same, each position halts by itself
-    equal    transformer of one layer: as many parameters                    deep     transformer of `--depth` layers: as many steps
-One JSON line for each run, then one for each model: the means over the seeds with the smallest and the largest.
+As in Dehghani et al. 2019, models are trained on up to 40 characters and tested on 40 to 400. Each model is trained by `everyformer
+train` in a folder under --out (an existing run is resumed), `--jobs` at a time, then evaluated with `--split test`:
+    fixed    universal-transformer with `--depth` steps            act      the same, and each position halts by itself
+    equal    transformer of one layer: equal parameters            deep     transformer of `--depth` layers: equal steps
+Prints one JSON line per run, then one per model: mean, minimum and maximum over the seeds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def models(depth: int) -> dict[str, list[str]]:
 
 
 def everyformer(*words: str) -> str:
-    """What a command prints; its last words are the error where it fails."""
+    """Returns the output of a command. Raises RuntimeError with the end of its error output if it fails."""
     environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
     done = subprocess.run(
         [sys.executable, "-m", "everyformer", *words], capture_output=True, text=True, env=environment
@@ -46,33 +46,33 @@ def everyformer(*words: str) -> str:
     return done.stdout
 
 
-def run(given: argparse.Namespace, name: str, words: Sequence[str], seed: int) -> dict[str, Any]:
-    folder = given.out / f"{name}-{seed}"
+def run(options: argparse.Namespace, name: str, words: Sequence[str], seed: int) -> dict[str, Any]:
+    folder = options.out / f"{name}-{seed}"
     if folder.exists():
         everyformer("resume", str(folder))
     else:
         settings = [
-            f"model.width={given.width}",
-            f"model.heads={given.heads}",
+            f"model.width={options.width}",
+            f"model.heads={options.heads}",
             "model.dropout=0.0",
             "task.smoothing=0.0",
-            f"task.shift={given.shift}",
-            f"run.steps={given.steps}",
-            f"run.batch={given.batch}",
+            f"task.shift={options.shift}",
+            f"run.steps={options.steps}",
+            f"run.batch={options.batch}",
             f"run.seed={seed}",
-            f"run.evaluate={max(1, given.steps // 4)}",
-            f"run.save={max(1, given.steps // 4)}",
-            f"run.device={given.device}",
-            f"optim.lr={given.lr}",
+            f"run.evaluate={max(1, options.steps // 4)}",
+            f"run.save={max(1, options.steps // 4)}",
+            f"run.device={options.device}",
+            f"optim.lr={options.lr}",
         ]
-        everyformer("train", *words, *settings, "--data", given.data, "--out", str(folder))
-    limit = ["--limit", str(given.limit)] if given.limit else []
-    told = json.loads(
-        everyformer("evaluate", str(folder), "--split", "test", "--json", "--device", given.device, *limit)
+        everyformer("train", *words, *settings, "--data", options.data, "--out", str(folder))
+    limit = ["--limit", str(options.limit)] if options.limit else []
+    metrics = json.loads(
+        everyformer("evaluate", str(folder), "--split", "test", "--json", "--device", options.device, *limit)
     )
-    found = {key: round(value, 4) for key, value in told.items() if "accuracy" in key or "steps" in key}
-    print(json.dumps({"data": given.data, "model": name, "seed": seed} | found), flush=True)
-    return found
+    result = {key: round(value, 4) for key, value in metrics.items() if "accuracy" in key or "steps" in key}
+    print(json.dumps({"data": options.data, "model": name, "seed": seed} | result), flush=True)
+    return result
 
 
 def main() -> None:
@@ -91,20 +91,20 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    chosen = {name: words for name, words in models(given.depth).items() if name in given.models.split(",")}
-    with ThreadPoolExecutor(given.jobs) as pool:
-        waiting = {
-            (name, seed): pool.submit(run, given, name, words, seed)
-            for seed in range(given.seeds)
+    options = parser.parse_args()
+    chosen = {name: words for name, words in models(options.depth).items() if name in options.models.split(",")}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        futures = {
+            (name, seed): pool.submit(run, options, name, words, seed)
+            for seed in range(options.seeds)
             for name, words in chosen.items()
         }
-    found = {key: one.result() for key, one in waiting.items()}
+    results = {key: future.result() for key, future in futures.items()}
     for name in chosen:
-        rows = [found[name, seed] for seed in range(given.seeds)]
+        rows = [results[name, seed] for seed in range(options.seeds)]
         spread = {key: [round(sum(row[key] for row in rows) / len(rows), 4), min(row[key] for row in rows),
                         max(row[key] for row in rows)] for key in rows[0]}  # fmt: skip
-        print(json.dumps({"data": given.data, "model": name, "seeds": given.seeds} | spread), flush=True)
+        print(json.dumps({"data": options.data, "model": name, "seeds": options.seeds} | spread), flush=True)
 
 
 if __name__ == "__main__":

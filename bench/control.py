@@ -1,16 +1,16 @@
-"""Agents with different memories on tasks that need one: each is trained and tested by the command line, several at a time.
+"""Trains and tests agents with different memories on tasks that need one, several at a time.
 
-    python -m bench.control --jobs 16 --steps 500                      # all of it: 4 agents x 3 tasks x 3 seeds
+    python -m bench.control --jobs 16 --steps 500                      # 4 agents x 3 tasks x 3 seeds
     python -m bench.control --tasks popgym:RepeatPreviousEasy --agents gtrxl,lstm --seeds 1 --steps 100
-    python -m bench.control --jobs 16 --steps 2000 --tasks minigrid:MemoryS7     # a million steps, which it takes
-    python -m bench.control --only-table                               # of what there is in --out
+    python -m bench.control --jobs 16 --steps 2000 --tasks minigrid:MemoryS7     # it needs a million steps
+    python -m bench.control --only-table                               # of the results in --out
 
-A run is one process on one core; begun again, the command goes on with what was not finished. Agents of the same task differ in the
-member alone: `gtrxl`, `transformer-xl` (no gates), `lstm` (both as wide as it takes to have as many parameters) and `feed-forward`,
-which is gtrxl without a memory. One JSON line for each run in OUT/results.jsonl: the mean return over the test episodes with its
-interval, and its validations. The table has the mean of the seeds with an interval of 95 % by Student's t, and how many of
-them diverged: the watch stopped it, or it ended, by the upper end of its interval, less than half of the way from where it
-began to its best.
+A run is one process on one core. Started again, the command resumes unfinished runs. Agents on the same task differ only in the
+member: `gtrxl`, `transformer-xl` (no gates), `lstm` (both widened to the same number of parameters) and `feed-forward`, which is
+gtrxl without memory. OUT/results.jsonl has one JSON line per run: the mean return over the test episodes with its interval, and
+the validation returns. The table has the mean over seeds with a 95 % interval by Student's t, and the number of runs that
+diverged: stopped by the gradient watch, or with an upper end of the final interval less than half of the way from the first
+return to the best.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 def one(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     folder = options.out / f"{agent}-{task.replace(':', '-')}-{seed}"
     member, *settings = AGENTS[agent]
-    begun, words = time.time(), ["resume", str(folder)]
+    start, words = time.time(), ["resume", str(folder)]
     if not (folder / "recipe.json").is_file():
         words = [
             "train", member, "--size", "tiny", "--task", task, "--out", str(folder), *settings, f"run.steps={options.steps}",
@@ -68,16 +68,16 @@ def one(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[s
     lines = records(folder)
     curve = [line["return"] for line in lines if line["kind"] == "evaluate"]
     stopped = any("error" in line for line in lines)
-    found: dict[str, Any] = {"agent": agent, "task": task, "seed": seed, "curve": curve, "stopped": stopped}
+    result: dict[str, Any] = {"agent": agent, "task": task, "seed": seed, "curve": curve, "stopped": stopped}
     if not stopped:
         tested = everyformer("evaluate", str(folder), "--split", "test", "--limit", str(options.episodes), "--json")
-        found |= json.loads(tested.stdout)
-    found["skipped"] = sum(line["kind"] == "skip" for line in lines)
-    found["parameters"] = lines[0]["parameters"]
-    found["acted"] = max((line.get("acted", 0) for line in lines), default=0)
-    found["seconds"] = round(time.time() - begun)
-    print(json.dumps(found), flush=True)
-    return found
+        result |= json.loads(tested.stdout)
+    result["skipped"] = sum(line["kind"] == "skip" for line in lines)
+    result["parameters"] = lines[0]["parameters"]
+    result["acted"] = max((line.get("acted", 0) for line in lines), default=0)
+    result["seconds"] = round(time.time() - start)
+    print(json.dumps(result), flush=True)
+    return result
 
 
 def diverged(run: dict[str, Any]) -> bool:
@@ -85,13 +85,13 @@ def diverged(run: dict[str, Any]) -> bool:
     return bool(run["stopped"]) or run["high"] < first + (best - first) / 2
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(results: list[dict[str, Any]]) -> str:
     rows = [
         "| task | agent | parameters | steps | return | interval | seeds | diverged |",
         "| --- " * 8 + "|",
     ]
-    for task, agent in dict.fromkeys((one["task"], one["agent"]) for one in found):
-        runs = [one for one in found if (one["task"], one["agent"]) == (task, agent)]
+    for task, agent in dict.fromkeys((one["task"], one["agent"]) for one in results):
+        runs = [one for one in results if (one["task"], one["agent"]) == (task, agent)]
         returns = [one["return"] for one in runs if "return" in one]
         mean = statistics.mean(returns) if returns else math.nan
         half = (
@@ -118,26 +118,28 @@ def main() -> None:
     parser.add_argument("--agents", default=",".join(AGENTS))
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=500, help="updates: 8 of them for 4,096 steps in the environments")
-    parser.add_argument("--episodes", type=int, default=200, help="of the test")
+    parser.add_argument("--steps", type=int, default=500, help="updates; 8 for every 4,096 environment steps")
+    parser.add_argument("--episodes", type=int, default=200, help="test episodes")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/control"))
     parser.add_argument("--only-table", action="store_true")
-    parser.add_argument("settings", nargs="*", help="of every run, as optim.lr=3e-4")
+    parser.add_argument("settings", nargs="*", help="settings of every run, for example optim.lr=3e-4")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    results = options.out / "results.jsonl"
+    file_path = options.out / "results.jsonl"
     if not options.only_table:
-        # The slow ones first, so that none is left alone at the end.
+        # Slow runs first, so that none runs alone at the end.
         order = sorted(
             product(options.agents.split(","), options.tasks.split(","), range(options.seeds)),
             key=lambda run: ("minigrid" not in run[1], run[0] == "lstm"),
         )
-        with ThreadPoolExecutor(options.jobs) as pool, results.open("a") as file:
-            for found in pool.map(lambda run: one(*run, options), order):
-                file.write(json.dumps(found) + "\n")
+        with ThreadPoolExecutor(options.jobs) as pool, file_path.open("a") as file:
+            for result in pool.map(lambda run: one(*run, options), order):
+                file.write(json.dumps(result) + "\n")
                 file.flush()
-    last = {(one["task"], one["agent"], one["seed"]): one for one in map(json.loads, results.read_text().splitlines())}
+    last = {
+        (one["task"], one["agent"], one["seed"]): one for one in map(json.loads, file_path.read_text().splitlines())
+    }
     print(table(sorted(last.values(), key=lambda one: (one["task"], list(AGENTS).index(one["agent"]), one["seed"]))))
 
 

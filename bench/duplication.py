@@ -1,11 +1,11 @@
-"""The duplication task of Kitaev et al. 2020: sequences 0w0w, the second w foretold from the first. How many rounds suffice?
+"""The duplication task of Kitaev et al. 2020: predict the second w of sequences 0w0w, by the number of hash rounds.
 
     python -m bench.duplication --length 1024 --symbols 128 --steps 3000 --rounds 0,1,2,4 --device cuda
     python -m bench.duplication --length 64 --symbols 32 --steps 300 --width 64        # on a CPU, minutes
 
-One layer as in the paper (width and net 256, four heads), trained with so many rounds (0: full attention with the same shared
-queries and keys), then judged with 1, 2, 4 and 8 rounds of other hashes, and in full, on new sequences. Prints the share of the
-second w's symbols that are right. The paper's length is 1,024, its symbols 1 to 127, its steps 150,000.
+One layer as in the paper (width and feed-forward width 256, four heads) is trained with each number of rounds (0: full attention
+with the same shared queries and keys), then evaluated on new sequences with 1, 2, 4 and 8 rounds of other hashes, and in full.
+Prints the accuracy on the second w. The paper's length is 1,024, its symbols 1 to 127, its steps 150,000.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from everyformer import (
     Window,
 )
 
-JUDGED = (1, 2, 4, 8, 0)
+EVALUATED = (1, 2, 4, 8, 0)
 
 
 def batch(random: torch.Generator, options: argparse.Namespace) -> Tensor:
@@ -46,7 +46,7 @@ def batch(random: torch.Generator, options: argparse.Namespace) -> Tensor:
 
 
 def build(rounds: int, options: argparse.Namespace) -> Network:
-    """0 rounds see everybody before; nobody sees himself, as in attention with shared queries and keys."""
+    """With 0 rounds a token attends to all earlier tokens, but not to itself, as with shared queries and keys."""
     pattern = Hashed(rounds, options.buckets, options.window) if rounds else Causal() & ~Window(1)
     layer = Layer(Attention(Shared(4), pattern), FeedForward(options.width))
     value = Model(
@@ -72,7 +72,7 @@ def train(rounds: int, options: argparse.Namespace) -> Network:
     optimizer = torch.optim.AdamW(network.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.0)
     random, start = torch.Generator().manual_seed(options.seed), time.perf_counter()
     for step in range(options.steps):
-        for group in optimizer.param_groups:  # up over 100 steps, down to 0 at the end
+        for group in optimizer.param_groups:  # warm-up over 100 steps, then decay to 0
             group["lr"] = options.rate * min(1, (step + 1) / 100, 2 * (1 - step / options.steps))
         logits, wanted = second(network, batch(random, options))
         loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
@@ -86,23 +86,23 @@ def train(rounds: int, options: argparse.Namespace) -> Network:
 
 
 @torch.no_grad()
-def right(network: Network, rounds: int, options: argparse.Namespace) -> float:
-    """The share of symbols right when the trained weights attend with so many rounds of new hashes."""
+def accuracy(network: Network, rounds: int, options: argparse.Namespace) -> float:
+    """The accuracy of the trained weights with this number of rounds of new hashes."""
     torch.manual_seed(options.seed + 1)
     other, random = build(rounds, options).eval(), torch.Generator().manual_seed(options.seed + 1)
-    learned = {name: x for name, x in network.state_dict().items() if "rotation" not in name}
-    other.load_state_dict(learned, strict=False)
-    found = [second(other, batch(random, options)) for _ in range(8)]
-    return float(torch.stack([(logits.argmax(-1) == wanted).float().mean() for logits, wanted in found]).mean())
+    trained = {name: x for name, x in network.state_dict().items() if "rotation" not in name}
+    other.load_state_dict(trained, strict=False)
+    pairs = [second(other, batch(random, options)) for _ in range(8)]
+    return float(torch.stack([(logits.argmax(-1) == wanted).float().mean() for logits, wanted in pairs]).mean())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in {"length": 256, "symbols": 128, "steps": 2000, "batch": 32, "width": 256}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--buckets", type=int, help="length / 8 unless given")
-    parser.add_argument("--window", type=int, help="16 unless given: twice as many keys as a bucket has in the mean")
-    parser.add_argument("--rounds", default="0,1,2,4", help="to train with; 0 is full attention")
+    parser.add_argument("--buckets", type=int, help="default: length / 8")
+    parser.add_argument("--window", type=int, help="default: 16, twice the mean number of keys in a bucket")
+    parser.add_argument("--rounds", default="0,1,2,4", help="rounds to train with; 0 is full attention")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
@@ -110,8 +110,8 @@ def main() -> None:
     options.buckets, options.window = options.buckets or options.length // 8, options.window or 16
     for rounds in map(int, options.rounds.split(",")):
         network = train(rounds, options)
-        shares = {rounds or "full": right(network, rounds, options) for rounds in JUDGED}
-        print(json.dumps({"trained": rounds or "full", "seed": options.seed, "right": shares}), flush=True)
+        accuracies = {rounds or "full": accuracy(network, rounds, options) for rounds in EVALUATED}
+        print(json.dumps({"trained": rounds or "full", "seed": options.seed, "accuracy": accuracies}), flush=True)
 
 
 if __name__ == "__main__":

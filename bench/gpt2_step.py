@@ -1,13 +1,13 @@
-"""A training step of our GPT-2 against transformers, x-transformers and torch.nn.TransformerEncoder at one size.
+"""Compares a training step of our GPT-2 with transformers, x-transformers and torch.nn.TransformerEncoder.
 
     python -m bench.gpt2_step --rounds 24
 
 A step is: gradients set to None, forward, cross-entropy, backward (and AdamW with --optimizer). All models run in one
 process, one step each in turn and each round in another order, with the same tokens, loss, precision and threads; none
 has dropout. All use PyTorch's fused attention, GELU as one fused operation (its tanh form), pre-norm, learned positions
-and a tied head. transformers and ours have the same weights, so they must show the same loss; x-transformers has no
-biases in its attention and norms, which makes it smaller by a thousandth.
-CPU ms is the median processor time of a step, all threads together: steadier than the clock on a machine that is shared.
+and a tied head. transformers and ours have the same weights, so their losses must be equal; x-transformers has no
+biases in its attention and norms, so it has 0.1 % fewer parameters.
+CPU ms is the median processor time of a step over all threads, which varies less than the clock on a shared machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def transformers(size: argparse.Namespace) -> tuple[nn.Module, Forward]:
     sizes = {"n_embd": size.width, "n_head": size.heads, "n_layer": size.layers, "n_positions": size.length}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     special = {"bos_token_id": 0, "eos_token_id": 0}
-    # Its own "gelu_new" is the same function as five operations; this one is faster.
+    # Its default "gelu_new" computes the same function in five operations and is slower.
     fast = {"activation_function": "gelu_pytorch_tanh", "attn_implementation": "sdpa"}
     model = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, **special, **fast, vocab_size=size.vocabulary))
     return model, lambda token_BT: model(token_BT, use_cache=False).logits
@@ -108,7 +108,7 @@ MODELS = {
 
 
 class Runner:
-    """One model and all that its step needs."""
+    """One model with everything that its step needs."""
 
     def __init__(self, name: str, options: argparse.Namespace):
         torch.manual_seed(options.seed)
@@ -118,7 +118,7 @@ class Runner:
         self.model.to(options.device).train()
         self.parameters = sum(weight.numel() for weight in self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True) if options.optimizer else None
-        generator = torch.Generator().manual_seed(options.seed)  # of its own, so that all models read the same tokens
+        generator = torch.Generator().manual_seed(options.seed)  # so that all models get the same tokens
         token_BT = torch.randint(options.vocabulary, (options.batch, options.length + 1), generator=generator)
         self.token_BT = token_BT.to(options.device)
         self.first_loss = 0.0
@@ -148,7 +148,7 @@ class Runner:
 
 
 def peak_bytes(name: str, options: argparse.Namespace) -> int:
-    """The memory that a model, its gradients and its activations take at most, libraries not counted."""
+    """The peak memory of a model, its gradients and its activations, without libraries."""
     if options.device == "cuda":
         runner = Runner(name, options)
         start = torch.cuda.memory_allocated() - sum(w.numel() * w.element_size() for w in runner.model.parameters())
@@ -156,7 +156,7 @@ def peak_bytes(name: str, options: argparse.Namespace) -> int:
         runner.step()
         return torch.cuda.max_memory_allocated() - start
     tiny = argparse.Namespace(**vars(options) | {"width": 64, "heads": 1, "layers": 1, "length": 8, "vocabulary": 16})
-    Runner(name, tiny).step()  # everything is imported and begun
+    Runner(name, tiny).step()  # imports and initializes everything
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     runner = Runner(name, options)
     for _ in range(2):
@@ -165,7 +165,7 @@ def peak_bytes(name: str, options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    # Peaks only grow, so each is taken in a process of its own.
+    # Peaks only grow, so each is measured in its own process.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         peaks = pool.starmap(peak_bytes, [(name, options) for name in MODELS], chunksize=1)
     runners = [Runner(name, options) for name in MODELS]
@@ -216,9 +216,9 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    found = measure(options)
+    results = measure(options)
     if options.json:
-        json.dump({"torch": torch.__version__, "options": vars(options), "models": found}, sys.stdout, indent=2)
+        json.dump({"torch": torch.__version__, "options": vars(options), "models": results}, sys.stdout, indent=2)
         print()
         return
     print(
@@ -228,7 +228,7 @@ def main() -> None:
     print(f"{options.device}, {options.threads} threads, torch {torch.__version__}, {options.rounds} rounds\n")
     print("| model | parameters | first loss | median ms | ratio | fastest ms | CPU ms | peak MB |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row in sorted(found, key=lambda row: row["seconds"]):
+    for row in sorted(results, key=lambda row: row["seconds"]):
         times = f"{1e3 * row['seconds']:.1f} | {row['ratio']:.3f}"
         times += f" | {1e3 * row['fastest']:.1f} | {1e3 * row['cpu_seconds']:.1f}"
         print(

@@ -1,13 +1,13 @@
-"""What halting saves: a pass of the Universal Transformer where a share of the positions halts after one step, the others never.
+"""Measures what halting saves: a Universal Transformer in which a share of the positions halts after one step.
 
     python -m bench.halting --rounds 5
     python -m bench.halting --device cuda --width 1024 --length 1024 --batch 32 --rounds 20
 
-The halting is given, not learned: of each sequence the stated share of positions, drawn by a seed, halts after the first of `--steps`
-steps. `all` computes every position in every step until the last has halted; `gather` (run.gather) of halted positions the keys
-alone; `fixed` is the same net without halting. `forward` is without gradients, `step` forward and backward. `write` is one more
-token for each sequence after `--length` of them, which halts after one step where `halted` is 1 and never where it is 0.
-Medians; on a CPU the processor's time. One JSON line for each.
+The halting is prescribed: in each sequence a random share of the positions halts after the first of `--steps` steps, the others never.
+`all` computes every position in every step until the last one halts; `gather` (run.gather) computes only the keys of halted
+positions; `fixed` is the same network without halting. `forward` is without gradients, `step` is forward and backward, `token` is one
+more token for each sequence after `--length` tokens; it halts after one step if `halted` is 1, never if 0.
+Prints one JSON line each, with medians; on a CPU in processor time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from everyformer.train.learner import set_gather
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
-class Given(nn.Module):
-    """A halting unit that says 1 of the positions that are to halt and 0 of the others."""
+class PrescribedHalting(nn.Module):
+    """A halting unit that returns 1 for the positions that halt and 0 for the others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,18 +40,18 @@ class Given(nn.Module):
         return self.h_BT + 0 * x_BTD[..., 0]
 
 
-def build(given: argparse.Namespace, halting: str) -> Any:
+def build(options: argparse.Namespace, halting: str) -> Any:
     torch.manual_seed(0)
-    size = {"width": given.width, "steps": given.steps, "dropout": 0.0}
-    return everyformer.build("universal-transformer", "language", halting=halting, **size).to(given.device)
+    size = {"width": options.width, "steps": options.steps, "dropout": 0.0}
+    return everyformer.build("universal-transformer", "language", halting=halting, **size).to(options.device)
 
 
 def timed(compute: Callable[[], Any], rounds: int, now: Callable[[], float]) -> float:
     times = []
-    for _ in range(rounds + 1):  # the first warms up
-        begun = now()
+    for _ in range(rounds + 1):  # the first is a warm-up
+        start = now()
         compute()
-        times.append(now() - begun)
+        times.append(now() - start)
     return round(1000 * statistics.median(times[1:]), 2)
 
 
@@ -63,11 +63,11 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    now = clock(given.device)
-    token_BT = torch.randint(0, 256, (given.batch, given.length + 1), device=given.device)
-    network, fixed = build(given, "freeze"), build(given, "fixed")
-    unit = network.body.unit = Given()
+    options = parser.parse_args()
+    now = clock(options.device)
+    token_BT = torch.randint(0, 256, (options.batch, options.length + 1), device=options.device)
+    network, fixed = build(options, "freeze"), build(options, "fixed")
+    unit = network.body.unit = PrescribedHalting()
 
     def forward(one: Any) -> None:
         with torch.no_grad():
@@ -77,31 +77,35 @@ def main() -> None:
         one(token_BT[:, :-1]).logits.float().logsumexp(-1).mean().backward()
         one.zero_grad(set_to_none=True)
 
-    def write(one: Any, cache: Cache) -> None:
+    def token(one: Any, cache: Cache) -> None:
         with torch.no_grad():
             one(token_BT[:, -1:], cache=cache)
 
-    def tell(way: str, halted: float | None, steps: float, **times: float) -> None:
-        print(json.dumps({"way": way, "halted": halted, "steps_a_position": steps} | times), flush=True)
+    def report(way: str, halted: float | None, steps: float, **times: float) -> None:
+        print(json.dumps({"way": way, "halted": halted, "steps_per_position": steps} | times), flush=True)
 
     with torch.no_grad():
-        begun = fixed(token_BT[:, :-1], cache=Cache()).cache
-    times = {name: timed(lambda f=f: f(fixed), given.rounds, now) for name, f in (("forward", forward), ("step", step))}
-    tell("fixed", None, given.steps, **times, write=timed(lambda: write(fixed, begun), given.rounds, now))
-    order_BT = torch.rand(given.batch, given.length, generator=torch.Generator().manual_seed(0)).argsort(1).argsort(1)
+        cache = fixed(token_BT[:, :-1], cache=Cache()).cache
+    times = {
+        name: timed(lambda f=f: f(fixed), options.rounds, now) for name, f in (("forward", forward), ("step", step))
+    }
+    report("fixed", None, options.steps, **times, token=timed(lambda: token(fixed, cache), options.rounds, now))
+    order_BT = (
+        torch.rand(options.batch, options.length, generator=torch.Generator().manual_seed(0)).argsort(1).argsort(1)
+    )
     for share in SHARES:
-        h_BT = (order_BT < share * given.length).float().to(given.device)
+        h_BT = (order_BT < share * options.length).float().to(options.device)
         for way in ("all", "gather"):
             set_gather(network, way == "gather")
             unit.h_BT = h_BT
-            times = {"forward": timed(lambda: forward(network), given.rounds, now)}
-            times["step"] = timed(lambda: step(network), given.rounds, now)
+            times = {"forward": timed(lambda: forward(network), options.rounds, now)}
+            times["step"] = timed(lambda: step(network), options.rounds, now)
             if share in (0.0, 1.0):
                 with torch.no_grad():
-                    begun = network(token_BT[:, :-1], cache=Cache()).cache
+                    cache = network(token_BT[:, :-1], cache=Cache()).cache
                 unit.h_BT = h_BT[:, :1]
-                times["write"] = timed(lambda begun=begun: write(network, begun), given.rounds, now)
-            tell(way, share, round(1 + (given.steps - 1) * float(1 - h_BT.mean()), 2), **times)
+                times["token"] = timed(lambda cache=cache: token(network, cache), options.rounds, now)
+            report(way, share, round(1 + (options.steps - 1) * float(1 - h_BT.mean()), 2), **times)
 
 
 if __name__ == "__main__":

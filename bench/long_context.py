@@ -1,11 +1,11 @@
-"""What the long-context members save: activations by reversing, encoding by keeping a state, attention by short spans.
+"""Measures what long-context members save: reversible layers, reused states, short spans.
 
-    python -m bench.long_context depth              # reformer, reversible against plain layers, 6 to 48 of them
-    python -m bench.long_context reuse              # transformer-xl, a byte with its state against encoding all again
-    python -m bench.long_context spans              # adaptive-span, a training step as the spans shrink
+    python -m bench.long_context depth              # reformer: reversible against plain layers, 6 to 48
+    python -m bench.long_context reuse              # transformer-xl: one byte with its memory, against encoding all again
+    python -m bench.long_context spans              # adaptive-span: a training step by the length of the spans
 
-`--device cuda` computes in bf16 there. Memory is that of the tensors alive at the peak of a forward and backward pass, besides
-weights and their gradients. Times are medians; on a CPU the processor's, on a GPU the clock's. One JSON line for each row.
+`--device cuda` computes in bf16. Memory is the peak of live tensors in a forward and backward pass, without weights and gradients.
+Times are medians, on a CPU in processor time. Prints one JSON line per row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from everyformer.study.cost import CostCounter
 
 
 def step(network: nn.Module, token_BT: Tensor) -> None:
-    """Forward, cross-entropy and backward, into gradients that are there."""
+    """Forward, cross-entropy and backward, into existing gradients."""
     with torch.autocast(token_BT.device.type, torch.bfloat16, enabled=token_BT.is_cuda):
         output = network(token_BT[:, :-1])
     loss = F.cross_entropy(output.logits.flatten(0, 1).float(), token_BT[:, 1:].flatten())
@@ -39,20 +39,20 @@ def step(network: nn.Module, token_BT: Tensor) -> None:
 def measured(network: nn.Module, token_BT: Tensor, rounds: int) -> dict[str, float]:
     for weight in network.parameters():
         weight.grad = torch.zeros_like(weight)
-    with CostCounter(token_BT.device) as tally:
+    with CostCounter(token_BT.device) as cost:
         step(network, token_BT)
     return {
         "ms": median(lambda: step(network, token_BT), rounds, token_BT.is_cuda),
-        "MiB": round(tally.peak / 2**20, 1),
+        "MiB": round(cost.peak / 2**20, 1),
     }
 
 
 def median(once: Callable[[], Any], rounds: int, cuda: bool) -> float:
     times = []
-    for _ in range(rounds + 1):  # the first warms up
-        began = now(cuda)
+    for _ in range(rounds + 1):  # the first is a warm-up
+        start = now(cuda)
         once()
-        times.append(now(cuda) - began)
+        times.append(now(cuda) - start)
     return round(1000 * statistics.median(times[1:]), 2)
 
 
@@ -69,24 +69,32 @@ def depth(device: str, rounds: int) -> None:
         value = everyformer.member("reformer", "tiny", layers=layers, context=512, row=16, dropout=0.0)
         plain = replace(value, body=replace(value.body, residual=PreNorm()))
         for name, one in (("reversible", value), ("plain", plain)):
-            tell(layers=layers, residual=name, **measured(one.build().to(device), token_BT, rounds))
+            report(layers=layers, residual=name, **measured(one.build().to(device), token_BT, rounds))
 
 
 def reuse(device: str, rounds: int) -> None:
-    segment = 64
     network = everyformer.build("transformer-xl", "tiny", width=256, heads=4, layers=6, dropout=0.0).to(device).eval()
     for memory in (256, 512, 1024, 2048, 3800):
-        token_BT = torch.randint(0, 256, (1, memory), device=device)
         with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            cache = network(token_BT, cache=Cache(), memory=memory).cache
-            again = median(lambda: network(token_BT), rounds, device == "cuda")  # noqa: B023
-            kept = median(lambda: network(token_BT[:, :segment], cache=cache, memory=memory), rounds, device == "cuda")  # noqa: B023
-        row = {
-            "attention_length": memory,
-            "ms_a_byte_encoding_again": again,
-            "ms_a_byte_with_state": round(kept / segment, 4),
-        }
-        tell(**row, faster=round(again * segment / kept))
+            report(**reuse_row(network, memory, device, rounds))
+
+
+def reuse_row(network: nn.Module, memory: int, device: str, rounds: int, segment: int = 64) -> dict[str, float]:
+    """Milliseconds per byte with a memory of this length, and without one."""
+    token_BT = torch.randint(0, 256, (1, memory), device=device)
+    cache = network(token_BT, cache=Cache(), memory=memory).cache
+
+    def read_segment() -> None:
+        network(token_BT[:, :segment], cache=cache, memory=memory)
+
+    encoded = median(lambda: network(token_BT), rounds, device == "cuda")
+    reused = median(read_segment, rounds, device == "cuda")
+    return {
+        "attention_length": memory,
+        "ms_per_byte_encoding_again": encoded,
+        "ms_per_byte_with_memory": round(reused / segment, 4),
+        "faster": round(encoded * segment / reused),
+    }
 
 
 def spans(device: str, rounds: int) -> None:
@@ -95,10 +103,10 @@ def spans(device: str, rounds: int) -> None:
     for span in (4096, 2048, 1024, 512, 256, 128, 64):
         changes = {"width": 128, "heads": 2, "layers": 2, "span": longest, "start": span / longest, "dropout": 0.0}
         network = everyformer.build("adaptive-span", "tiny", **changes).to(device)
-        tell(span=span, **measured(network, token_BT, rounds))
+        report(span=span, **measured(network, token_BT, rounds))
 
 
-def tell(**row: Any) -> None:
+def report(**row: Any) -> None:
     print(json.dumps(row), flush=True)
 
 
@@ -107,9 +115,9 @@ def main() -> None:
     parser.add_argument("what", choices=("depth", "reuse", "spans"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.manual_seed(0)
-    {"depth": depth, "reuse": reuse, "spans": spans}[given.what](given.device, given.rounds)
+    {"depth": depth, "reuse": reuse, "spans": spans}[options.what](options.device, options.rounds)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compares the memory that `everyformer plan` predicts with the memory of real training steps.
 
-    python -m bench.plan_memory                      # the table of docs/results/plan_memory.md, on the device that is there
+    python -m bench.plan_memory                      # the table of docs/results/plan_memory.md, on this machine
     python -m bench.plan_memory --only gpt2 --steps 5
 
 For each row the plan is made in one process, and real steps of the training loop run in another. On a CPU the tensors' peak is

@@ -186,15 +186,15 @@ def test_looking_at_a_pattern_does_not_change_the_scene() -> None:
         ({"dropout": 1.0}, "dropout is 1.0: it is a probability"),
         ({"dropout": -0.1}, "dropout is -0.1: it is a probability"),
         ({"kernel": "sdqa"}, "no kernel is named 'sdqa'; did you mean sdpa?"),
-        ({"context": Context.of(1, 6, CPU)}, "the scene is of 1 queries and 6 keys, q and k of 4 and 6"),
+        ({"context": Context.of(1, 6, CPU)}, "the context has 1 queries and 6 keys, but q and k have 4 and 6"),
         (
             {"q": (2, 2, 7, 3), "context": Context.of(7, 6, CPU, key_BK=torch.arange(6)[None])},
             "7 queries cannot be the last of 6 keys",
         ),
         ({"pattern": SameDocument()}, "SideInputs.documents="),
         ({"pattern": Graph()}, "SideInputs.edges="),
-        ({"pattern": "causal"}, "the pattern is 'causal': give a pattern, as parse"),
-        ({"score_mods": (Rotary(),)}, "is a value: give its module, rule.build"),
+        ({"pattern": "causal"}, "the pattern is 'causal': give a pattern, such as parse"),
+        ({"score_mods": (Rotary(),)}, "is a value: give its module, score_mod.build"),
     ],
 )
 def test_wrong_input_is_named(change: dict[str, Any], reason: str) -> None:

@@ -126,9 +126,9 @@ def test_buckets_at_once_are_those_of_each_round():
     torch.manual_seed(0)
     k_BHKE, rotation = torch.randn(2, 3, 70, 6, device=DEVICE), torch.randn(4, 3, 6, 5, device=DEVICE)
     k_BHKE = k_BHKE.bfloat16().float()
-    assert torch.equal(hashing._buckets_at_once(k_BHKE, rotation), hashing.buckets(k_BHKE, rotation))
+    assert torch.equal(hashing._buckets_by_program(k_BHKE, rotation), hashing.buckets(k_BHKE, rotation))
     turned = k_BHKE.transpose(1, 2).contiguous().transpose(1, 2)
-    assert torch.equal(hashing._buckets_at_once(turned, rotation), hashing.buckets(k_BHKE, rotation))
+    assert torch.equal(hashing._buckets_by_program(turned, rotation), hashing.buckets(k_BHKE, rotation))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_what_it_cannot_serve_it_refuses():
     qkv = [torch.randn(1, 2, 8, 4) for _ in range(3)]
     with pytest.raises(UnsupportedKernel, match="bfloat16 or float16 on CUDA"):
         attend(*qkv, parse("causal & window(3)"), kernel="fused")
-    assert fused.parts_of(request_of("causal")[0]) is None
-    assert fused.parts_of(request_of("window(5)")[0]) is None
-    assert fused.parts_of(request_of("causal & (block(8) | summary(4, 1))")[0]) is None
-    assert fused.parts_of(request_of("hashed(2, 4, 5)", (Span(20),))[0]) is None
+    assert fused.launched_parts(request_of("causal")[0]) is None
+    assert fused.launched_parts(request_of("window(5)")[0]) is None
+    assert fused.launched_parts(request_of("causal & (block(8) | summary(4, 1))")[0]) is None
+    assert fused.launched_parts(request_of("hashed(2, 4, 5)", (Span(20),))[0]) is None

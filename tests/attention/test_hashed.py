@@ -175,7 +175,7 @@ def test_the_scores_grow_with_the_length_and_not_with_its_square():
     """Each query meets at most `rounds` times the window and two chunks; so do the bytes that the backward pass keeps."""
     pattern = Hashed(4, 32, 64)
     for keys in (4096, 16384, 65536):
-        per_query = kernel.computed_fraction(pattern, keys, keys) * keys
+        per_query = kernel.computed_fraction(Request.of(pattern, keys, keys, 1)) * keys
         assert per_query < 4 * 2 * (64 + 64)
     kept = [_kept(pattern, keys) for keys in (512, 1024, 2048)]
     assert kept[2] - kept[1] < 2.1 * (kept[1] - kept[0])
@@ -212,7 +212,10 @@ ELSEWHERE = Context.of(5, 5, CPU, query_BQ=torch.zeros(1, 5, dtype=torch.long), 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: Hashed(2, 5, 3), "hashed.buckets is 5: they are directions and their opposites; make it even"),
+        (
+            lambda: Hashed(2, 5, 3),
+            "hashed.buckets is 5: half of them are the opposite directions of the others; give an even number",
+        ),
         (lambda: parse("chunked(2, 3, 4)"), "chunked.buckets is 3"),
         (lambda: Hashed(2, 4, 3).mask(5), "the patterns hashed and chunked need hashed keys"),
         (lambda: attend(*draw(5), Hashed(2, 4, 3), kernel="hashed"), "attend within a model, which hashes them"),
@@ -239,5 +242,5 @@ def test_text_and_bounds(text):
     pattern: Pattern = parse(text)
     assert parse(str(pattern)) == pattern
     assert Hashed(2, 512, 256).attends_to_future() is False  # whatever its numbers
-    assert Chunked(2, 4, 3).attends_to_future() and not Chunked(2, 4, 3).bound().attends_to_future()
-    assert Chunked(2, 4, 3, bidirectional=True).bound().attends_to_future()
+    assert Chunked(2, 4, 3).attends_to_future() and not Chunked(2, 4, 3).superset().attends_to_future()
+    assert Chunked(2, 4, 3, bidirectional=True).superset().attends_to_future()

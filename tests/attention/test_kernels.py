@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from everyformer.attention.attend import KERNELS, UnsupportedKernel, attend, choose
 from everyformer.attention.context import Context, Probe
-from everyformer.attention.kernels.blocked import computed_fraction, plan
+from everyformer.attention.kernels.blocked import computed_fraction, gathers
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import ByHead, Causal, Full, Graph, Pattern, SameDocument, fixed, strided
@@ -136,7 +136,7 @@ def test_flex_equals_the_reference(pattern: Pattern, score_mods: tuple[ScoreMod,
 )
 def test_blocked_merges_reordered_parts(text: str, parts: int, queries: int) -> None:
     pattern = parse(f"causal & {text}")
-    assert len(plan(pattern, 300, 300, HEADS, CPU)) == parts
+    assert len(gathers(pattern, 300, 300, HEADS)) == parts
     qkv, modules = draw(queries, 300, batch=1), build((Shaw(5), Alibi()))
     wanted = answer_and_gradients(qkv, pattern, modules, "reference")
     for one, two in zip(answer_and_gradients(qkv, pattern, modules, "blocked"), wanted, strict=True):
@@ -255,7 +255,7 @@ def test_dropout_drops_single_weights_and_scales_the_rest(kernel: str) -> None:
         assert not torch.equal(dropped, attend(q, k, v, pattern, dropout=p, kernel=kernel))
 
 
-WEIGHTS, PROBE = "Shaw's value terms", "a probe wants the weights"
+WEIGHTS, PROBE = "Shaw's value terms", "a probe records the attention weights"
 
 
 @pytest.mark.spec(19, 37)
@@ -272,7 +272,7 @@ WEIGHTS, PROBE = "Shaw's value terms", "a probe wants the weights"
         (
             "blocked",
             {"context": Context.of(6, 6, CPU, query_BQ=torch.arange(6)[None])},
-            "do not stand at their numbers",
+            "the index of a key is not its position",
         ),
         *((kernel, {"score_mods": [Shaw(2, values=True)]}, WEIGHTS) for kernel in ("sdpa", "flex", "blocked")),
         *((kernel, {"context": Context.of(6, 6, CPU, probe=Probe())}, PROBE) for kernel in ("sdpa", "flex", "blocked")),
@@ -281,9 +281,14 @@ WEIGHTS, PROBE = "Shaw's value terms", "a probe wants the weights"
 def test_a_kernel_that_cannot_serve_says_why(kernel: str, options: dict[str, Any], reason: str) -> None:
     options = options | {"score_mods": build(options.get("score_mods", ()))}
     qkv = draw(6, 6)
-    with pytest.raises(UnsupportedKernel, match=f"the kernel {kernel} cannot serve: .*{reason}"):
+    with pytest.raises(UnsupportedKernel, match=f"the kernel {kernel} does not support this: .*{reason}"):
         attend(*qkv, **options, kernel=kernel)
     assert attend(*qkv, **options, kernel="reference").shape == (BATCH, HEADS, 6, VALUES)
+
+
+def fraction(pattern: Pattern, length: int) -> float:
+    """The fraction of the scores that `blocked` computes."""
+    return computed_fraction(Request.of(pattern, length, length, HEADS))
 
 
 def chosen(pattern: Pattern, queries: int, keys: int, score_mods: Sequence[ScoreMod] = (), **context: Any) -> str:
@@ -314,7 +319,7 @@ def test_auto_follows_its_rule() -> None:
     for window in (65, 129, 193, 257, 385, 513):
         pattern = parse(f"causal & window({window})")
         taken[window] = chosen(pattern, 1024, 1024)
-        assert (taken[window] == "blocked") == (computed_fraction(pattern, 1024, 1024, HEADS) <= 0.35)
+        assert (taken[window] == "blocked") == (fraction(pattern, 1024) <= 0.35)
     assert set(taken.values()) == {"blocked", "sdpa"}  # a third of the scores lies between
     for sets in (strided(128), fixed(128, 32)):  # the Sparse Transformer's, in all three uses
         for pattern in (*sets, sets[0] | sets[1], ByHead(sets)):
@@ -336,12 +341,12 @@ def test_auto_follows_its_rule() -> None:
 )
 def test_blocked_computes_few_scores(text: str, share: float) -> None:
     pattern, length = parse(text), 2048
-    assert computed_fraction(pattern, length, length, HEADS) == pytest.approx(share, abs=1e-9)
-    assert pattern.density(length) <= share < computed_fraction(pattern, length // 2, length // 2, HEADS)
+    assert fraction(pattern, length) == pytest.approx(share, abs=1e-9)
+    assert pattern.density(length) <= share < fraction(pattern, length // 2)
     q, k, v = (torch.randn(1, HEADS, length, 4, dtype=torch.float32) for _ in range(3))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         attend(q, k, v, pattern, kernel="blocked")
-    parts = len(plan(pattern, length, length, HEADS, CPU))
+    parts = len(gathers(pattern, length, length, HEADS))
     # Two products a score, and a third where parts are merged by their log-sum-exp.
     products = share * HEADS * length**2 * 4 * (2 if parts == 1 else 3)
     assert counter.get_total_flops() // 2 == round(products)
@@ -350,9 +355,7 @@ def test_blocked_computes_few_scores(text: str, share: float) -> None:
 @pytest.mark.spec(104)
 @pytest.mark.parametrize("length", [1024, 2048])
 def test_reordering_makes_strides_dense(length: int) -> None:
-    reordered, as_they_come = (
-        computed_fraction(parse(f"causal & {name}(64)"), length, length, HEADS) for name in ("stride", "steps")
-    )
+    reordered, as_they_come = (fraction(parse(f"causal & {name}(64)"), length) for name in ("stride", "steps"))
     assert as_they_come == 16 / 64  # 16 queries in a row see 16 of the 64 residues, however long the sequence is
     assert reordered == 64 / length
 

@@ -52,9 +52,9 @@ def large(score_mod: ScoreMod) -> Any:
 
 
 def literal_scores(score_mod: Any, q: Tensor, k: Tensor, b: int, h: int, first: int = 0) -> Tensor:
-    w_r_ED = score_mod.place.weight.unflatten(0, (HEADS, WIDTH))[h]
+    w_r_ED = score_mod.w_r.weight.unflatten(0, (HEADS, WIDTH))[h]
     return spec.transformer_xl_scores(
-        q[b, h], k[b, h], w_r_ED, score_mod.u_HE[h], score_mod.v_HE[h], first, score_mod.reach
+        q[b, h], k[b, h], w_r_ED, score_mod.u_HE[h], score_mod.v_HE[h], first, score_mod.max_distance
     )
 
 
@@ -70,11 +70,11 @@ def literal_relative(score_mod: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def literal_span(score_mod: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    first, longest, ramp = k.shape[2] - q.shape[2], score_mod.value.longest, score_mod.value.ramp
+    first, longest, ramp = k.shape[2] - q.shape[2], score_mod.value.max_span, score_mod.value.ramp
 
     def span(b: int, h: int) -> Tensor:
         if isinstance(score_mod, SpanModule):
-            return longest * score_mod.part_H[h]
+            return longest * score_mod.fraction_H[h]
         x_QD = inputs(q.shape[2])[b]
         return torch.stack([spec.dynamic_span(x_D, score_mod.v_HD[h], score_mod.b_H[h], longest) for x_D in x_QD])
 
@@ -101,7 +101,7 @@ def module_of(score_mod: ScoreMod) -> Any:
     """Large, and spans of all lengths, none of which ends on a key."""
     module: Any = large(score_mod)
     if isinstance(score_mod, Span):
-        nn.init.uniform_(module.part_H)
+        nn.init.uniform_(module.fraction_H)
     return module
 
 
@@ -109,7 +109,9 @@ each_rule = pytest.mark.parametrize(
     ("score_mod", "literal"),
     [
         pytest.param(FourTerm(8), literal_relative, id="four-term", marks=pytest.mark.spec(38)),
-        pytest.param(FourTerm(8, reach=3), literal_relative, id="four-term-clamped", marks=pytest.mark.spec(38, 88)),
+        pytest.param(
+            FourTerm(8, max_distance=3), literal_relative, id="four-term-clamped", marks=pytest.mark.spec(38, 88)
+        ),
         pytest.param(Span(4, ramp=3), literal_span, id="adaptive-span", marks=pytest.mark.spec(93, 94)),
         pytest.param(DynamicSpan(6, 5, ramp=3), literal_span, id="dynamic-span", marks=pytest.mark.spec(93, 94, 96)),
     ],
@@ -170,11 +172,11 @@ def test_a_span_that_ends_on_a_key_has_the_slope_of_shrinking(kernel: str) -> No
 
     def loss(literal: bool = False, move: float = 0.0) -> Tensor:
         with torch.no_grad():
-            module.part_H.fill_((z + move) / longest)
+            module.fraction_H.fill_((z + move) / longest)
         y = literal_span(module, q, k, v) if literal else attend(q, k, v, Causal(), [module], kernel=kernel)
         return (y * direction).sum(dim=(0, 2, 3))
 
-    ours, inner = (torch.autograd.grad(loss(one).sum(), module.part_H)[0] / longest for one in (False, True))
+    ours, inner = (torch.autograd.grad(loss(one).sum(), module.fraction_H)[0] / longest for one in (False, True))
     step = 1e-6
     with torch.no_grad():
         here, below, above = (loss(literal=True, move=move) for move in (0.0, -step, step))
@@ -197,11 +199,11 @@ def test_a_span_that_ends_on_a_key_has_the_slope_of_shrinking(kernel: str) -> No
 def test_a_span_that_ends_before_every_key_is_no_nan(kernel: str) -> None:
     """A span may leave a query nothing, where a pattern hides its neighbours: it answers zero and learns nothing."""
     module: Any = Span(4, ramp=2).build(HEADS, WIDTH, VALUES)
-    nn.init.zeros_(module.part_H)
+    nn.init.zeros_(module.fraction_H)
     qkv = draw(9, 9)
     y = attend(*qkv, parse("causal & ~window(2)"), [module], kernel=kernel)  # distance 2 = R + z has the weight 0
     assert torch.equal(y, torch.zeros_like(y))
-    for gradient in torch.autograd.grad(y.sum(), [*qkv, module.part_H]):
+    for gradient in torch.autograd.grad(y.sum(), [*qkv, module.fraction_H]):
         assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
@@ -211,9 +213,9 @@ def test_the_penalty_of_every_layer_reaches_the_loss() -> None:
     model = Model(width=12, embed=Tokens(7), body=Stack(2, (layer,), PreNorm()), outputs=(Language(),))
     assert from_json(to_json(model), Model) == model
     network = model.build()
-    spans = [module.part_H for module in network.modules() if isinstance(module, SpanModule)]
+    spans = [module.fraction_H for module in network.modules() if isinstance(module, SpanModule)]
     penalty = network(torch.randint(0, 7, (2, 5))).aux["penalty"]
-    torch.testing.assert_close(penalty, sum(0.5 / HEADS * (4 * part_H).sum() for part_H in spans))
+    torch.testing.assert_close(penalty, sum(0.5 / HEADS * (4 * fraction_H).sum() for fraction_H in spans))
     for gradient in torch.autograd.grad(penalty, spans):
         torch.testing.assert_close(gradient, torch.full((HEADS,), 4 * 0.5 / HEADS))
 
@@ -240,7 +242,7 @@ def test_the_relative_shift_gives_the_same_scores(reach: int | None, queries: in
     """Appendix B: the products with all distances are a matrix whose rows, each moved one further, are the term."""
     score_mod = large(FourTerm(8, reach))
     q, k, v = draw(queries, keys)
-    r_HRE = spec.distances(keys, 8, reach) @ score_mod.place.weight.unflatten(0, (HEADS, WIDTH)).transpose(1, 2)
+    r_HRE = spec.distances(keys, 8, reach) @ score_mod.w_r.weight.unflatten(0, (HEADS, WIDTH)).transpose(1, 2)
     shifted = spec.relative_shift((q + score_mod.v_HE[:, None]) @ r_HRE.transpose(1, 2))
     score = ((q + score_mod.u_HE[:, None]) @ k.transpose(2, 3) + shifted) / WIDTH**0.5
     seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)

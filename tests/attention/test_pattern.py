@@ -29,8 +29,6 @@ from everyformer.attention.pattern import (
     Window,
     cell,
     fixed,
-    for_head,
-    max_distance,
     strided,
 )
 from everyformer.value import Count, Value, from_json, to_json
@@ -123,7 +121,7 @@ def test_a_rectangle_sees_its_memory_and_of_it_what_came_before(rows, columns, h
     seen = pattern.mask(len(order))[0]
     assert [set(row.nonzero()[:, 0].tolist()) for row in seen] == memory
     assert torch.equal((Causal() & pattern).mask(len(order))[0], seen.tril())
-    assert int((places[:, None] - places).abs()[seen].max()) <= max_distance(pattern) < 2 * rows * columns
+    assert int((places[:, None] - places).abs()[seen].max()) <= pattern.max_distance() < 2 * rows * columns
     assert not (Causal() & pattern).attends_to_future() and (height * width == 1 or pattern.attends_to_future())
     with pytest.raises(
         ValueError, match=r"local2d\.width is 4: 6 columns do not divide into such blocks; give a divisor"
@@ -225,11 +223,11 @@ def test_what_is_told_of_a_pattern_is_counted_from_it(pattern: Pattern, length: 
 @swept
 @given(any_patterns)
 def test_a_bound_sees_all_that_the_pattern_may_see(pattern: Pattern) -> None:
-    whole = pattern.bound()
+    whole = pattern.superset()
     assert all(not part.needs or getattr(part, "edges", None) is not None for part in whole.walk())
     assert not bool((mask(pattern) & ~mask(whole)).any())
     for head in range(HEADS):
-        alone = for_head(pattern, head)
+        alone = pattern.for_head(head)
         assert not any(isinstance(part, ByHead) for part in alone.walk())
         assert torch.equal(mask(alone)[head], mask(pattern)[head])
 
@@ -277,7 +275,7 @@ def test_values_are_frozen_and_take_lists_for_tuples() -> None:
         (lambda: Window(-3), "window.size is -3: expected int >= 1"),
         (lambda: Window(0), "window.size is 0: expected int >= 1"),
         (lambda: Window(2.5), "window.size is 2.5: expected int, got float"),
-        (lambda: parse(None), "None is no text to read a pattern from; give a str"),
+        (lambda: parse(None), "None is not a str; write a pattern as text"),
         (lambda: Block("4"), "block.size is '4': expected int, got str"),
         (lambda: Stride(True), "stride.step is True: expected int, got bool"),
         (lambda: Summary(4, 5), "summary.last is 5: a block has only 4 columns; give 4 or fewer"),
@@ -368,7 +366,7 @@ def test_only_causal_holds_back_a_pattern_from_elsewhere():
 )
 def test_nobody_sees_further_than_the_end_that_a_pattern_sets(text, end):
     pattern = parse(text)
-    assert max_distance(pattern) == end
+    assert pattern.max_distance() == end
     if end is not None:
         _, i, j = pattern.mask(24, heads=2).nonzero(as_tuple=True)
         assert int((i - j).abs().max()) == end

@@ -50,7 +50,7 @@ def bias(score_mod: Any, positions: int, queries: int | None = None) -> Tensor:
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(7, 7), (3, 7), (1, 7)])
 def test_shaw_is_its_equations(values: bool, queries: int, keys: int) -> None:
-    score_mod = build(Shaw(reach=2, values=values))
+    score_mod = build(Shaw(max_distance=2, values=values))
     q, k, v = draw(queries, keys)
     y = attend(q, k, v, score_mods=[score_mod])
     for b, h in product(range(BATCH), range(HEADS)):
@@ -166,12 +166,12 @@ def test_rules_round_trip_through_json(score_mod: ScoreMod) -> None:
     [
         (lambda: Rotary(base=-1.0), "rotary.base is -1.0: expected float > 0"),
         (lambda: Rotary().build(2, 3, 3), "a head is 3 wide; make it even"),
-        (lambda: Shaw(reach=0), "shaw.reach is 0: expected int >= 1"),
+        (lambda: Shaw(max_distance=0), "shaw.max_distance is 0: expected int >= 1"),
         (lambda: T5Bias(buckets=1), "t5_bias has 1 buckets .* must be at least 1"),
         (lambda: T5Bias(buckets=3, bidirectional=True), "t5_bias has 3 buckets .* must be at least 1"),
         (
-            lambda: T5Bias(buckets=32, reach=16),
-            "reach of 16: 16 distances have a bucket of their own, .* less than the reach",
+            lambda: T5Bias(buckets=32, max_distance=16),
+            "max_distance of 16: 16 distances have one bucket each, .* less than max_distance",
         ),
         (lambda: ImageBias(0, 3), "image_bias.rows is 0: expected int >= 1"),
         (lambda: ImageBias(2, 3, before=-1), "image_bias.before is -1: expected int >= 0"),
@@ -185,5 +185,5 @@ def test_a_wrong_number_is_named(make: Any, reason: str) -> None:
 @pytest.mark.spec(37)
 @pytest.mark.parametrize("key_BK", [None, torch.arange(7)[None]])
 def test_positions_past_the_grid_are_refused(key_BK: Tensor | None) -> None:
-    with pytest.raises(ValueError, match=r"image_bias knows 0 \+ 2 x 3 positions, but 7 are given"):
+    with pytest.raises(ValueError, match=r"image_bias has 0 \+ 2 x 3 positions, but the input has 7"):
         attend(*draw(7, 7), score_mods=[build(ImageBias(2, 3))], context=Context.of(7, 7, CPU, key_BK=key_BK))

@@ -16,7 +16,7 @@ from everyformer.attention import span as span_module
 from everyformer.attention.attend import attend
 from everyformer.attention.context import Call, Context, Positions
 from everyformer.attention.parse import parse
-from everyformer.attention.pattern import Causal, Window, for_head
+from everyformer.attention.pattern import Causal, Window
 from everyformer.attention.score_mod import Rotary, ScoreMod, Shaw
 from everyformer.attention.span import DynamicSpan, Span, coarse
 from everyformer.study.cost import CostCounter
@@ -38,7 +38,7 @@ def built(score_mod: ScoreMod, spans: tuple[float, ...] = (0.0, 2.5, 6.2)) -> An
         for weight in module.parameters():
             weight.normal_()
         if isinstance(score_mod, Span):
-            module.part_H.copy_(torch.tensor(spans) / score_mod.longest)
+            module.fraction_H.copy_(torch.tensor(spans) / score_mod.max_span)
         if isinstance(score_mod, DynamicSpan):
             module.b_H.copy_(torch.tensor([-3.0, -2.0, -1.0]))
             module.v_HD.mul_(0.3)
@@ -65,7 +65,7 @@ def test_a_head_sees_all_that_its_span_shows(z: float, step: int, monkeypatch: p
         monkeypatch.setattr(span_module, "coarse", lambda size: max(1, size))
     score_mod = Span(12, ramp=4)
     pattern = built(score_mod, (z, 1.0, 2.0)).visible_keys(None)
-    assert isinstance(for_head(pattern, 0), Window)
+    assert isinstance(pattern.for_head(0), Window)
     for distance in range(40):
         shown = bool(spec.soft_mask(torch.tensor(z), 4, distance) > 0) and distance <= 12
         window = bool(pattern.allows(torch.tensor(0), torch.tensor(0), torch.tensor(50), torch.tensor(50 - distance)))
@@ -75,7 +75,7 @@ def test_a_head_sees_all_that_its_span_shows(z: float, step: int, monkeypatch: p
 
 def test_a_span_that_is_no_number_hides_nothing() -> None:
     pattern = built(Span(12, ramp=4), (math.nan, math.inf, 2.0)).visible_keys(None)
-    assert [for_head(pattern, head) for head in range(2)] == [Window(13)] * 2
+    assert [pattern.for_head(head) for head in range(2)] == [Window(13)] * 2
 
 
 @pytest.mark.spec(97)
@@ -87,7 +87,7 @@ def test_windows_are_few_and_not_much_too_large() -> None:
 
 SCORE_MODS = [
     pytest.param((Span(8, ramp=3),), id="span"),
-    pytest.param((Rotary(), Shaw(8, ahead=False), Span(8, ramp=3)), id="span-with-distances"),
+    pytest.param((Rotary(), Shaw(8, future=False), Span(8, ramp=3)), id="span-with-distances"),
     pytest.param((DynamicSpan(WIDE, 8, ramp=3), Shaw(5)), id="dynamic"),
     pytest.param((), id="window-alone"),
 ]
@@ -132,7 +132,7 @@ def test_keys_that_nobody_sees_are_not_read(
 @pytest.mark.spec(97)
 def test_short_spans_choose_the_blocked_kernel_and_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """From all of 1,024 positions to 64: another kernel, the same answer, a small part of the operations and bytes."""
-    score_mods: list[Any] = [built(Shaw(1024, ahead=False)), built(Span(1024, ramp=32))]
+    score_mods: list[Any] = [built(Shaw(1024, future=False)), built(Span(1024, ramp=32))]
     qkv = [x.detach()[:1] for x in draw(1024, 1024)]
     chosen: list[str] = []
     original = waist.choose
@@ -144,7 +144,7 @@ def test_short_spans_choose_the_blocked_kernel_and_cost_little(monkeypatch: pyte
     monkeypatch.setattr(waist, "choose", spy)
     tallies: dict[float, CostCounter] = {}
     for part in (1.0, 30 / 1024):
-        torch.nn.init.constant_(score_mods[1].part_H, part)
+        torch.nn.init.constant_(score_mods[1].fraction_H, part)
         attend(*qkv, Causal(), score_mods)  # what is planned once
         with CostCounter(CPU) as tallies[part]:
             found = attend(*qkv, Causal(), score_mods)
@@ -158,7 +158,7 @@ def test_short_spans_choose_the_blocked_kernel_and_cost_little(monkeypatch: pyte
 def test_a_span_stays_between_nothing_and_the_longest() -> None:
     module = built(Span(8, ramp=3), (-1.0, 3.0, 9.0))
     module.clamp_()
-    torch.testing.assert_close(module.part_H.detach(), torch.tensor([0.0, 3 / 8, 1.0]))
+    torch.testing.assert_close(module.fraction_H.detach(), torch.tensor([0.0, 3 / 8, 1.0]))
 
 
 @pytest.mark.spec(96)
@@ -181,7 +181,7 @@ def test_a_dynamic_span_costs_its_mean_over_heads_and_real_tokens() -> None:
 
 
 def test_a_dynamic_span_says_what_it_lacks() -> None:
-    with pytest.raises(ValueError, match="give attend a scene with query_inputs="):
+    with pytest.raises(ValueError, match="give a context with query_inputs="):
         attend(*draw(3, 3), Causal(), [built(DynamicSpan(WIDE, 8))])
 
 

@@ -7,7 +7,8 @@ import torch
 
 from everyformer.attention.attend import UnsupportedKernel, attend
 from everyformer.attention.context import Context
-from everyformer.attention.kernels.tiled import Few, Tile, tiles
+from everyformer.attention.kernels.parts import parts
+from everyformer.attention.kernels.tiled import FewColumns, Tile, tiles_of
 from everyformer.attention.parse import parse
 from everyformer.attention.score_mod import Alibi
 
@@ -28,6 +29,9 @@ PATTERNS = (
     "causal & summary(8, 2)",  # the first queries see nothing
     "by_head(causal & block(8), causal & summary(8, 4))",
     "by_head(causal & window(4), causal & stride(4))",
+    "causal & (window(4) | stride(8))",
+    "causal & (window(16) | stride(8))",  # some strides are in the window
+    "by_head(causal & window(8), causal & stride(8), causal & block(8))",  # three patterns for four heads
 )
 
 
@@ -52,33 +56,35 @@ def test_parts_see_disjoint_pairs_and_all_of_the_pattern(text):
     """Read back from what each part answers to values that tell keys apart, under equal scores."""
     pattern = parse(text)
     for one in pattern.patterns if text.startswith("by_head") else (pattern,):
-        parts = tiles(one, LENGTH)
-        assert parts is not None
-        seen = torch.zeros(LENGTH, LENGTH)
-        for part in parts:
-            seen += pairs(part)
-        assert torch.equal(seen, one.mask(LENGTH)[0].float())
+        allowed = torch.zeros(LENGTH, LENGTH)
+        for part in parts(one):
+            tiles = tiles_of(part)
+            assert tiles
+            of_part = sum(pairs(tile) for tile in tiles)
+            assert torch.equal(of_part, part.pattern.mask(LENGTH)[0].float())
+            allowed += of_part
+        assert torch.equal(allowed, one.mask(LENGTH)[0].float())
 
 
-def pairs(part: Tile | Few) -> torch.Tensor:
+def pairs(part: Tile | FewColumns) -> torch.Tensor:
     """Who sees whom in a part, by its own words."""
     q, k = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
     size = part.size
-    if isinstance(part, Few):
+    if isinstance(part, FewColumns):
         number = k % size - (size - part.skip - part.columns)
         last = (number >= 0) & (number < part.columns)
-        if not part.back:
+        if not part.shift:
             return (last & (k // size == q // size) & (k <= q)).float()
         return (last & (k // size == q // size - 1) & (number > q % size // (size // part.columns))).float()
-    if part.fold == "block":
-        same = q // size == (k + part.back) // size
-        seen = {"causal": k % size <= q % size, "later": k % size > q % size, "all": k == k}[part.sees]
+    if part.view == "block":
+        same = q // size == (k + part.shift) // size
+        seen = {"causal": k % size <= q % size, "later": k % size > q % size, "all": k == k}[part.allows]
         return (same & seen).float()
     if part.columns:
-        block, number = k // part.back, k % part.back - (part.back - part.skip - part.columns)
+        block, number = k // part.shift, k % part.shift - (part.shift - part.skip - part.columns)
         row, column = q // size, block * part.columns + number  # of the T/g rows of the view
         return ((number >= 0) & (number < part.columns) & (column + part.columns <= row)).float()
-    return ((q % size == k % size) & (k + part.back <= q)).float()
+    return ((q % size == k % size) & (k + part.shift <= q)).float()
 
 
 @pytest.mark.parametrize("text", PATTERNS)
@@ -100,18 +106,18 @@ def test_it_errs_at_most_twice_as_much_as_the_plain_kernel(text, dtype):
 @pytest.mark.parametrize(
     "text, options, reason",
     [
-        ("causal & window(8)", {"score_mods": [Alibi().build(HEADS, 6, 4)]}, "adds to the score"),
-        ("causal & window(8)", {"dropout": 0.5}, "dropped"),
+        ("causal & window(8)", {"score_mods": [Alibi().build(HEADS, 6, 4)]}, "no score terms"),
+        ("causal & window(8)", {"dropout": 0.5}, "no dropout"),
         ("causal & window(8)", {"context": Context.of(32, 32, CPU, key_BK=torch.arange(32)[None])}, "padding"),
-        ("causal & window(7)", {}, "no union of whole tiles; use blocked"),  # 32 is no multiple of 7
-        ("causal & window(32)", {}, "no union of whole tiles"),  # that is all
-        ("window(8)", {}, "no union of whole tiles"),
-        ("causal & (window(4) | stride(8))", {}, "no union of whole tiles"),
-        ("by_head(causal & window(8), causal & stride(8), causal & block(8))", {}, "no union of whole tiles"),
+        ("causal & window(7)", {}, "not a union of whole tiles; use blocked"),  # 32 is no multiple of 7
+        ("causal & window(32)", {}, "not a union of whole tiles"),  # that is all
+        ("window(8)", {}, "not a union of whole tiles"),
+        ("causal & (window(4) | stride(7))", {}, "not a union of whole tiles"),
+        ("by_head(causal & window(8), causal & stride(8), block(8))", {}, "not a union of whole tiles"),
     ],
 )
 def test_what_it_cannot_serve_it_refuses(text, options, reason):
-    with pytest.raises(UnsupportedKernel, match=rf"the kernel tiled cannot serve: .*{reason}"):
+    with pytest.raises(UnsupportedKernel, match=rf"the kernel tiled does not support this: .*{reason}"):
         attend(*draw(), parse(text), kernel="tiled", **options)
 
 

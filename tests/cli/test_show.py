@@ -11,8 +11,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from everyformer.attention.kernels.blocked import computed_fraction
+from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
-from everyformer.attention.pattern import for_head
 from everyformer.cli.main import main
 from everyformer.study.pattern_images import COLORS, draw, example_context, pool
 
@@ -74,7 +74,9 @@ def test_the_printed_numbers_are_those_of_the_pattern(text, show):
     assert fact(out, "allowed").startswith(f"{pattern.density(256):.1%} ")
     live, blocks = map(int, re.findall(r"(\d+) of (\d+) blocks", fact(out, "computed blocks"))[0])
     assert blocks == 16 * 16 and live / blocks == pattern.computed_blocks(256, 16)
-    assert fact(out, "blocked kernel").startswith(f"computes {computed_fraction(pattern, 256, 256, 1):.1%} ")
+    assert fact(out, "blocked kernel").startswith(
+        f"computes {computed_fraction(Request.of(pattern, 256, 256, 1)):.1%} "
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,9 +101,9 @@ def test_by_head_has_one_grid_per_head(options, heads, show):
     text = "by_head(causal, window(3))"
     out = show(text, "--length", "16", *options, columns=30)
     pattern = parse(text)
-    wanted = [row for head in range(heads) for row in for_head(pattern, head).mask(16)[0].tolist()]
+    wanted = [row for head in range(heads) for row in pattern.for_head(head).mask(16)[0].tolist()]
     assert cells(out) == wanted
-    assert all(f"head {head}: {for_head(pattern, head)}" in out for head in range(heads))
+    assert all(f"head {head}: {pattern.for_head(head)}" in out for head in range(heads))
 
 
 @pytest.mark.parametrize(

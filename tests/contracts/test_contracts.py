@@ -35,6 +35,7 @@ from everyformer.study.sweep import (
     BODIES,
     GATES,
     HEADS,
+    HYBRIDS,
     PARTS,
     PATTERNS,
     POSITIONS,
@@ -56,7 +57,7 @@ def held(report: Report, record_property) -> None:
 def attention(model: Model) -> Attention | None:
     """Of a model of the parts, whose layer is one attention and one net."""
     first = model.body.layers[0].sublayers[0]
-    return first if isinstance(first, Attention) and model.body not in BODIES else None
+    return first if isinstance(first, Attention) and model.body not in HYBRIDS else None
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
@@ -68,6 +69,13 @@ def test_wherever_two_parts_meet_the_contracts_are_kept(pattern, record_property
 @pytest.mark.parametrize("body", BODIES, ids=str)
 def test_every_body_without_attention_keeps_the_contracts(body, record_property):
     held(sweep(model for model in cells() if model and model.body == body), record_property)
+
+
+@pytest.mark.parametrize("body", HYBRIDS, ids=str)
+def test_every_hybrid_keeps_the_contracts(body, record_property):
+    models = [model for model in cells() if model and model.body == body]
+    assert len(models) == 2
+    held(sweep(models, (*SWEPT, "compile") if body.is_causal() else SWEPT), record_property)
 
 
 @pytest.mark.parametrize("name", everyformer.members())

@@ -54,7 +54,7 @@ def test_attention_is_the_papers(dynamic, itself):
         for h in range(2):
             q, k, v = (x_TD @ weight.chunk(2)[h].T for weight in heads.qkv.weight.chunk(3))
             z = torch.stack([spec.dynamic_span(x, span.v_HD[h], span.b_H[h], 6) for x in x_TD]) if dynamic else None
-            z = 6 * span.part_H[h] if z is None else z
+            z = 6 * span.fraction_H[h] if z is None else z
             answers.append(spec.adaptive_span(q, k, v, z, 3, 6, nearest=0 if itself else 1, p_RE=p_RE))
         found, _ = layer.sublayers[0](x_TD[None], context, None)
         close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T)
@@ -88,7 +88,7 @@ def test_a_memory_keeps_what_some_head_sees_and_is_one_long_pass(hidden, dynamic
     """DepthModule of different spans: the past has the longest, each layer makes keys of its own part."""
     network, x_BT = small(dynamic=dynamic, span=9), tokens(2, 30)
     if not dynamic:
-        spans = [layer.sublayers[0].score_mods[1].part_H for layer in network.body.layers]
+        spans = [layer.sublayers[0].score_mods[1].fraction_H for layer in network.body.layers]
         with torch.no_grad():
             spans[0].copy_(torch.tensor([0.0, 0.1]))  # 0.9 + 3 > 3 positions back
             spans[1].copy_(torch.tensor([0.4, 0.2]))  # 3.6 + 3 > 6 positions back
@@ -151,7 +151,7 @@ def test_training_makes_spans_short_where_they_cost_much_and_records_them(tmp_pa
     spans_LH = torch.tensor(line["spans"])
     assert spans_LH.shape == (run.network.value.body.num_layers, 2) and spans_LH.min() >= 0
     assert line["span"] == pytest.approx(float(spans_LH.mean())) and line["span"] < 3
-    parts_LH = torch.stack([layer.sublayers[0].score_mods[1].part_H.detach() for layer in run.network.body.layers])
+    parts_LH = torch.stack([layer.sublayers[0].score_mods[1].fraction_H.detach() for layer in run.network.body.layers])
     torch.testing.assert_close(spans_LH, 16 * parts_LH)
 
 
@@ -170,7 +170,7 @@ def test_spans_are_told_with_what_they_save():
     assert (found.most, found.most_flops) == (6, maps + 4 * 6 * 2 * 3 * 4)
     assert found.keys == pytest.approx(float(keys_LH.mean())) and found.flops == round(maps + float(keys_LH.sum()) * 24)
     assert spans(build("gpt2", "tiny"), x_T) is None
-    with pytest.raises(ValueError, match="no spans that it learned; give a run of adaptive-span"):
+    with pytest.raises(ValueError, match="no learned spans; give the run of adaptive-span"):
         spans_of(build("gpt2", "tiny"), object())
 
 
@@ -186,4 +186,4 @@ def test_sizes_are_those_of_the_published_scripts():
         layer = value.body.layers[0]
         span = layer.sublayers[0].score_mods[1]
         found = (value.body.num_layers, value.width, layer.sublayers[0].heads.heads, layer.sublayers[-1].hidden)
-        assert (*found, span.longest, value.memory.length, span.ramp) == numbers
+        assert (*found, span.max_span, value.memory.length, span.ramp) == numbers

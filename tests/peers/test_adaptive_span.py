@@ -41,7 +41,7 @@ def network() -> Any:
             "sublayers.0.score_mods.0.key_RE": torch.cat(
                 (theirs["key_pe"][0].T, double([[0.0] * 4]))
             ),  # distances 10 .. 1, 0
-            "sublayers.0.score_mods.1.part_H": span + 1 / sizes["span"],
+            "sublayers.0.score_mods.1.fraction_H": span + 1 / sizes["span"],
         }
         for side in ("weight", "bias"):
             layer[f"sublayers.1.hidden.0.{side}"] = theirs[f"{prefix}ff.fc1.{side}"]
@@ -70,7 +70,7 @@ def test_adaptive_span_equals_the_published_code(network: Any) -> None:
     penalty = RECORDED["span_loss"] + cost * layers  # our z is larger by 1 in every layer
     assert abs(output.aux["penalty"] - penalty) < LIMIT
     direction = torch.arange(log_p.numel()).reshape(log_p.shape).double().cos()
-    spans = [layer.sublayers[0].score_mods[1].part_H for layer in network.body.layers]
+    spans = [layer.sublayers[0].score_mods[1].fraction_H for layer in network.body.layers]
     gradients = torch.autograd.grad((log_p * direction).sum(), spans)
     for gradient, theirs in zip(gradients, RECORDED["span_gradients"], strict=True):
         assert (gradient - double(theirs)).abs().max() < LIMIT

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 import everyformer
+from everyformer.attention.context import SideInputs
 from everyformer.family.names import from_transformers
 
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -131,11 +132,11 @@ def test_padded_batches_are_equal_at_visible_tokens(name, side, tmp_path):
     visible_BT = visible_BT.flip(1) if side == "left" else visible_BT
     position_BT = (visible_BT.long().cumsum(1) - 1).clamp(min=0)
     segment_BT = (position_BT > 2).long()
-    segments = {"segments": segment_BT} if name == "bert" else {}
+    side_inputs = SideInputs(segments=segment_BT) if name == "bert" else None
     types = {"token_type_ids": segment_BT} if name == "bert" else {}
     with torch.no_grad():
         output = theirs(token_BT, attention_mask=visible_BT.long(), position_ids=position_BT, **types)
-        logits = our_logits(ours(token_BT, visible=visible_BT, **segments))
+        logits = our_logits(ours(token_BT, visible=visible_BT, side_inputs=side_inputs))
     assert error(logits[0][visible_BT], their_logits(output, name)[0][visible_BT]) < 1e-10
     if name == "bert" and side == "right":  # their pooler reads index 0, which is padding on the left
         assert error(logits[1], output.seq_relationship_logits) < 1e-10

@@ -59,6 +59,9 @@ def test_skipped_steps_have_no_point():
     assert [step for step, _ in curves(lines).train] == [2]
 
 
-def test_the_moving_average_of_a_constant_is_the_constant():
-    assert smooth([(1, 3.0), (2, 3.0), (3, 3.0)]) == [(1, 3.0), (2, 3.0), (3, 3.0)]
-    assert smooth([(1, 1.0), (2, 3.0)]) == [(1, 1.0), (2, 2.0)]
+def test_the_moving_average_of_a_line_is_the_line():
+    points = [(step, 2.0 * step) for step in range(200)]
+    assert [value for _, value in smooth(points)[4:-4]] == pytest.approx([value for _, value in points[4:-4]])
+    step, mean = smooth(points)[0]
+    assert step == 0 and mean == pytest.approx(4 * 2.0 / 2)  # the mean of the first five
+    assert smooth(points[:3]) == points[:3]

@@ -15,7 +15,7 @@ from tests.task.members import features, nodes
 @pytest.fixture(autouse=True)
 def custom_members(monkeypatch):
     for name, make in (("features", features), ("nodes", nodes)):
-        monkeypatch.setitem(MEMBERS, name, Member(name, "", make, {"tiny": {}}, "tiny"))
+        monkeypatch.setitem(MEMBERS, name, Member(name, "", "", make, {"tiny": {}}, "tiny"))
 
 
 def learn(member, task, steps, batch=16, lr=3e-3, model=None, data=None):

@@ -1,1 +1,1 @@
-"""One layer's attention: who sees whom (pattern), how strongly (rule), through which heads, and the waist, `attend`."""
+"""One attention: which query attends to which key (pattern), how strongly (score_mod), the projections of its heads, and `attend`."""

@@ -1,62 +1,60 @@
-"""The waist: `attend`. Above it there is only mathematics, below it only speed.
+"""Attention as one function, `attend`. The network calls it, and kernels compute it.
 
-    attend(q, k, v) = softmax_j(scale q_i . k_j + terms_ij, over the j that the pattern shows to i) v_j
+    attend(q, k, v) = sum_j softmax_j(scale q_i . k_j + terms_ij, over the keys j that the pattern allows for i) v_j
 
-A query that sees nothing answers zero. Every kernel computes this same thing; which one is the run's choice:
+The output of a query without keys is zero. Every kernel computes the same function; `kernel` names one:
 
-    reference   the equation, literally; serves everything
-    sdpa        PyTorch's fused attention; everything but weights
-    flex        FlexAttention; training on CUDA only, no dropout
     fused       Triton programs for windows, blocks, strides, summaries, hashes and spans; half precision on CUDA
+    hashed      sorts the keys by bucket; the pattern `hashed` by itself, on any device
     tiled       dense attention in other views of the memory: windows, blocks, strides, summaries; whole causal passes
-    blocked     gathers what any sparse pattern leaves and calls SDPA; any device
-    hashed      sorts the keys by their buckets and attends near; the pattern hashed alone; any device
-    auto        reference where the weights are wanted; from 1,024 queries on fused, hashed, tiled or else blocked, where
-                it computes at most a quarter of the scores (on a CPU more, see LIVE) or has a soft mask; else sdpa
+    blocked     gathers the keys of any sparse pattern and calls SDPA, on any device
+    flex        FlexAttention; training on CUDA only, no dropout
+    sdpa        PyTorch's fused attention; everything that does not need the weights
+    reference   the equation as written; everything
+    auto        the first of these that supports the request and computes few enough of the scores: each kernel states up to
+                which fraction it is the fastest. Sparse kernels are considered from 1,024 queries on.
 
-A kernel asked for by name that cannot serve raises with the reason. It never falls back.
+If a kernel that is requested by name does not support the request, UnsupportedKernel is raised with the reason. It never falls back.
 
-What no query can see is not computed: blocked gathers by the pattern and by the sight of the rules, and sdpa is given only the
-keys from the first one that any query sees on.
+Keys that no query can attend to are not computed: `blocked` gathers by the pattern and by the `visible_keys` of the score
+modifications, and `sdpa` leaves out the first keys that are farther away than `max_distance`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from everyformer.attention.context import Context
 from everyformer.attention.kernels import blocked, flex, fused, hashed, reference, sdpa, tiled
-from everyformer.attention.kernels.request import Request
-from everyformer.attention.pattern import Causal, Full, Hashed, Pattern, max_distance
-from everyformer.attention.score_mod import ScoreModModule, Term, narrow_pattern
+from everyformer.attention.kernels.request import Kernel, Request
+from everyformer.attention.pattern import Full, Pattern
+from everyformer.attention.score_mod import ScoreModModule, narrow_pattern
 from everyformer.value import nearest
 
-LIVE = {"tiled": 1.0, "hashed": 0.5, "blocked": 0.35}  # the share of the scores up to which each is the faster on a CPU
-LIVE_ELSEWHERE = 0.25
-KERNELS: dict[str, ModuleType] = {
-    "reference": reference,
-    "sdpa": sdpa,
-    "flex": flex,
+KERNELS: dict[str, Kernel] = {  # in the order in which `auto` asks them
     "fused": fused,
+    "hashed": hashed,
     "tiled": tiled,
     "blocked": blocked,
-    "hashed": hashed,
+    "flex": flex,
+    "sdpa": sdpa,
+    "reference": reference,
 }
-
-
-def check_kernel(kernel: str) -> None:
-    if kernel not in ("auto", *KERNELS):
-        raise ValueError(f"no kernel is named {kernel!r}; {nearest(kernel, [*KERNELS, 'auto'])}")
+READ_SOFT_MASKS = ("fused",)  # kernels that read the spans of a soft mask on the device
 
 
 class UnsupportedKernel(ValueError):
-    """A kernel was asked for by name and cannot compute what is wanted; the message says why."""
+    """The kernel that is requested by name does not support the request; the message has the reason."""
+
+
+def check_kernel(kernel: str) -> None:
+    """Raises ValueError if no kernel has this name."""
+    if kernel not in ("auto", *KERNELS):
+        raise ValueError(f"no kernel is named {kernel!r}; {nearest(kernel, [*KERNELS, 'auto'])}")
 
 
 def attend(
@@ -71,119 +69,84 @@ def attend(
     dropout: float = 0.0,
     kernel: str | None = None,
 ) -> Tensor:
-    """The answer B, H, Q, E' of every query. Without a pattern everybody sees everybody."""
+    """Returns the output B, H, Q, E' of every query.
+
+    pattern      which query attends to which key. Default: every query to every key
+    score_mods   modules of score modifications
+    context      positions, side inputs and options of the call. Default: the queries are the last of the keys
+    scale        factor of q k^T. Default: 1 / sqrt(E)
+    dropout      probability that a weight is dropped
+    kernel       a name from the list above. Default: the context's
+
+    Raises ValueError if the inputs do not fit together, and UnsupportedKernel if the named kernel does not support the request.
+    """
     _check(q_BHQE, k_BHKE, v_BHKE)
     context = context or Context.of(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
     _check_context(context, q_BHQE.shape[0], q_BHQE.shape[2], k_BHKE.shape[2])
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {dropout}: it is a probability; give 0 or more and less than 1")
-    scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
     pattern = Full() if pattern is None else pattern
-    if not isinstance(pattern, Pattern):
-        raise ValueError(f"the pattern is {pattern!r}: give a pattern, as parse() makes one of a text")
-    for score_mod in score_mods:
-        if not isinstance(score_mod, ScoreModModule):
-            raise ValueError(
-                f"the rule {score_mod!r} is a value: give its module, rule.build(heads, key_width, value_width)"
-            )
-    kernel, seen, end = kernel or context.call.kernel, pattern, None
-    asked = partial(_request, q_BHQE, k_BHKE, v_BHKE, score_mods, scale, dropout)
-    chosen = None
-    if (
-        q_BHQE.is_cuda
-        and context.call.probe is None
-        and kernel in ("auto", "fused")
-        and [score_mod.soft for score_mod in score_mods] == [True]
-    ):
-        request = asked(pattern, context)  # unread: reading weights waits for the GPU, and `fused` reads them there
-        chosen = choose(request, kernel)
-    if chosen is not fused:
-        seen = narrow_pattern(pattern, score_mods, context)
-        end = None if torch.compiler.is_compiling() else max_distance(seen)
-        request = asked(seen, context if end is None else replace(context, max_distance=end))
-        chosen = choose(request, kernel)
+    _check_options(pattern, score_mods, dropout)
+    scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
+    name = kernel or context.call.kernel
+    request = Request(q_BHQE, k_BHKE, v_BHKE, pattern, (), (), context, scale, dropout)
+    chosen, request = _choose_and_apply(request, score_mods, name)
     for score_mod in score_mods:
         cost = score_mod.penalty(request.context)
         if cost is not None:
             context.call.losses.append(("penalty", cost))
-    if chosen is not blocked and seen is not pattern:
-        request = replace(request, pattern=pattern)  # the terms hide the rest, and one mask serves every layer
-    if chosen is sdpa and end is not None:
-        request = _in_sight(request, end)
-    answer: Tensor = chosen.run(request)
-    return answer
+    return chosen.run(request)
 
 
-def _request(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    score_mods: Sequence[ScoreModModule],
-    scale: float,
-    dropout: float,
-    pattern: Pattern,
-    context: Context,
-) -> Request:
+def choose(request: Request, name: str) -> Kernel:
+    """Returns the kernel of that name, or for `auto` the first that supports the request and computes few enough scores.
+
+    Raises UnsupportedKernel if the named kernel does not support the request.
+    """
+    if name == "auto":
+        for kernel in KERNELS.values():
+            limit = kernel.auto_limit(request)
+            if limit >= 0 and kernel.unsupported_reason(request) is None and kernel.computed_fraction(request) <= limit:
+                return kernel
+    check_kernel(name)
+    if reason := KERNELS[name].unsupported_reason(request):
+        raise UnsupportedKernel(f"the kernel {name} does not support this: {reason}")
+    return KERNELS[name]
+
+
+def _choose_and_apply(request: Request, score_mods: Sequence[ScoreModModule], name: str) -> tuple[Kernel, Request]:
+    """Returns the kernel, and the request with the score modifications applied."""
+    pattern, context = request.pattern, request.context
+    is_soft = [score_mod.soft for score_mod in score_mods] == [True]
+    if is_soft and request.q_BHQE.is_cuda and context.call.probe is None and name in ("auto", *READ_SOFT_MASKS):
+        # To narrow the pattern the host reads the spans, which waits for the GPU: first ask for a kernel that does not need it.
+        applied = _apply(request, score_mods)
+        chosen = choose(applied, name)
+        if any(chosen is KERNELS[one] for one in READ_SOFT_MASKS):
+            return chosen, applied
+    narrowed = narrow_pattern(pattern, score_mods, context)
+    end = None if torch.compiler.is_compiling() else narrowed.max_distance()
+    if end is not None:
+        request = replace(request, context=replace(context, max_distance=end))
+    if narrowed is not pattern:
+        request = replace(request, narrowed=narrowed)
+    request = _apply(request, score_mods)
+    return choose(request, name), request
+
+
+def _apply(request: Request, score_mods: Sequence[ScoreModModule]) -> Request:
+    """Returns the request with transformed queries and keys and the terms of the scores."""
+    if not score_mods:
+        return request
+    q, k, context = request.q_BHQE, request.k_BHKE, request.context
     for score_mod in score_mods:  # which may make them wider
         q, k = score_mod.transform(q, k, context)
-    terms = tuple(term for score_mod in score_mods if (term := score_mod.bias(q, k, scale, context)) is not None)
-    answers = tuple(score_mod for score_mod in score_mods if score_mod.needs_weights)
-    return Request(q, k, v, pattern, terms, answers, context, scale, dropout)
-
-
-def _in_sight(request: Request, end: int) -> Request:
-    """The request without the first keys, where they are too far away for every query."""
-    context = request.context.crop(end)
-    count = request.context.positions.keys - context.positions.keys
-    if count == 0:
-        return request
-
-    def later(term: Term) -> Term:
-        return lambda b, h, i, j: term(b, h, i, j + count)
-
+    terms = (score_mod.bias(q, k, request.scale, context) for score_mod in score_mods)
     return replace(
         request,
-        k_BHKE=request.k_BHKE[:, :, count:],
-        v_BHKE=request.v_BHKE[:, :, count:],
-        terms=tuple(map(later, request.terms)),
-        context=context,
+        q_BHQE=q,
+        k_BHKE=k,
+        terms=tuple(term for term in terms if term is not None),
+        output_mods=tuple(score_mod for score_mod in score_mods if score_mod.needs_weights),
     )
-
-
-def choose(request: Request, kernel: str) -> ModuleType:
-    """The kernel that serves a request, by the rule above."""
-    if kernel == "auto":
-        if request.needs_weights_reason():
-            return reference
-        return _sparse(request) or sdpa
-    check_kernel(kernel)
-    if reason := KERNELS[kernel].unsupported_reason(request):
-        raise UnsupportedKernel(f"the kernel {kernel} cannot serve: {reason}")
-    return KERNELS[kernel]
-
-
-def _sparse(request: Request) -> ModuleType | None:
-    """The kernel that leaves most of the scores out, where that is worth its while."""
-    pattern, context = request.pattern, request.context
-    if context.positions.queries < 1024 or torch.compiler.is_compiling():
-        return None
-    if fused.unsupported_reason(request) is None:  # a soft mask in memory would be as large as the scores
-        return fused if request.terms or fused.computed_fraction(request) <= LIVE_ELSEWHERE else None
-    if type(pattern) is Full or type(pattern) is Causal:
-        return None
-    most = LIVE if context.positions.device.type == "cpu" else dict.fromkeys(LIVE, LIVE_ELSEWHERE)
-    if isinstance(pattern, Hashed) and hashed.unsupported_reason(request) is None:
-        return (
-            hashed
-            if hashed.computed_fraction(pattern, context.positions.queries, context.positions.keys) <= most["hashed"]
-            else None
-        )
-    if tiled.unsupported_reason(request) is None and tiled.computed_fraction(request) <= most["tiled"]:
-        return tiled
-    if blocked.unsupported_reason(request) is not None:
-        return None
-    share = blocked.computed_fraction(pattern, context.positions.queries, context.positions.keys, request.heads)
-    return blocked if share <= most["blocked"] else None
 
 
 def _check(q_BHQE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor) -> None:
@@ -201,19 +164,32 @@ def _check(q_BHQE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor) -> None:
     if len({x.dtype for x in (q_BHQE, k_BHKE, v_BHKE)}) > 1:
         raise ValueError(f"q, k and v have the dtypes {q_BHQE.dtype}, {k_BHKE.dtype}, {v_BHKE.dtype}: make them one")
     if not q_BHQE.is_floating_point():
-        raise ValueError(
-            f"q, k and v are {q_BHQE.dtype}: weighted means of whole numbers are none; give floating point"
-        )
+        raise ValueError(f"q, k and v are {q_BHQE.dtype}: attention returns weighted means; give floating point")
 
 
 def _check_context(context: Context, batch: int, queries: int, keys: int) -> None:
-    for name, x in (("query_BQ", context.positions.query_BQ), ("key_BK", context.positions.key_BK)):
+    positions = context.positions
+    for name, x in (("query_BQ", positions.query_BQ), ("key_BK", positions.key_BK)):
         if x is not None and x.shape[0] not in (1, batch):
-            raise ValueError(f"{name} of the scene is for {x.shape[0]} sequences, q for {batch}; give one row for each")
-    if (context.positions.queries, context.positions.keys) != (queries, keys):
+            raise ValueError(
+                f"{name} of the context has {x.shape[0]} rows, but q has a batch of {batch}; give one row for each"
+            )
+    if (positions.queries, positions.keys) != (queries, keys):
         raise ValueError(
-            f"the scene is of {context.positions.queries} queries and {context.positions.keys} keys, q and k of {queries} and {keys}; "
-            "make a scene of their lengths"
+            f"the context has {positions.queries} queries and {positions.keys} keys, but q and k have {queries} and {keys}; "
+            "make a context of their lengths"
         )
-    if queries > keys and context.positions.query_BQ is None and context.positions.key_BK is not None:
-        raise ValueError(f"{queries} queries cannot be the last of {keys} keys; say where they stand with query_BQ=")
+    if queries > keys and positions.query_BQ is None and positions.key_BK is not None:
+        raise ValueError(f"{queries} queries cannot be the last of {keys} keys; give their positions with query_BQ=")
+
+
+def _check_options(pattern: Pattern, score_mods: Sequence[ScoreModModule], dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {dropout}: it is a probability; give 0 or more and less than 1")
+    if not isinstance(pattern, Pattern):
+        raise ValueError(f"the pattern is {pattern!r}: give a pattern, such as parse() returns for a text")
+    for score_mod in score_mods:
+        if not isinstance(score_mod, ScoreModModule):
+            raise ValueError(
+                f"the score modification {score_mod!r} is a value: give its module, score_mod.build(heads, key_width, value_width)"
+            )

@@ -1,7 +1,7 @@
-"""The context of one forward pass: where queries and keys are, what else is known of them, and how the call is run.
+"""The context of one forward pass: the positions of queries and keys, side inputs by position, and the options of the call.
 
-`Positions` holds the positions of queries and keys, `SideInputs` holds what patterns and score modifications look up by position,
-`Call` holds the options of the call and what its layers share. A `Context` is the three together, as one sublayer sees them.
+`Positions` has the positions of queries and keys, `SideInputs` has what patterns and score modifications look up by position, and
+`Call` has the options of the call and what its layers share. A `Context` has all three, for one sublayer.
 
 The queries are the last Q of the K positions. This covers the cache and the segment memory. Padding and empty memory slots have
 position -1 and no query attends to them, so their number changes nothing. Positions count visible tokens only, so a sequence has
@@ -52,6 +52,12 @@ class Call:
     layer_outputs: list[Tensor] | None = None  # a list to be filled with the output of every layer, or None
     memo: dict[Any, Any] = field(default_factory=dict)  # see `Context.memo`
 
+    @staticmethod
+    def of(kernel: str, probe: Probe | None) -> Call:
+        """A call that records what the probe asks for. Only a probe that records weights rules out the fast kernels."""
+        weights = probe if probe is not None and probe.records_weights else None
+        return Call(kernel, weights, layer_outputs=[] if probe is not None and probe.records_layers else None)
+
 
 @dataclass(frozen=True)
 class Positions:
@@ -100,8 +106,8 @@ class Positions:
         """The indices b, h, i, j, shaped so that arithmetic on them broadcasts to B, H, Q, K."""
         sizes = (batch, heads, self.queries, self.keys)
         b, h, i, j = (
-            torch.arange(size, device=self.device).view([-1 if axis == own else 1 for axis in range(4)])
-            for own, size in enumerate(sizes)
+            torch.arange(size, device=self.device).view([-1 if axis == number else 1 for axis in range(4)])
+            for number, size in enumerate(sizes)
         )
         return b, h, i, j
 
@@ -119,13 +125,13 @@ class Positions:
             return 0
         query_BQ = self.key_BK[:, before:]
         nearest_B1 = torch.where(query_BQ >= 0, query_BQ, query_BQ.max()).amin(1, keepdim=True)
-        unseen_BM = self.key_BK[:, :before] < (nearest_B1 - distance).clamp(min=0)
-        return int(unseen_BM.all(0).long().cumprod(0).sum())
+        hidden_BM = self.key_BK[:, :before] < (nearest_B1 - distance).clamp(min=0)
+        return int(hidden_BM.all(0).long().cumprod(0).sum())
 
 
 @dataclass(frozen=True)
 class SideInputs:
-    """What a call knows of its positions besides the tokens. All of it is optional.
+    """Inputs of a call besides the tokens, by position. All of them are optional.
 
     documents      B, P whole numbers: the document of each position, for the pattern `same_document`
     edges          N, N or B, N, N booleans: True where i attends to j, for the pattern `graph`
@@ -151,7 +157,7 @@ class EncoderContext:
 
 @dataclass(frozen=True)
 class Context:
-    """What a sublayer knows besides its input and its cache entry."""
+    """What a sublayer reads besides its input and its cache entry."""
 
     positions: Positions
     side: SideInputs
@@ -203,10 +209,10 @@ class Context:
         return self.memo(("mask", id(pattern), batch, heads), make)[1]
 
     def memo(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
-        """What is the same in every attention of a call with these positions, computed by the first that needs it."""
+        """Returns what `make` returns, computed once for all attentions of a call that have these positions."""
         # The positions are kept beside the result, so that no other object gets their id.
         key = (id(self.positions), *key)
         if key not in self.call.memo:
             self.call.memo[key] = (make(), self.positions)
-        found: T = self.call.memo[key][0]
-        return found
+        memoized: T = self.call.memo[key][0]
+        return memoized

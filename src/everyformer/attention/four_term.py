@@ -1,15 +1,16 @@
-"""The four terms of Transformer-XL: content and distance, each with the query and with a vector of the head's own.
+"""The four terms of Transformer-XL: content and distance, each with the query and with a learned vector of the head.
 
-Paper: Dai et al. 2019, section 3.3 (W).
-Equation: A_ij = scale (q_i . k_j + q_i . W_R r_{i-j} + u . k_j + v . W_R r_{i-j}), r_n the sinusoid of the distance n: the
-sines of all frequencies, then the cosines. Symbols: `width` is the d of r, `reach` the clamp_len of the published code.
-Departures: W leaves out the scale, and that every head has its own u and v. The published PyTorch code shares u and v
-between layers and drops parts of r in training; here each layer has its own, as in its TensorFlow code, and r is whole.
+Paper: Dai et al. 2019, section 3.3 (Weng 2020, source W). Equation:
+    A_ij = scale (q_i . k_j + q_i . W_R r_{i-j} + u . k_j + v . W_R r_{i-j})
+r_n is the sinusoid of the distance n: the sines of all frequencies, then the cosines. `four_term_scores` computes it as written.
+Symbols: `width` is the size d of r, `max_distance` the clamp_len of the published code.
+Departures: Weng 2020 (source W) leaves out the scale, and that every head has its own u and v. The published PyTorch code shares u
+and v between layers and has dropout on r; here each layer has its own, as in its TensorFlow code, and r has no dropout.
 
-How it is fast: with W_R^T (q_i + v) = (s, c), a number each for the sine and the cosine of a frequency w,
+How it is fast: with W_R^T (q_i + v) = (s, c), one number each for the sine and the cosine of a frequency w,
     s sin w(i-j) + c cos w(i-j) = (s sin wi + c cos wi) cos wj + (c sin wi - s cos wi) sin wj,
-an inner product of a vector of i and one of j. So queries and keys that are wider by `width` have all four terms in their
-product, and any kernel serves without a bias. A clamped distance is no such product; it is a term of the score.
+which is an inner product of a vector of i and a vector of j. So queries and keys that are wider by `width` have all four terms in
+their product, and any kernel computes them without a bias. A clamped distance is no such product; it is a term of the score.
 """
 
 from __future__ import annotations
@@ -22,17 +23,29 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from everyformer.attention.context import Context
-from everyformer.attention.score_mod import ScoreMod, ScoreModModule, Term, picked, sin_cos, sin_cos_of
+from everyformer.attention.score_mod import ScoreMod, ScoreModModule, Term, look_up, sin_cos, sin_cos_of
 from everyformer.value import Size, Value
 
 BASE = 10000.0  # of the frequencies
 
 
+def four_term_scores(
+    q_BHQE: Tensor, k_BHKE: Tensor, u_HE: Tensor, v_HE: Tensor, w_r_HED: Tensor, distance_QK: Tensor, scale: float
+) -> Tensor:
+    """Returns the scores A_ij as Dai et al. 2019 write them, B, H, Q, K. Tests hold the folded form below to this one."""
+    r_QKD = torch.cat(sin_cos(distance_QK, w_r_HED.shape[-1], BASE, q_BHQE.dtype), dim=-1)[:, 0]
+    content_content = torch.einsum("bhqe,bhke->bhqk", q_BHQE, k_BHKE)
+    content_distance = torch.einsum("bhqe,hed,qkd->bhqk", q_BHQE, w_r_HED, r_QKD)
+    global_content = torch.einsum("he,bhke->bhk", u_HE, k_BHKE)[:, :, None]
+    global_distance = torch.einsum("he,hed,qkd->hqk", v_HE, w_r_HED, r_QKD)
+    return scale * (content_content + content_distance + global_content + global_distance)
+
+
 class FourTerm(ScoreMod, Value, frozen=True):
-    """Transformer-XL's relative positions. Distances beyond `reach` count as `reach`; None: as they are."""
+    """Transformer-XL's relative positions. Distances beyond `max_distance` count as `max_distance`. Default: not clamped."""
 
     width: Size
-    reach: Size | None = None
+    max_distance: Size | None = None
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
@@ -48,80 +61,80 @@ class FourTerm(ScoreMod, Value, frozen=True):
 class FourTermModule(ScoreModModule):
     def __init__(self, value: FourTerm, heads: int, key_width: int):
         super().__init__()
-        self.width, self.reach = value.width, value.reach
+        self.width, self.max_distance = value.width, value.max_distance
         self.u_HE, self.v_HE = (nn.Parameter(torch.randn(heads, key_width) * 0.02) for _ in range(2))
-        self.place = nn.Linear(value.width, heads * key_width, bias=False)  # W_R of every head
+        self.w_r = nn.Linear(value.width, heads * key_width, bias=False)  # W_R of every head
 
     def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        if self.reach is not None:
+        if self.max_distance is not None:
             return q_BHQE, k_BHKE
         dtype = q_BHQE.dtype
-        waves_i, waves_j = (sin_cos_of(context, of, self.width, BASE, dtype) for of in ("queries", "keys"))
-        weights = self.u_HE.to(dtype), self.v_HE.to(dtype), self._place(dtype)
-        wide: tuple[Tensor, Tensor] = Wide.apply(q_BHQE, k_BHKE, *weights, *waves_i, *waves_j)  # type: ignore[no-untyped-call]
-        return wide
+        sin_cos_i, sin_cos_j = (sin_cos_of(context, of, self.width, BASE, dtype) for of in ("queries", "keys"))
+        weights = self.u_HE.to(dtype), self.v_HE.to(dtype), self._w_r_HED(dtype)
+        folded: tuple[Tensor, Tensor] = Fold.apply(q_BHQE, k_BHKE, *weights, *sin_cos_i, *sin_cos_j)  # type: ignore[no-untyped-call]
+        return folded
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term | None:
-        reach, dtype = self.reach, q_BHQE.dtype
-        if reach is None:
+        end, dtype = self.max_distance, q_BHQE.dtype
+        if end is None:
             return None
-        distance_R = torch.arange(-reach, reach + 1, device=q_BHQE.device)
+        distance_R = torch.arange(-end, end + 1, device=q_BHQE.device)
         r_RD = torch.cat(sin_cos(distance_R[None], self.width, BASE, dtype), dim=-1)[0, 0]
-        place_BHQR = scale * (q_BHQE + self.v_HE.to(dtype)[:, None]) @ (self._place(dtype) @ r_RD.T)
+        distance_BHQR = scale * (q_BHQE + self.v_HE.to(dtype)[:, None]) @ (self._w_r_HED(dtype) @ r_RD.T)
         content_BHK = scale * (k_BHKE @ self.u_HE.to(dtype)[:, :, None])[..., 0]
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            row = (context.positions.query_at(b, i) - context.positions.key_at(b, j)).clamp(-reach, reach) + reach
-            return content_BHK[b, h, j] + picked(place_BHQR, b, h, i, row)
+            row = (context.positions.query_at(b, i) - context.positions.key_at(b, j)).clamp(-end, end) + end
+            return content_BHK[b, h, j] + look_up(distance_BHQR, b, h, i, row)
 
         return term
 
-    def _place(self, dtype: torch.dtype) -> Tensor:
-        return self.place.weight.to(dtype).unflatten(0, self.u_HE.shape)
+    def _w_r_HED(self, dtype: torch.dtype) -> Tensor:
+        return self.w_r.weight.to(dtype).unflatten(0, self.u_HE.shape)
 
 
-class Wide(torch.autograd.Function):
-    """The wide queries and keys, and their slopes, each number written where it belongs: joining them from pieces took twice as
-    long. Places turn by an angle and slopes turn back; slopes of slopes there are none."""
+class Fold(torch.autograd.Function):
+    """Computes the wide queries and keys and their gradients, each number written to its final address: concatenating pieces took
+    twice as long. The distance features are rotated by an angle and their gradients back. There are no second derivatives."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, u: Tensor, v: Tensor, place: Tensor, *sin_cos: Tensor
+        ctx: Any, q: Tensor, k: Tensor, u: Tensor, v: Tensor, w_r: Tensor, *sin_cos: Tensor
     ) -> tuple[Tensor, Tensor]:
-        width, half = place.shape[1], place.shape[2] // 2
+        width, half = w_r.shape[1], w_r.shape[2] // 2
         sin_i, cos_i, sin_j, cos_j = sin_cos
         wide_q = q.new_empty(*q.shape[:3], width + 2 * half)
-        content, *turned = wide_q.split((width, half, half), dim=-1)
-        _write(content, torch.add, q, v[:, None])  # lent for a moment
-        _turn((content @ place).chunk(2, dim=-1), sin_i, cos_i, turned)
+        content, *rotated = wide_q.split((width, half, half), dim=-1)
+        _write(content, torch.add, q, v[:, None])  # scratch: overwritten below
+        _rotate((content @ w_r).chunk(2, dim=-1), sin_i, cos_i, rotated)
         _write(content, torch.add, q, u[:, None])
         wide_k = k.new_empty(k.shape[0], k.shape[2], k.shape[1], width + 2 * half).transpose(1, 2)
-        for part, given in zip(wide_k.split((width, half, half), dim=-1), (k, cos_j, sin_j), strict=True):
-            part.copy_(given)
-        ctx.save_for_backward(q, v, place, sin_i, cos_i)
+        for columns, x in zip(wide_k.split((width, half, half), dim=-1), (k, cos_j, sin_j), strict=True):
+            columns.copy_(x)
+        ctx.save_for_backward(q, v, w_r, sin_i, cos_i)
         return wide_q, wide_k
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_q: Tensor, slope_k: Tensor) -> tuple[Tensor | None, ...]:
-        q, v, place, sin_i, cos_i = ctx.saved_tensors
-        width, half = place.shape[1], place.shape[2] // 2
-        content, *turned = slope_q.split((width, half, half), dim=-1)
-        to_place = q.new_empty(*q.shape[:3], 2 * half)
-        _turn(turned, sin_i, -cos_i, to_place.chunk(2, dim=-1))
+    def backward(ctx: Any, gradient_q: Tensor, gradient_k: Tensor) -> tuple[Tensor | None, ...]:
+        q, v, w_r, sin_i, cos_i = ctx.saved_tensors
+        width, half = w_r.shape[1], w_r.shape[2] // 2
+        content, *rotated = gradient_q.split((width, half, half), dim=-1)
+        to_features = q.new_empty(*q.shape[:3], 2 * half)
+        _rotate(rotated, sin_i, -cos_i, to_features.chunk(2, dim=-1))
         sums = _write(q.new_empty(q.shape), torch.add, q, v[:, None])
-        to_weights = (sums.mT @ to_place).sum(0)
-        to_sums = _write(sums, torch.matmul, to_place, place.mT)
-        to_own = content.sum((0, 2)), to_sums.sum((0, 2))
-        return content + to_sums, slope_k[..., :width], *to_own, to_weights, None, None, None, None
+        to_w_r = (sums.mT @ to_features).sum(0)
+        to_sums = _write(sums, torch.matmul, to_features, w_r.mT)
+        to_u_and_v = content.sum((0, 2)), to_sums.sum((0, 2))
+        return content + to_sums, gradient_k[..., :width], *to_u_and_v, to_w_r, None, None, None, None
 
 
-def _turn(pair: Sequence[Tensor], sin: Tensor, cos: Tensor, into: Sequence[Tensor]) -> None:
-    """(s, c) to (s sin + c cos, c sin - s cos)."""
-    for one, other, sign, place in ((pair[0], pair[1], 1, into[0]), (pair[1], pair[0], -1, into[1])):
-        _write(place, torch.mul, one, sin).addcmul_(other, cos, value=sign)
+def _rotate(pair: Sequence[Tensor], sin: Tensor, cos: Tensor, into: Sequence[Tensor]) -> None:
+    """Writes (s sin + c cos, c sin - s cos) of a pair (s, c) into two tensors."""
+    for one, other, sign, target in ((pair[0], pair[1], 1, into[0]), (pair[1], pair[0], -1, into[1])):
+        _write(target, torch.mul, one, sin).addcmul_(other, cos, value=sign)
 
 
-def _write(into: Tensor, operation: Callable[..., Tensor], *given: Tensor) -> Tensor:
-    """What an operation gives, in place. Compiled code writes nothing in between, and knows no `out` that has gaps."""
-    return into.copy_(operation(*given)) if torch.compiler.is_compiling() else operation(*given, out=into)
+def _write(into: Tensor, operation: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Writes the result of an operation into a tensor. Compiled code stores no intermediate result, and has no `out` with gaps."""
+    return into.copy_(operation(*inputs)) if torch.compiler.is_compiling() else operation(*inputs, out=into)

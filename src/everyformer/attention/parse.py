@@ -1,4 +1,5 @@
-"""Patterns from text: `causal & (window(8) | stride(8))`, as patterns print themselves; a user's own classes by their names too."""
+"""Reads patterns from text such as `causal & (window(8) | stride(8))`, the form in which patterns print. It knows patterns of your
+own by the snake-case name of their class, once their module is imported."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from everyformer.value import named, nearest
 
 
 def parse(text: str) -> Pattern:
-    """The pattern that a text names: `causal & (window(8) | stride(8))`, as patterns print themselves."""
+    """Returns the pattern that a text such as `causal & (window(8) | stride(8))` names.
+
+    Raises ValueError if the text names no pattern.
+    """
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no text to read a pattern from; give a str, such as 'causal & window(8)'")
+        raise ValueError(f"{text!r} is not a str; write a pattern as text, for example 'causal & window(8)'")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:

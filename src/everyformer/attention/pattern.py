@@ -1,156 +1,75 @@
-"""Patterns: who sees whom.
+"""The patterns of the papers: which query attends to which key.
 
-A pattern is a predicate on positions, `sees(b, h, q, k, scene)`: may query position q of sequence b see key position k
-in head h? It is elementwise arithmetic with no Python branch on the data, so one body serves a dense mask, a
-FlexAttention block mask and a gathered block. Patterns combine with `&`, `|`, `~` and `ByHead`; they print as text that
-`attention/parse.py` reads back. Whether a pattern looks ahead, how dense it is and which blocks are live are computed from the
-predicate, never declared.
+`attention/algebra.py` has the protocol `Pattern` and its algebra, whose names can be imported from here too. Patterns print as text
+that `attention/parse.py` reads back.
 
-Sources: attention over a key set S_i (W), sparse patterns of Child et al. 2019 and local ones of Parmar et al. 2018, both with
-j <= i restored by `causal &`.
+Sources: attention over a key set S_i (Weng 2020, source W), the sparse patterns of Child et al. 2019 and the local ones of Parmar
+et al. 2018. The formulas of both leave out j <= i, which `causal &` adds.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from everyformer.attention.context import Context, SideInputs
-from everyformer.value import Count, Size, Value, snake
+from everyformer.attention.algebra import (
+    And,
+    BoundPattern,
+    ByHead,
+    Causal,
+    Full,
+    Index,
+    Not,
+    Or,
+    Pattern,
+    Predicate,
+)
+from everyformer.attention.context import SideInputs
+from everyformer.value import Count, Size, Value
 
-MOST = 4096  # positions that are tried, all against all, to see whether a pattern looks ahead
-
-Index = Any  # tensors, in the algebra of indices
-Predicate = Callable[[Index, Index, Index, Index], Any]
-
-
-class Pattern:
-    """Who sees whom. A new pattern inherits from Pattern and Value and defines `sees`."""
-
-    __slots__ = ()
-    needs: ClassVar[str | None] = None  # the field of the scene it reads, when it depends on data
-    stable: ClassVar[bool] = True  # do later positions leave alone who sees whom among the earlier ones?
-
-    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
-        """Whether the query at position q attends to the key at position k, in head h of sequence b."""
-        raise NotImplementedError
-
-    def bind(self, side: SideInputs) -> Predicate:
-        """The predicate, with the side inputs of one call for the patterns that read them."""
-        return self.allows
-
-    def __and__(self, other: Pattern) -> Pattern:
-        return And(_parts(And, self) + _parts(And, other))
-
-    def __or__(self, other: Pattern) -> Pattern:
-        return Or(_parts(Or, self) + _parts(Or, other))
-
-    def __invert__(self) -> Pattern:
-        return self.part if isinstance(self, Not) else Not(self)
-
-    def __str__(self) -> str:
-        fields = [getattr(self, name) for name in self.__struct_fields__]  # type: ignore[attr-defined]
-        for usual in reversed(self.__struct_defaults__):  # type: ignore[attr-defined]
-            if fields[-1] != usual:
-                break
-            fields.pop()
-        name = snake(type(self).__name__)
-        return f"{name}({', '.join(map(str, fields))})" if fields else name
-
-    def children(self) -> tuple[Pattern, ...]:
-        return ()
-
-    def bound(self) -> Pattern:
-        """The least pattern that sees all that this one may see, whatever the data."""
-        return Full() if self.needs else self
-
-    def walk(self) -> Iterator[Pattern]:
-        yield self
-        for child in self.children():
-            yield from child.walk()
-
-    def mask(self, queries: int, keys: int | None = None, heads: int = 1, context: Context | None = None) -> Tensor:
-        """Booleans H, Q, K (of the first sequence), the queries being the last of the keys."""
-        keys = queries if keys is None else keys
-        context = context or Context.of(queries, keys, torch.device("cpu"))
-        seen = context.mask(self, 1, heads)
-        return seen[0].expand(heads, queries, keys)
-
-    def attends_to_future(self, length: int | None = None, heads: int = 1) -> bool:
-        """Does a query see a key after it, among the first `length` positions, or see others because of what comes later?
-
-        Data-dependent parts count as all that they may see. Without a length, what `causal` holds back is sure; else enough
-        positions are tried for every number in the pattern to have had its effect twice. Where those are too many, or the
-        pattern is not of this file and may have numbers in its code, only `causal` is believed.
-        """
-        if not all(part.stable for part in self.walk()):
-            return True
-        most = self.bound()
-        numbers = most.numbers()
-        shares = [len(part.patterns) for part in most.walk() if isinstance(part, ByHead)]
-        if length is None:
-            length = 64 + 2 * sum(numbers) + math.lcm(*(number for number in numbers if number))
-            ours = all(type(part).__module__ == __name__ for part in most.walk())
-            if _held_back(most) or length > MOST or not ours:
-                return not _held_back(most)
-        return _attends_to_future(most, length, max(heads, math.lcm(*shares)))
-
-    def numbers(self) -> list[int]:
-        """The whole numbers written in the pattern: window sizes, strides, block sizes, the last node of a graph."""
-        fields = [getattr(part, name) for part in self.walk() for name in part.__struct_fields__]  # type: ignore[attr-defined]
-        last = [max(map(max, part.edges)) for part in self.walk() if isinstance(part, Graph) and part.edges]
-        return [field for field in fields if isinstance(field, int)] + last
-
-    def density(self, length: int, heads: int = 1) -> float:
-        """The share of the Q x K pairs that are seen."""
-        return sum(rows.sum().item() for rows in _rows(self, length, heads)) / (heads * length * length)
-
-    def computed_blocks(self, length: int, size: int, heads: int = 1) -> float:
-        """The share of the size x size blocks in which anything is seen."""
-        live, total = 0, 0
-        for rows in _rows(self, length, heads, size):
-            columns = rows.any(dim=-2)
-            columns = torch.nn.functional.pad(columns, (0, -length % size))
-            blocks = columns.unflatten(-1, (-1, size)).any(dim=-1)
-            live, total = live + int(blocks.sum()), total + blocks.numel()
-        return live / total
-
-
-class BoundPattern(Pattern):
-    """A pattern whose predicate is made by `bind`, because it or a pattern in it may read side inputs."""
-
-    __slots__ = ()
-
-    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
-        return self.bind(SideInputs())(b, h, q, k)
-
-
-class Full(Pattern, Value, frozen=True):
-    """Everybody sees everybody."""
-
-    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
-        return (q <= k) | (q > k)
-
-
-class Causal(Pattern, Value, frozen=True):
-    """Nobody sees the future: j <= i."""
-
-    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
-        return k <= q
+__all__ = [  # with the names of algebra.py
+    "And",
+    "Block",
+    "BoundPattern",
+    "ByHead",
+    "Causal",
+    "Chunked",
+    "Full",
+    "Graph",
+    "Hashed",
+    "Local",
+    "Local2d",
+    "Not",
+    "Or",
+    "Pattern",
+    "Prefix",
+    "SameDocument",
+    "Stride",
+    "Summary",
+    "Visible",
+    "Window",
+    "cell",
+    "fixed",
+    "strided",
+]
 
 
 class Window(Pattern, Value, frozen=True):
-    """Neighbours: |i - j| < size. `causal & window(s)` is the last s positions, this one included."""
+    """Neighbours: |i - j| < size. `causal & window(s)` is the last s positions, the query's own included."""
 
     size: Size
 
     def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return (q - k < self.size) & (k - q < self.size)
+
+    def max_distance(self) -> int:
+        return self.size - 1
+
+    def is_causal(self) -> bool:
+        return self.size == 1
 
 
 class Block(Pattern, Value, frozen=True):
@@ -161,18 +80,24 @@ class Block(Pattern, Value, frozen=True):
     def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return q // self.size == k // self.size
 
+    def max_distance(self) -> int:
+        return self.size - 1
+
 
 class Stride(Pattern, Value, frozen=True):
-    """A whole number of steps away: (i - j) mod l = 0."""
+    """Every l-th position, counted from the query: (i - j) mod l = 0."""
 
     step: Size
 
     def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return (q - k) % self.step == 0
 
+    def order(self, position: Tensor) -> Tensor:
+        return position % self.step
+
 
 class Summary(Pattern, Value, frozen=True):
-    """The last `last` columns of every block of `size`, but for the very last `skip`: l - c - s <= j mod l < l - s."""
+    """The last `last` columns of every block of `size`, without the final `skip`: l - c - s <= j mod l < l - s."""
 
     size: Size
     last: Size
@@ -191,26 +116,29 @@ class Summary(Pattern, Value, frozen=True):
 
 
 class Local(Pattern, Value, frozen=True):
-    """The same block of `size` positions and the `memory` before it: floor(i / l) l - m <= j < floor(i / l) l + l.
+    """The same block of `size` positions and the `previous` ones before it: floor(i / l) l - m <= j < floor(i / l) l + l.
 
-    Parmar et al. 2018, 1-D: a query block of l positions and l_m more that come before it. W writes that a query sees all of
-    them; those after it are only seen without `causal &`.
+    Parmar et al. 2018, 1-D: a query block of l positions and m = l_m more before it. Weng 2020 (source W) lets a query attend to all of
+    them; with `causal &` it attends to those up to its own.
     """
 
     size: Size
-    memory: Count
+    previous: Count
 
     def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         start = q // self.size * self.size
-        return (k >= start - self.memory) & (k < start + self.size)
+        return (k >= start - self.previous) & (k < start + self.size)
+
+    def max_distance(self) -> int:
+        return self.size - 1 + self.previous
 
 
 class Local2d(Pattern, Value, frozen=True):
-    """The same rectangle of a picture, and what lies up to `up` rows above it and `side` columns to either side.
+    """The same rectangle of an image, `up` rows above it and `side` columns to its left and right.
 
-    Parmar et al. 2018, 2-D: query blocks l_q of `height` x `width`, the memory larger by h_m = `up` and w_m = `side`. Positions
-    count the picture, `columns` wide, in block-raster order (see `cell`). In that order `causal &` hides what of the memory is
-    not there yet: all to the right of the block, and later positions in it.
+    Parmar et al. 2018, 2-D: query blocks l_q of `height` x `width`, extended by h_m = `up` and w_m = `side`. Positions number an
+    image of `columns` columns in block-raster order (see `cell`). In that order `causal &` removes everything to the right of the
+    block and the later positions inside it.
     """
 
     columns: Size
@@ -227,14 +155,18 @@ class Local2d(Pattern, Value, frozen=True):
             )
 
     def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
-        first = q - q % (self.height * self.width)  # of the query's block: its upper left corner
+        first = q - q % (self.height * self.width)  # the upper left corner of the query's block
         (top, left), (y, x) = (cell(p, self.columns, self.height, self.width) for p in (first, k))
         rows = (y >= top - self.up) & (y < top + self.height)
         return rows & (x >= left - self.side) & (x < left + self.width + self.side)
 
+    def max_distance(self) -> int:
+        bands = 1 - -self.up // self.height  # rows of blocks that the rectangle touches, its own included
+        return bands * self.height * self.columns - 1
+
 
 class Prefix(Pattern, Value, frozen=True):
-    """The first `length` positions are seen by all."""
+    """Every query attends to the first `length` positions."""
 
     length: Count
 
@@ -243,16 +175,19 @@ class Prefix(Pattern, Value, frozen=True):
 
 
 class Graph(BoundPattern, Value, frozen=True):
-    """Along edges: i sees j if (i, j) is an edge. With no edges of its own it reads those given to the model's call.
+    """Edges: i attends to j if (i, j) is an edge. Without `edges` the pattern reads the side input `edges` of the call.
 
-    An edge (i, j) says that i sees j and nothing more: give (j, i) and (i, i) too where they are meant.
+    An edge (i, j) lets i attend to j only: give (j, i) and (i, i) too if they are meant.
     """
 
     edges: tuple[tuple[Count, Count], ...] | None = None
     needs: ClassVar[str | None] = "edges"
 
-    def bound(self) -> Pattern:
+    def superset(self) -> Pattern:
         return Full() if self.edges is None else self
+
+    def is_causal(self) -> bool:
+        return self.edges is not None and all(j <= i for i, j in self.edges)
 
     def bind(self, side: SideInputs) -> Predicate:
         if self.edges is None and side.edges is None:
@@ -270,7 +205,7 @@ class Graph(BoundPattern, Value, frozen=True):
 
 
 class SameDocument(BoundPattern, Value, frozen=True):
-    """The same document, for several packed into one sequence. Reads the `documents` given to the model's call."""
+    """The same document, for several documents packed into one sequence. Reads the side input `documents` of the call."""
 
     needs: ClassVar[str | None] = "documents"
 
@@ -289,10 +224,10 @@ class SameDocument(BoundPattern, Value, frozen=True):
 
 
 class Hashed(BoundPattern, Value, frozen=True):
-    """Keys like the query's own: in each round, the last `window` keys before it that fell into its bucket (Reformer).
+    """Similar keys: in each round, the last `window` earlier keys in the query's bucket (after Reformer, Kitaev et al. 2020).
 
-    Looks back only, and what comes later changes nothing. A query hashes as the key of its own position, and sees itself
-    only where no round shows it another. See attention/hashing.py.
+    It is causal, and later tokens change nothing. A query has the bucket of the key at its position, and attends to itself only
+    if no round has another key for it. See attention/hashing.py.
     """
 
     rounds: Size
@@ -302,9 +237,9 @@ class Hashed(BoundPattern, Value, frozen=True):
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
-        _even(self.buckets, "hashed")
+        _check_even(self.buckets, "hashed")
 
-    def bound(self) -> Pattern:
+    def superset(self) -> Pattern:
         return Causal()
 
     def bind(self, side: SideInputs) -> Predicate:
@@ -322,10 +257,11 @@ class Hashed(BoundPattern, Value, frozen=True):
 
 
 class Chunked(BoundPattern, Value, frozen=True):
-    """Reformer's attention as published: positions sorted by bucket are cut into chunks; a query sees its own and the last.
+    """Reformer's attention as published: positions sorted by bucket are split into chunks; a query attends to its chunk and the
+    one before.
 
-    Where the cuts fall depends on all positions: later ones change who sees whom among the earlier, although `both_sides`
-    False shows none of them. So a language model is refused it unless it `leaks` knowingly; `hashed` does not.
+    The borders of the chunks depend on all positions, so later tokens change which earlier keys a query attends to, even where
+    `bidirectional` is False. A language model with this pattern is refused unless `leaks` is True; `hashed` has no such leak.
     """
 
     rounds: Size
@@ -338,9 +274,9 @@ class Chunked(BoundPattern, Value, frozen=True):
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
-        _even(self.buckets, "chunked")
+        _check_even(self.buckets, "chunked")
 
-    def bound(self) -> Pattern:
+    def superset(self) -> Pattern:
         return Full() if self.bidirectional else Causal()
 
     def bind(self, side: SideInputs) -> Predicate:
@@ -360,123 +296,12 @@ class Chunked(BoundPattern, Value, frozen=True):
 
 
 class Visible(Pattern, Value, frozen=True):
-    """Not padding and not an empty memory slot. Always implied where a scene has any; here to be named and shown."""
+    """Keys that are neither padding nor empty memory slots. Every pattern implies it; it exists to be named and drawn."""
 
     needs: ClassVar[str | None] = "visible"
 
     def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return (k >= 0) & ((q <= k) | (q > k))
-
-
-class ByHead(BoundPattern, Value, frozen=True):
-    """Head h follows patterns[h mod n]."""
-
-    patterns: tuple[Pattern, ...]
-
-    def __post_init__(self) -> None:
-        Value.__post_init__(self)
-        if not self.patterns:
-            raise ValueError("by_head has no patterns: give one for each head, or fewer to be dealt out in turn")
-
-    def __str__(self) -> str:
-        return f"by_head({', '.join(map(str, self.patterns))})"
-
-    def children(self) -> tuple[Pattern, ...]:
-        return self.patterns
-
-    def bound(self) -> Pattern:
-        return ByHead(tuple(part.bound() for part in self.patterns))
-
-    def bind(self, side: SideInputs) -> Predicate:
-        predicates = [pattern.bind(side) for pattern in self.patterns]
-
-        def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
-            group = h % len(predicates)
-            allowed = (group == 0) & predicates[0](b, h, q, k)
-            for number, predicate in enumerate(predicates[1:], 1):
-                allowed = allowed | ((group == number) & predicate(b, h, q, k))
-            return allowed
-
-        return allows
-
-
-class And(BoundPattern, Value, frozen=True):
-    """All of them."""
-
-    parts: tuple[Pattern, ...]
-
-    def __post_init__(self) -> None:
-        Value.__post_init__(self)
-        _some(self.parts)
-
-    def __str__(self) -> str:
-        return " & ".join(f"({part})" if isinstance(part, Or) else str(part) for part in self.parts)
-
-    def children(self) -> tuple[Pattern, ...]:
-        return self.parts
-
-    def bound(self) -> Pattern:
-        return And(tuple(part.bound() for part in self.parts))
-
-    def bind(self, side: SideInputs) -> Predicate:
-        predicates = [part.bind(side) for part in self.parts]
-
-        def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
-            allowed = predicates[0](b, h, q, k)
-            for predicate in predicates[1:]:
-                allowed = allowed & predicate(b, h, q, k)
-            return allowed
-
-        return allows
-
-
-class Or(BoundPattern, Value, frozen=True):
-    """Any of them."""
-
-    parts: tuple[Pattern, ...]
-
-    def __post_init__(self) -> None:
-        Value.__post_init__(self)
-        _some(self.parts)
-
-    def __str__(self) -> str:
-        return " | ".join(map(str, self.parts))
-
-    def children(self) -> tuple[Pattern, ...]:
-        return self.parts
-
-    def bound(self) -> Pattern:
-        return Or(tuple(part.bound() for part in self.parts))
-
-    def bind(self, side: SideInputs) -> Predicate:
-        predicates = [part.bind(side) for part in self.parts]
-
-        def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
-            allowed = predicates[0](b, h, q, k)
-            for predicate in predicates[1:]:
-                allowed = allowed | predicate(b, h, q, k)
-            return allowed
-
-        return allows
-
-
-class Not(BoundPattern, Value, frozen=True):
-    """The others."""
-
-    part: Pattern
-
-    def __str__(self) -> str:
-        return f"~({self.part})" if isinstance(self.part, And | Or) else f"~{self.part}"
-
-    def children(self) -> tuple[Pattern, ...]:
-        return (self.part,)
-
-    def bound(self) -> Pattern:
-        return self if self.part.bound() == self.part else Full()
-
-    def bind(self, side: SideInputs) -> Predicate:
-        predicate = self.part.bind(side)
-        return lambda b, h, q, k: ~predicate(b, h, q, k)
 
 
 def strided(stride: int) -> tuple[Pattern, Pattern]:
@@ -485,62 +310,26 @@ def strided(stride: int) -> tuple[Pattern, Pattern]:
 
 
 def fixed(stride: int, columns: int, skip: int = 0) -> tuple[Pattern, Pattern]:
-    """Child et al. 2019: the same block of l positions, and the last c columns of every block; for text. With several heads each
-    is to have other columns: so many of the last are skipped."""
+    """Child et al. 2019: the same block of l positions, and the last c columns of every block; for text. Several heads can have
+    different columns: each skips another number of the last ones."""
     return Causal() & Block(stride), Causal() & Summary(stride, columns, skip)
 
 
 def cell(p: Index, columns: int, height: int, width: int) -> tuple[Index, Index]:
-    """Row and column of position p where a picture is cut into blocks of `height` x `width`, `width` dividing its `columns`.
+    """Returns row and column of position p in an image that is split into blocks of `height` x `width`; `width` divides `columns`.
 
-    Block-raster order: block after block, from left to right and then downwards, and inside a block row after row. Blocks of one
-    whole row make it raster order.
+    Block-raster order: the blocks go from left to right and then downwards, and inside a block the positions go row by row. With
+    blocks of one whole row this is raster order.
     """
     block, inside, across = p // (height * width), p % (height * width), columns // width
     return block // across * height + inside // width, block % across * width + inside % width
 
 
-def max_distance(pattern: Pattern) -> int | None:
-    """A distance beyond which nobody sees anybody, or None where the pattern sets no end."""
-    if isinstance(pattern, Window | Block):
-        return pattern.size - 1
-    if isinstance(pattern, Local):
-        return pattern.size - 1 + pattern.memory
-    if isinstance(pattern, Local2d):  # as many whole bands of blocks as the memory has a part in
-        return (1 - -pattern.up // pattern.height) * pattern.height * pattern.columns - 1
-    ends = [max_distance(part) for part in pattern.children()]
-    known = [end for end in ends if end is not None]
-    if isinstance(pattern, And):
-        return min(known, default=None)
-    return max(known) if isinstance(pattern, Or | ByHead) and len(known) == len(ends) else None
-
-
-def for_head(pattern: Pattern, head: int) -> Pattern:
-    """The pattern as one head has it, with every ByHead resolved."""
-    if isinstance(pattern, ByHead):
-        return for_head(pattern.patterns[head % len(pattern.patterns)], head)
-    if isinstance(pattern, And | Or):
-        return type(pattern)(tuple(for_head(part, head) for part in pattern.parts))
-    if isinstance(pattern, Not):
-        return Not(for_head(pattern.part, head))
-    return pattern
-
-
-def alternatives(pattern: Pattern) -> list[Pattern]:
-    """Patterns whose union this one is."""
-    if isinstance(pattern, Or):
-        return list(pattern.parts)
-    if isinstance(pattern, And):
-        for number, part in enumerate(pattern.parts):
-            if isinstance(part, Or):
-                rest = pattern.parts[:number] + pattern.parts[number + 1 :]
-                return [And((*rest, one)) for one in part.parts]
-    return [pattern]
-
-
-def _even(buckets: int, name: str) -> None:
+def _check_even(buckets: int, name: str) -> None:
     if buckets % 2:
-        raise ValueError(f"{name}.buckets is {buckets}: they are directions and their opposites; make it even")
+        raise ValueError(
+            f"{name}.buckets is {buckets}: half of them are the opposite directions of the others; give an even number"
+        )
 
 
 def _hashes(side: SideInputs) -> Tensor:
@@ -550,57 +339,14 @@ def _hashes(side: SideInputs) -> Tensor:
 
 
 def _lookup(table_BHRP: Tensor, b: Index, h: Index) -> Any:
-    """A function (row, position) -> the number in that row of the table of hashes."""
+    """Returns a function (row, position) -> the entry in that row of the table of hashes."""
     b, h, last = b % table_BHRP.shape[0], h % table_BHRP.shape[1], table_BHRP.shape[3]
     return lambda row, position: table_BHRP[b, h, row, position % last]  # padding has position -1, the last column
 
 
-def _some(parts: tuple[Pattern, ...]) -> None:
-    if not parts:
-        raise ValueError("& and | of no patterns at all say nothing; give at least one")
-
-
-def _parts(kind: type[And] | type[Or], pattern: Pattern) -> tuple[Pattern, ...]:
-    if not isinstance(pattern, Pattern):
-        raise ValueError(f"{pattern!r} is not a pattern; combine patterns with & | ~")
-    return pattern.parts if isinstance(pattern, kind) else (pattern,)
-
-
-def _rows(pattern: Pattern, length: int, heads: int, step: int | None = None) -> Iterator[Tensor]:
-    """The mask H, rows, K a few rows at a time, so that long patterns are looked at in little memory."""
-    step = step or max(1, 2**24 // (length * heads))
-    device = torch.device("cpu")  # whatever the device of the model that is being built
-    h, k = (
-        torch.arange(heads, device=device).view(-1, 1, 1),
-        torch.arange(length, device=device).view(1, 1, -1),
-    )
-    for start in range(0, length, step):
-        q = torch.arange(start, min(start + step, length), device=device).view(1, -1, 1)
-        yield pattern.bind(SideInputs())(torch.zeros_like(h), h, q, k).expand(heads, q.shape[1], length)
-
-
-def _held_back(pattern: Pattern) -> bool:
-    """Is the pattern held back by `causal` in every alternative?"""
-    if isinstance(pattern, And):
-        return any(_held_back(part) for part in pattern.parts)
-    if isinstance(pattern, Or | ByHead):
-        return all(_held_back(part) for part in pattern.children())
-    return isinstance(pattern, Causal)
-
-
-@lru_cache(maxsize=256)
-def _attends_to_future(pattern: Pattern, length: int, heads: int) -> bool:
-    start = 0
-    for rows in _rows(pattern, length, heads):
-        if bool(rows.triu(diagonal=start + 1).any()):
-            return True
-        start += rows.shape[1]
-    return False
-
-
 @lru_cache(maxsize=16)
 def _adjacency(graph: Graph, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # what is kept must serve training too
+    with torch.inference_mode(False):  # the cached table must serve training too
         edges = torch.tensor(graph.edges or [(0, 0)], device=device)
         size = int(edges.max()) + 1
         table_NN = torch.zeros(size, size, dtype=torch.bool, device=device)

@@ -1,23 +1,23 @@
-"""Heads: how tokens become queries, keys and values, and how the heads' answers become one.
+"""Multi-head attention's projections: how tokens become queries, keys and values, and how the outputs of the heads are merged.
 
-Papers and sources: Vaswani et al. 2017; Kitaev et al. 2020 (shared); T eq. 1-3; B (wide, sliced); K eq. 3-6 (symmetric,
-asymmetric, sum form).
+Papers: Vaswani et al. 2017; Kitaev et al. 2020 (shared). Sources: Thickstun (source T) eq. 1-3; Bloem 2019 (source B: wide, sliced);
+Katsaros (source K) eq. 3-6 (symmetric, asymmetric, sum form).
 
-Equations (rows are tokens; K writes columns, the transpose of everything here):
+Equations (rows are tokens; Katsaros (source K) writes columns, the transpose of everything here) and numbers of parameters:
     parameter-free   y_i = sum_j softmax_j(x_i . x_j) x_j                                    no parameters, no scale
     symmetric        A ~ exp(x_i U^T U x_j / sqrt(r)), values x                              r D
     asymmetric       A ~ exp((U_q x_i) . (U_k x_j) / sqrt(r)), values x                      2 r D
     standard         concat_h(softmax(Q_h K_h^T / sqrt(E)) V_h) W_O, E = D / H               4 D^2 (+ D)
     wide             the same with E = D                                                     4 H D^2 (+ D)
     shared           standard with K_h = Q_h / |Q_h| row by row, and no 1 / sqrt(E)          3 D^2 (+ D)
-    sliced           head h has only slice h of the input, E x E matrices of its own         3 D^2/H + D^2 (+ D)
+    sliced           head h has only slice h of the input, and its own E x E matrices        3 D^2/H + D^2 (+ D)
     narrow           one E x E triple for all slices, no W_O (pbloem/former)                 3 (D/H)^2
     sum form         sum_h V_h X A_h, V_h of D x D; of rank r it is values and W_O           2 H E D + H D^2
 
 Symbols: D width, H heads, E head width (d_k, k or K in the sources), r rank.
-Departures: K scales by sqrt(D) where the projected width sqrt(r) is meant; W scales narrow heads by sqrt(d_k) where
-sqrt(d_k/h) is meant; M stacks heads below each other where they stand side by side. T's missing equation 3 is the
-standard form's merge, sum_h W_{c,h}^T sum_j alpha_ij V_h(x_j).
+Departures: Katsaros (source K) scales by sqrt(D) where the projected width sqrt(r) is meant; Weng 2020 (source W) scales narrow
+heads by sqrt(d_k) where sqrt(d_k/h) is meant; the report (source M) stacks heads vertically where they are concatenated. The
+equation 3 that is missing in source T is the merge of the standard form, sum_h W_{c,h}^T sum_j alpha_ij V_h(x_j).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from everyformer.value import Size, Value
 
 
 class Projection:
-    """A form of multi-head attention: a value that builds the module that projects and merges."""
+    """A form of multi-head attention: a value that builds the module with its projections."""
 
     __slots__ = ()
     heads: int
@@ -40,7 +40,7 @@ class Projection:
 
 
 class ProjectionModule(nn.Module):
-    """Projects x_BTD to q, k (B, H, T, E) and v (B, H, T, E'), and merges answers B, H, T, E' to B, T, D."""
+    """Projects x_BTD to q, k (B, H, T, E) and v (B, H, T, E'), and merges outputs B, H, T, E' to B, T, D."""
 
     heads: int
     key_width: int
@@ -49,14 +49,14 @@ class ProjectionModule(nn.Module):
     out: nn.Linear | None
 
     def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of one sequence."""
+        """Returns queries, keys and values of one sequence."""
         return (self.query(x_BTD), *self.keys_values(x_BTD))
 
     def query(self, x_BTD: Tensor) -> Tensor:
         raise NotImplementedError
 
     def keys_values(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, of the same sequence or of another one (cross-attention)."""
+        """Returns keys and values, of the same sequence or of another one (cross-attention)."""
         raise NotImplementedError
 
     def merge(self, y_BHTE: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class ProjectionModule(nn.Module):
 
 
 class Standard(Projection, Value, frozen=True):
-    """Each head projects the full vector; head widths are D / H unless given."""
+    """Each head projects the full vector. Default head width: D / H."""
 
     heads: Size
     key_width: Size | None = None
@@ -89,7 +89,7 @@ class Standard(Projection, Value, frozen=True):
 
 
 class Shared(Projection, Value, frozen=True):
-    """Reformer's: query and key are one projection of the full vector, keys of length 1, and no other scale."""
+    """Reformer's form (Kitaev et al. 2020): query and key are one projection, keys are normalized to length 1, and there is no scale."""
 
     heads: Size
     key_width: Size | None = None
@@ -106,7 +106,7 @@ class Shared(Projection, Value, frozen=True):
 
 
 class Wide(Projection, Value, frozen=True):
-    """Every head is as wide as the model (B's code)."""
+    """Every head is as wide as the model (the code of Bloem 2019, source B)."""
 
     heads: Size
 
@@ -115,7 +115,7 @@ class Wide(Projection, Value, frozen=True):
 
 
 class Sum(Projection, Value, frozen=True):
-    """K's sum form: Y = sum_h V_h X A_h. `rank` None gives full D x D matrices V_h."""
+    """The sum form of Katsaros (source K): Y = sum_h V_h X A_h. Default rank: full D x D matrices V_h."""
 
     heads: Size
     rank: Size | None = None
@@ -136,7 +136,7 @@ class ParameterFree(Projection, Value, frozen=True):
 
 
 class Symmetric(Projection, Value, frozen=True):
-    """Query and key are the same projection U x of `rank` numbers; the values are the tokens."""
+    """Query and key are the same projection U x of width `rank`; the values are the tokens."""
 
     rank: Size
 
@@ -149,7 +149,7 @@ class Symmetric(Projection, Value, frozen=True):
 
 
 class Asymmetric(Projection, Value, frozen=True):
-    """U_q x and U_k x of `rank` numbers are the only parameters; the values are the tokens."""
+    """Query U_q x and key U_k x of width `rank`; the values are the tokens."""
 
     rank: Size
 
@@ -162,7 +162,7 @@ class Asymmetric(Projection, Value, frozen=True):
 
 
 class Sliced(Projection, Value, frozen=True):
-    """B's efficient form: slice h of the input feeds head h, through E x E matrices of its own."""
+    """The efficient form of Bloem 2019 (source B): head h projects slice h of the input, by its own E x E matrices."""
 
     heads: Size
 
@@ -171,7 +171,7 @@ class Sliced(Projection, Value, frozen=True):
 
 
 class Narrow(Projection, Value, frozen=True):
-    """former's narrow form: the same E x E matrices for every slice, and no output projection."""
+    """The narrow form of pbloem/former: the same E x E matrices for every slice, and no output projection."""
 
     heads: Size
 
@@ -180,14 +180,15 @@ class Narrow(Projection, Value, frozen=True):
 
 
 def head_width(width: int, heads: int) -> int:
+    """Returns width / heads. Raises ValueError if it is not whole."""
     if width % heads:
-        near = min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: abs(n - heads))
-        raise ValueError(f"a width of {width} does not divide into {heads} heads; take for example {near} heads")
+        divisor = min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: abs(n - heads))
+        raise ValueError(f"a width of {width} does not divide into {heads} heads; take for example {divisor} heads")
     return width // heads
 
 
 class LinearProjectionModule(ProjectionModule):
-    """One fused linear map to queries, keys and values; a width of None means the tokens as they are."""
+    """One linear map to queries, keys and values; a width of None means the tokens themselves."""
 
     def __init__(
         self,
@@ -249,7 +250,7 @@ class LinearProjectionModule(ProjectionModule):
 
 
 class SlicedModule(ProjectionModule):
-    """Each head has its own slice of the input; the matrices are per head or shared by all."""
+    """Each head projects its own slice of the input; the matrices are per head or shared by all heads."""
 
     def __init__(self, width: int, heads: int, *, share: bool, merge: bool):
         super().__init__()

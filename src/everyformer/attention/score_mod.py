@@ -1,21 +1,21 @@
-"""Rules: how strongly a query sees a key, by where the two stand.
+"""Score modifications: how strongly a query attends to a key, by their positions.
 
-A rule is a value (its numbers) that builds a module (its weights) with any of these hooks:
+A score modification is a value (its numbers) that builds a module (its weights) with any of these hooks:
 
-    turn(q, k, scene)          -> q, k      changes queries and keys before their product, and may widen both
-    score(q, k, scale, scene)  -> term      term(b, h, i, j) is added to the score of query number i and key number j
-    answer(weights, scene)     -> BHQE      is added to the answer; needs the weights, so only the reference serves it
-    penalty(scene)             -> a cost    is added to the loss, once for each attention
-    sight(scene)               -> pattern   what may be seen at all with the weights as they are: kernels skip the rest
-    settle()                                after each change of the weights: bring back what has left its range
+    transform(q, k, context)     -> q, k      changes queries and keys before their product; may make both wider
+    bias(q, k, scale, context)   -> term      term(b, h, i, j) is added to the score of query i and key j
+    output(weights, context)     -> BHQE      is added to the output; needs the weights, so only the kernel `reference` supports it
+    penalty(context)             -> a scalar  is added to the loss, once for each attention
+    visible_keys(context)        -> pattern   the pairs that the term leaves visible with the current weights; kernels skip the others
+    clamp_()                                  after each optimizer step: moves weights back into their range
 
-`term` is elementwise like a pattern, so the same body serves a dense bias, a FlexAttention score and a gathered block.
-i and j number the rows of q and k; `scene.query_at(b, i)` and `scene.key_at(b, j)` tell the positions.
-A rule that is `shared` has one module for all layers of a stack.
+A term is elementwise like a pattern, so the same body serves a dense bias, a FlexAttention score_mod and a gathered block. i and j are
+indices into q and k; `context.positions.query_at(b, i)` and `key_at(b, j)` return their positions.
+A score modification with `shared` True has one module for all layers of a stack.
 
 Papers: Su et al. 2021 (rotary), Press et al. 2021 (ALiBi), Shaw et al. 2018, Raffel et al. 2019 (T5), Wu et al. 2021
 (image-relative bias).
-Departures: T5 omits the 1/sqrt(d) scale; here the scale belongs to the heads and T5's bias is added to scaled scores.
+Departures: T5 omits the 1/sqrt(d) scale; here the scale belongs to the projection, and T5's bias is added to scaled scores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Term = Callable[[Any, Any, Any, Any], Tensor]
 
 
 class ScoreMod:
-    """How strongly. A value that builds the module of one attention with so many heads, keys and values so wide."""
+    """How strongly a query attends to a key: a value that builds the module of one attention."""
 
     __slots__ = ()
     shared = False
@@ -46,11 +46,11 @@ class ScoreMod:
 
 
 class ScoreModModule(nn.Module):
-    """The hooks, each doing nothing until a rule defines it."""
+    """The hooks. Each one does nothing unless a subclass defines it."""
 
-    needs_weights = False  # does `answer` do anything?
-    reads_inputs = False  # does it read `scene.x_BQD`?
-    soft = False  # is its term a soft mask, which a kernel on a GPU reads there?
+    needs_weights = False  # whether `output` does anything
+    reads_inputs = False  # whether it reads `context.side.query_inputs`
+    soft = False  # whether its term is a `SoftMask`, which a GPU kernel reads on the device
 
     def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         return q_BHQE, k_BHKE
@@ -65,7 +65,7 @@ class ScoreModModule(nn.Module):
         return None
 
     def visible_keys(self, context: Context | None) -> Pattern | None:
-        """Without a scene: in any that may come."""
+        """Without a context: the pairs that are visible in any."""
         return None
 
     def clamp_(self) -> None:
@@ -73,11 +73,12 @@ class ScoreModModule(nn.Module):
 
 
 def narrow_pattern(pattern: Pattern, score_mods: Iterable[ScoreModModule], context: Context | None = None) -> Pattern:
-    """What is left of a pattern by the rules' sight. A compiled graph does not look at weights and has all of it."""
+    """Returns the pairs of a pattern that all score modifications leave visible; inside torch.compile, where weights cannot be
+    read, the whole pattern."""
     if not torch.compiler.is_compiling():
         for score_mod in score_mods:
-            seen = score_mod.visible_keys(context)
-            pattern = pattern if seen is None else _both(pattern, seen)
+            visible = score_mod.visible_keys(context)
+            pattern = pattern if visible is None else _both(pattern, visible)
     return pattern
 
 
@@ -87,7 +88,7 @@ def _both(one: Pattern, two: Pattern) -> Pattern:
 
 
 class Rotary(ScoreMod, Value, frozen=True):
-    """Turns each pair (2m, 2m+1) of a query or key at position i by the angle i / base^(2m/E)."""
+    """Rotates each pair (2m, 2m+1) of a query or key at position i by the angle i / base^(2m/E)."""
 
     base: Positive = 10000.0
 
@@ -103,9 +104,9 @@ class RotaryModule(ScoreModModule):
         self.base, self.head_width = base, head_width
 
     def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        return self._turn(q_BHQE, "queries", context), self._turn(k_BHKE, "keys", context)
+        return self._rotate(q_BHQE, "queries", context), self._rotate(k_BHKE, "keys", context)
 
-    def _turn(self, x_BHTE: Tensor, of: Literal["queries", "keys"], context: Context) -> Tensor:
+    def _rotate(self, x_BHTE: Tensor, of: Literal["queries", "keys"], context: Context) -> Tensor:
         sin, cos = sin_cos_of(context, of, self.head_width, self.base, x_BHTE.dtype)
         even, odd = x_BHTE[..., 0::2], x_BHTE[..., 1::2]
         return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
@@ -114,35 +115,32 @@ class RotaryModule(ScoreModModule):
 def sin_cos_of(
     context: Context, of: Literal["queries", "keys"], width: int, base: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """`waves` of where the queries or the keys stand."""
+    """Returns `sin_cos` of the positions of the queries or the keys, computed once for a call."""
 
     def make() -> tuple[Tensor, Tensor]:
-        return sin_cos(
-            context.positions.query_positions() if of == "queries" else context.positions.key_positions(),
-            width,
-            base,
-            dtype,
-        )
+        positions = context.positions
+        at_BT = positions.query_positions() if of == "queries" else positions.key_positions()
+        return sin_cos(at_BT, width, base, dtype)
 
-    return context.memo(("waves", of, width, base, dtype), make)
+    return context.memo(("sin_cos", of, width, base, dtype), make)
 
 
 def sin_cos(position_BT: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Sines and cosines of positions by frequencies from 1 down to 1 / base: B or 1, 1, T, width / 2.
+    """Returns sines and cosines of positions at frequencies from 1 down to 1 / base: B or 1, 1, T, width / 2.
 
-    Angles in float64: bfloat16 cannot tell position 256 from 257, float32 errs by 0.003 at 100,000.
+    The angles are float64: bfloat16 rounds position 257 to 256, and float32 is wrong by 0.003 at position 100,000.
     """
     exponent = torch.arange(0, width, 2, device=position_BT.device, dtype=torch.float64) / width
     angle = position_BT[:, None, :, None].double() * base**-exponent
     return angle.sin().to(dtype), angle.cos().to(dtype)
 
 
-def picked(x_BHQR: Tensor, b: Any, h: Any, i: Any, row: Any) -> Tensor:
-    """x_BHQR[b, h, i, row]. Where all keys of a query stand in a row, by `gather`, whose slope needs no sorting of them; in
-    single precision, because it is a sum over all keys with the same row."""
+def look_up(x_BHQR: Tensor, b: Any, h: Any, i: Any, row: Any) -> Tensor:
+    """Returns x_BHQR[b, h, i, row]. If the last axis has the keys of one query, it uses `gather`, whose gradient needs no sorting;
+    in float32, because that gradient is a sum over all keys with the same row."""
     if i.dim() == 0 or i.shape[-1] > 1:
         return x_BHQR[b, h, i, row]
-    whole = i.dim() == 4  # all queries, as `Scene.indices` numbers them
+    whole = i.dim() == 4  # all queries, as in `Positions.indices`
     of_query = x_BHQR if whole else x_BHQR[b, h, i][..., 0, :]
     exact = of_query.to(torch.promote_types(x_BHQR.dtype, torch.float32))
     return exact.gather(-1, row.expand(*of_query.shape[:-1], -1)).to(x_BHQR.dtype)
@@ -172,7 +170,7 @@ class AlibiModule(ScoreModModule):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """The paper's slopes; where H is not a power of two, its code interleaves those of the next one."""
+    """Returns the paper's slopes; if H is not a power of two, some of the next power are added, as in the paper's code."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     return slopes + [2 ** (-4 * h / power) for h in range(1, 2 * (heads - power), 2)]
@@ -181,13 +179,13 @@ def alibi_slopes(heads: int) -> list[float]:
 class Shaw(ScoreMod, Value, frozen=True):
     """Relative position representations: e_ij = q_i (k_j + a^K_r) / sqrt(E), z_i = sum_j w_ij (v_j + a^V_r).
 
-    r = clip(j - i, -reach, reach); the vectors a are learned and shared by the heads, as in the paper. Without `ahead` there
-    are none for r > 0, and such keys count as at r = 0.
+    r = clip(j - i, -max_distance, max_distance); the vectors a are learned and shared by the heads, as in the paper. With `future` False
+    there are none for r > 0, and such keys use r = 0.
     """
 
-    reach: Size = 16
+    max_distance: Size = 16
     values: bool = False
-    ahead: bool = True
+    future: bool = True
     shared: bool = False
 
     def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
@@ -197,19 +195,20 @@ class Shaw(ScoreMod, Value, frozen=True):
 class ShawModule(ScoreModModule):
     def __init__(self, value: Shaw, key_width: int, value_width: int):
         super().__init__()
-        self.back, self.ahead, self.needs_weights = value.reach, value.reach if value.ahead else 0, value_width > 0
-        rows = self.back + 1 + self.ahead
+        self.back, self.future = value.max_distance, value.max_distance if value.future else 0
+        self.needs_weights = value_width > 0
+        rows = self.back + 1 + self.future
         self.key_RE = nn.Parameter(torch.randn(rows, key_width) * key_width**-0.5)
         self.value_RE = nn.Parameter(torch.randn(rows, value_width) * value_width**-0.5) if value_width else None
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
-        back, ahead = context.within(self.back), context.within(self.ahead)  # of thousands of rows few may be in sight
-        used_RE = self.key_RE[self.back - back : self.back + ahead + 1]
+        back, future = context.within(self.back), context.within(self.future)  # few of thousands of rows may be used
+        used_RE = self.key_RE[self.back - back : self.back + future + 1]
         term_BHQR = q_BHQE @ used_RE.to(q_BHQE.dtype).T * scale
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            row = (context.positions.key_at(b, j) - context.positions.query_at(b, i)).clamp(-back, ahead) + back
-            return picked(term_BHQR, b, h, i, row)
+            row = (context.positions.key_at(b, j) - context.positions.query_at(b, i)).clamp(-back, future) + back
+            return look_up(term_BHQR, b, h, i, row)
 
         return term
 
@@ -217,29 +216,29 @@ class ShawModule(ScoreModModule):
         if self.value_RE is None:
             return None
         q_BQ, k_BK = context.positions.query_positions(), context.positions.key_positions()
-        row_BHQK = (k_BK[:, None, None, :] - q_BQ[:, None, :, None]).clamp(-self.back, self.ahead) + self.back
+        row_BHQK = (k_BK[:, None, None, :] - q_BQ[:, None, :, None]).clamp(-self.back, self.future) + self.back
         row_BHQK = row_BHQK.expand_as(weights_BHQK)
         share_BHQR = weights_BHQK.new_zeros(*weights_BHQK.shape[:3], len(self.value_RE))
         return share_BHQR.scatter_add(-1, row_BHQK, weights_BHQK) @ self.value_RE.to(weights_BHQK.dtype)
 
 
 class T5Bias(ScoreMod, Value, frozen=True):
-    """A learned number per head and bucket of distance; buckets widen logarithmically up to `reach`.
+    """A learned number per head and bucket of distances; buckets widen logarithmically up to `max_distance`.
 
-    `both_sides` halves the buckets between past and future (an encoder); otherwise the future shares bucket 0.
+    `bidirectional` gives half of the buckets to the future (an encoder); otherwise the future has bucket 0.
     """
 
     buckets: Size = 32
-    reach: Size = 128
+    max_distance: Size = 128
     bidirectional: bool = False
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
-        exact = self.buckets // (4 if self.bidirectional else 2)  # the distances that have a bucket of their own
-        if not 1 <= exact < self.reach:
+        exact = self.buckets // (4 if self.bidirectional else 2)  # distances with one bucket each
+        if not 1 <= exact < self.max_distance:
             raise ValueError(
-                f"t5_bias has {self.buckets} buckets and a reach of {self.reach}: {exact} distances have a bucket of their "
-                "own, which must be at least 1 and less than the reach; change one of the two"
+                f"t5_bias has {self.buckets} buckets and a max_distance of {self.max_distance}: {exact} distances have one bucket each, "
+                "and that number must be at least 1 and less than max_distance; change one of the two"
             )
 
     def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
@@ -249,18 +248,18 @@ class T5Bias(ScoreMod, Value, frozen=True):
 class T5BiasModule(ScoreModModule):
     def __init__(self, value: T5Bias, heads: int):
         super().__init__()
-        self.buckets, self.reach, self.bidirectional = value.buckets, value.reach, value.bidirectional
+        self.buckets, self.max_distance, self.bidirectional = value.buckets, value.max_distance, value.bidirectional
         self.bias_RH = nn.Parameter(torch.randn(value.buckets, heads) * 0.02)
 
     def bucket(self, back: Tensor) -> Tensor:
-        """The bucket of a distance i - j."""
+        """Returns the bucket of a distance i - j."""
         half = self.buckets // 2 if self.bidirectional else self.buckets
         side = (back < 0) * half if self.bidirectional else torch.zeros_like(back)
         back = back.abs() if self.bidirectional else back.clamp(min=0)
         exact = half // 2
-        ratio = (back.clamp(min=1).float() / exact).log() / math.log(self.reach / exact)
-        far = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
-        return side + torch.where(back < exact, back, far)
+        ratio = (back.clamp(min=1).float() / exact).log() / math.log(self.max_distance / exact)
+        distant = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
+        return side + torch.where(back < exact, back, distant)
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         bias_RH = self.bias_RH.to(q_BHQE.dtype)
@@ -272,9 +271,9 @@ class T5BiasModule(ScoreModModule):
 
 
 class ImageBias(ScoreMod, Value, frozen=True):
-    """A learned number per head and 2-D offset (rows, columns) between two cells of a grid laid out in raster order.
+    """A learned number per head and 2-D offset (rows, columns) between two cells of a grid in raster order.
 
-    `before` positions stand before the grid (a class token); pairs with them get one learned number per head.
+    `before` positions come before the grid (a class token); pairs with them share one learned number per head.
     """
 
     rows: Size
@@ -300,11 +299,11 @@ class ImageBiasModule(ScoreModModule):
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         last = context.positions.keys
-        if context.positions.key_BK is not None:  # padding stands nowhere; a compiled graph cannot look at positions
+        if context.positions.key_BK is not None:  # padding does not count; a compiled graph cannot read positions
             last = 0 if torch.compiler.is_compiling() else int(context.positions.key_BK.max()) + 1
         if last > self.before + self.rows * self.columns:
             raise ValueError(
-                f"image_bias knows {self.before} + {self.rows} x {self.columns} positions, but {last} are given; "
+                f"image_bias has {self.before} + {self.rows} x {self.columns} positions, but the input has {last}; "
                 "make the grid larger or the input smaller"
             )
         bias_RH = self.bias_RH.to(q_BHQE.dtype)

@@ -1,16 +1,16 @@
-"""Adaptive span: every head learns how far back it looks.
+"""Adaptive span: every head learns how many positions back it attends.
 
-Paper: Sukhbaatar et al. 2019, Adaptive Attention Span in Transformers (W).
+Paper: Sukhbaatar et al. 2019, Adaptive Attention Span in Transformers (Weng 2020, source W).
 Equations: m_z(x) = min(max((R + z - x) / R, 0), 1), a_ij = m_z(i-j) exp(s_ij) / sum_r m_z(i-r) exp(s_ir) over the keys at most S
-away, loss + lambda / M sum_h z_h. Dynamic span: z_i = S sigma(v . x_i + b), of head h with its own v and b.
-Symbols: `longest` S, `ramp` R, `cost` lambda, M the heads of an attention; the weight is z / S, as in the published code, so
-that one rate of learning suits it and the others. x is what enters the attention.
-Departures: none from the equations. The published code counts the distance from the nearest key, so that its z is ours less
-1; it lets empty memory take a part of the weights. A key with m = 0 passes nothing back, which is the slope of shrinking.
+away, loss + lambda / M sum_h z_h. Dynamic span: z_i = S sigma(v . x_i + b), with v and b for each head h.
+Symbols: `max_span` S, `ramp` R, `cost` lambda, M the heads of an attention; the weight is z / S, as in the published code, so that
+one learning rate suits it and the other weights. x is the input of the attention.
+Departures: none from the equations. The published code counts the distance from the nearest key, so its z is ours less 1, and
+empty memory slots take part of its weights. A key with m = 0 passes no gradient back, which is the gradient of a shrinking span.
 
-How it is fast: m exp(s) / sum m exp(s) is softmax(s + log m), so the soft mask is one more term of the score. What no head
-can see with the weights as they are is told to the kernels as a window for each head (`sight`), in coarse steps, so that
-their plans serve for many steps of training.
+How it is fast: m exp(s) / sum m exp(s) is softmax(s + log m), so the soft mask is one more term of the score. `visible_keys` gives
+the kernels a window for each head, outside of which the current weights hide everything. Its sizes are coarse, so that the plan of
+a kernel serves many training steps.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ GRAIN = 64  # windows are multiples of this, and of an eighth of the next power 
 
 
 class Span(ScoreMod, Value, frozen=True):
-    """One span for each head. It begins at a part of the longest."""
+    """One span for each head. Its initial value is the fraction `start` of `max_span`."""
 
-    longest: Size
+    max_span: Size
     ramp: Size = 32
-    cost: NotNegative = 5e-7  # of each position, in nats a target
+    cost: NotNegative = 5e-7  # of each position, in nats per target
     start: Part = 0.0
 
     def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
@@ -45,10 +45,10 @@ class Span(ScoreMod, Value, frozen=True):
 
 
 class DynamicSpan(ScoreMod, Value, frozen=True):
-    """A span for each head and query, by what the query is made of. `width` is the model's."""
+    """A span for each head and query, computed from the input vector of the query, which is `width` wide."""
 
     width: Size
-    longest: Size
+    max_span: Size
     ramp: Size = 32
     cost: NotNegative = 5e-7
     start: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.1
@@ -65,7 +65,7 @@ class SpanModule(ScoreModModule):
         self.grows = grows(value)
         self.value = value
         self.assumed_span: float | None = None  # what a plan assumes; None: the weights' own spans
-        self.part_H = nn.Parameter(torch.full((heads,), float(value.start)))
+        self.fraction_H = nn.Parameter(torch.full((heads,), float(value.start)))
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         z_H = self._spans()
@@ -77,15 +77,15 @@ class SpanModule(ScoreModModule):
         return self.value.cost * self._spans().mean()
 
     def visible_keys(self, context: Context | None) -> Pattern:
-        part_H = self.part_H.full_tensor() if hasattr(self.part_H, "full_tensor") else self.part_H
-        return windows(part_H * self.value.longest, self.value, self.assumed_span)
+        fraction_H = self.fraction_H.full_tensor() if hasattr(self.fraction_H, "full_tensor") else self.fraction_H
+        return windows(fraction_H * self.value.max_span, self.value, self.assumed_span)
 
     def clamp_(self) -> None:
         with torch.no_grad():
-            self.part_H.clamp_(0, 1)
+            self.fraction_H.clamp_(0, 1)
 
     def _spans(self) -> Tensor:
-        return at_least_single(self.part_H) * self.value.longest
+        return at_least_float32(self.fraction_H) * self.value.max_span
 
 
 class DynamicSpanModule(ScoreModModule):
@@ -110,58 +110,56 @@ class DynamicSpanModule(ScoreModModule):
         z_BHQ, visible_BQ = self._spans(context), context.positions.visible_BQ()
         if visible_BQ is None:
             return self.value.cost * z_BHQ.mean()
-        real_BHQ = visible_BQ[:, None].expand_as(z_BHQ)
-        return self.value.cost * (z_BHQ * real_BHQ).sum() / real_BHQ.sum()
+        visible_BHQ = visible_BQ[:, None].expand_as(z_BHQ)
+        return self.value.cost * (z_BHQ * visible_BHQ).sum() / visible_BHQ.sum()
 
     def visible_keys(self, context: Context | None) -> Pattern:
         if context is None:
-            return Window(self.value.longest + 1)
+            return Window(self.value.max_span + 1)
         with torch.no_grad():
             return windows(self._spans(context).amax((0, 2)), self.value, self.assumed_span)
 
     def _spans(self, context: Context) -> Tensor:
         if context.side.query_inputs is None:
-            raise ValueError(
-                "a dynamic span reads what the queries are made of; give attend a scene with query_inputs="
-            )
-        x_BQD = at_least_single(context.side.query_inputs)
+            raise ValueError("a dynamic span reads the input vectors of the queries; give a context with query_inputs=")
+        x_BQD = at_least_float32(context.side.query_inputs)
         logit_BQH = x_BQD @ self.v_HD.to(x_BQD.dtype).T + self.b_H.to(x_BQD.dtype)
-        return self.value.longest * logit_BQH.sigmoid().transpose(1, 2)
+        return self.value.max_span * logit_BQH.sigmoid().transpose(1, 2)
 
 
-@dataclass(frozen=True, eq=False)  # torch.compile asks a callable for its hash before it has its values
+@dataclass(frozen=True, eq=False)  # torch.compile asks a callable for its hash before its fields are set
 class SoftMask:
-    """The term log m_z of the distance, -inf where m is 0 or the key further away than the longest span."""
+    """The term log m_z of the distance: -inf if m is 0 or the key is farther away than `max_span`."""
 
-    z_BHQ: Tensor  # axes that make no difference are 1 long
+    z_BHQ: Tensor  # an axis along which all values are equal has length 1
     value: Span | DynamicSpan
     context: Context
     dtype: torch.dtype
 
     def __call__(self, b: Any, h: Any, i: Any, j: Any) -> Tensor:
-        away = (self.context.positions.query_at(b, i) - self.context.positions.key_at(b, j)).abs()
+        distance = (self.context.positions.query_at(b, i) - self.context.positions.key_at(b, j)).abs()
         z = self.z_BHQ[b % self.z_BHQ.shape[0], h, i % self.z_BHQ.shape[2]]
-        m = ((self.value.ramp + z - away) / self.value.ramp).clamp(0, 1)
-        seen = (m > 0) & (away <= self.value.longest)
-        # The slope of log m at 0 is infinite, and infinity times the weight 0 is no number: no slope there.
-        return torch.where(seen, m, 1).log().masked_fill(~seen, -torch.inf).to(self.dtype)
+        m = ((self.value.ramp + z - distance) / self.value.ramp).clamp(0, 1)
+        visible = (m > 0) & (distance <= self.value.max_span)
+        # The gradient of log m at 0 is infinite, and infinity times a weight of 0 is NaN: no gradient there.
+        return torch.where(visible, m, 1).log().masked_fill(~visible, -torch.inf).to(self.dtype)
 
 
 def windows(z_H: Tensor, value: Span | DynamicSpan, assumed: float | None = None) -> Pattern:
     """Returns the windows that cover these spans. With `assumed`, all spans have this length and `z_H` is not read."""
-    most = value.longest + 1
+    most = value.max_span + 1
     spans = z_H.tolist() if assumed is None else [assumed] * len(z_H)
-    ends = [z + value.ramp if math.isfinite(z) else most for z in spans]  # a step gone wrong is told by its loss
+    ends = [z + value.ramp if math.isfinite(z) else most for z in spans]  # a NaN shows in the loss of the step
     return _windows(tuple(min(most, coarse(math.ceil(end))) for end in ends))
 
 
 def grows(value: Span | DynamicSpan) -> str:
-    """What may take more memory when it has learned."""
-    return f"spans of {value.start * value.longest:.0f}, at most {value.longest}"
+    """Returns what may need more memory later in training, in words."""
+    return f"spans of {value.start * value.max_span:.0f}, at most {value.max_span}"
 
 
 def coarse(size: int) -> int:
-    """A size rounded up to one of a few."""
+    """Returns the size rounded up to one of a few."""
     step = max(GRAIN, (1 << (size - 1).bit_length()) // 8)
     return max(1, -(-size // step)) * step
 
@@ -171,6 +169,6 @@ def _windows(sizes: tuple[int, ...]) -> Pattern:
     return Window(sizes[0]) if len(set(sizes)) == 1 else ByHead(tuple(map(Window, sizes)))
 
 
-def at_least_single(x: Tensor) -> Tensor:
-    """In float32 or better: bfloat16 cannot tell a distance of 256 from 257."""
+def at_least_float32(x: Tensor) -> Tensor:
+    """Returns x in float32 or better: bfloat16 rounds a distance of 257 to 256."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -34,8 +34,19 @@ COLUMNS = (
 STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
 # Fields that change the size of a model, or how it trains, but not its architecture.
 NUMBERS = {
-    *("width", "heads", "layers", "hidden", "vocabulary", "length", "classes", "key_width", "value_width"),
-    *("size", "channels", "base", "dropout", "eps", "std", "reach", "longest", "ramp", "cost", "start"),
+    *(
+        "width",
+        "heads",
+        "layers",
+        "num_layers",
+        "hidden",
+        "vocabulary",
+        "length",
+        "classes",
+        "key_width",
+        "value_width",
+    ),
+    *("size", "channels", "base", "dropout", "eps", "std", "max_distance", "max_span", "ramp", "cost", "start"),
 }
 
 

@@ -17,7 +17,7 @@ from everyformer.value import snake
 
 if TYPE_CHECKING:
     from everyformer.attention.pattern import Pattern
-    from everyformer.family.table import Member
+    from everyformer.family.member import Member
     from everyformer.network.depth import Depth
     from everyformer.network.model import Model
     from everyformer.network.multi_head_attention import Attention

@@ -167,7 +167,7 @@ def pattern(
 def _draw_pattern(value: Pattern, length: int, heads: int, out: Path | None) -> None:
     """Print a pattern as a grid for each head, with its facts, and draw it into a file."""
     from everyformer.attention.kernels.blocked import FINEST, computed_fraction
-    from everyformer.attention.pattern import for_head
+    from everyformer.attention.kernels.request import Request
     from everyformer.study.pattern_images import draw, example_context, grid, pool
 
     context, notes = example_context(value, length)
@@ -185,11 +185,12 @@ def _draw_pattern(value: Pattern, length: int, heads: int, out: Path | None) -> 
     grids = [Text("\n".join(grid(cells_QK, scale)), no_wrap=True) for cells_QK in pool(allowed_HQK, scale)]
     if heads > 1:
         for head in range(heads):
-            screen.print(f"head {head}: {for_head(value, head)}", soft_wrap=True)
+            screen.print(f"head {head}: {value.for_head(head)}", soft_wrap=True)
         grids = [Text(f"\nhead {head}\n", no_wrap=True) + one for head, one in enumerate(grids)]
     screen.print(Columns(grids, padding=(0, 2)) if heads > 1 else grids[0], width=width)
 
-    computed_HNN, fraction = pool(allowed_HQK, FINEST), computed_fraction(value, length, length, heads)
+    request = Request.of(value, length, length, heads)
+    computed_HNN, fraction = pool(allowed_HQK, FINEST), computed_fraction(request)
     for label, fact in {
         "allowed": f"{allowed_HQK.float().mean():.1%} of the pairs ({int(allowed_HQK.sum()):,} of {allowed_HQK.numel():,})",
         "sees future": "yes" if value.attends_to_future(heads=heads) else "no",

@@ -1,16 +1,17 @@
 """Paper: Graves 2016, Adaptive Computation Time for Recurrent Neural Networks.
 
-Equations: see `everyformer.network.ponder`; an embedding before, a softmax after the mean of the states. Symbols: `steps` M, `cost`
-tau (the paper's time penalty), `bias` b_h, `cell` S: the LSTM, or the plain tanh net that the paper gives its parity task.
-With a `memory` training and evaluation read on from the state that the text before left.
-Departures: tokens are embedded, the paper's are one-hot. `wikipedia` is its text model, one layer of 1,500 cells with a limit of
-100 steps, from memory and not checked against the paper. A step of such a net is as slow as its longest pondering: give a lower limit.
+Equations: see network/ponder_rnn.py; an embedding before the net, a softmax after the mean of the states.
+Symbols: `steps` M, `cost` tau (the paper's time penalty), `bias` b_h, `cell` S: the LSTM, or the plain tanh net of the paper's parity
+task. With a `memory`, training and evaluation continue from the last state of the text before.
+Departures: tokens are embedded; the paper's are one-hot. A step of training is as slow as its longest pondering; lower `steps` to
+limit it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
+from everyformer.family.member import Member
 from everyformer.network.cache import SegmentMemory
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
@@ -20,11 +21,6 @@ from everyformer.network.output_head import Language
 from everyformer.network.ponder_rnn import PonderRnn
 from everyformer.network.residual import NoResidual
 from everyformer.value import NotNegative, Share, Size
-
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"width": 64, "steps": 3},
-    "wikipedia": {"width": 1500, "steps": 100},
-}
 
 
 def act_rnn(
@@ -46,3 +42,15 @@ def act_rnn(
         outputs=(Language(tied=False, bias=True),),
         memory=SegmentMemory(memory) if memory else None,
     )
+
+
+MEMBER = Member(
+    "act-rnn",
+    "Graves 2016",
+    "A recurrent net takes several steps on each input and learns when to stop. Every further step costs a little.",
+    act_rnn,
+    sizes={"tiny": {"width": 64, "steps": 3}, "wikipedia": {"width": 1500, "steps": 100}},
+    size="wikipedia",
+    paper_parameters={"wikipedia": None},
+    departures={"wikipedia": "one layer of 1,500 cells and a limit of 100 steps; not checked against the paper's text"},
+)

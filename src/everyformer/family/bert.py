@@ -1,14 +1,15 @@
 """Paper: Devlin et al. 2018, BERT.
 
-Equations: the Transformer's encoder with learned positions, two segments and a norm of their sum; GELU; heads for the
-masked token and for the next sentence, the latter through a tanh pooler on the first token.
-Symbols: width H, heads A, layers L. Departures: none known.
+Equations: the Transformer's encoder with learned positions, two segments and a norm of their sum; GELU; output heads for the masked
+tokens and for the next sentence, the latter through a tanh pooler on the first token.
+Symbols: `width` H, `heads` A, `layers` L. Departures: none known.
 """
 
 from __future__ import annotations
 
 from everyformer.attention.pattern import Full
 from everyformer.attention.projection import Standard
+from everyformer.family.member import Member
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
@@ -21,12 +22,6 @@ from everyformer.network.output_head import Classify, Masked
 from everyformer.network.position import Learned
 from everyformer.network.residual import PostNorm
 from everyformer.value import Share, Size
-
-SIZES = {
-    "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "vocabulary": 256},
-    "base": {"width": 768, "heads": 12, "layers": 12},
-    "large": {"width": 1024, "heads": 16, "layers": 24},
-}
 
 
 def bert(
@@ -50,3 +45,20 @@ def bert(
         outputs=(Masked(), Classify(2, "first", pooler=True)),
         initial=Normal(0.02),
     )
+
+
+MEMBER = Member(
+    "bert",
+    "Devlin et al. 2018",
+    "An encoder learns from text in which some tokens are masked, and sees the context on both sides of them. "
+    "It is then fine-tuned for other tasks.",
+    bert,
+    sizes={
+        "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "vocabulary": 256},
+        "base": {"width": 768, "heads": 12, "layers": 12},
+        "large": {"width": 1024, "heads": 16, "layers": 24},
+    },
+    size="base",
+    paper_parameters={"base": 110, "large": 340},
+    departures={"large": "the paper rounds; the released model has 336M, as here"},
+)

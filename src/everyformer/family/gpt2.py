@@ -1,15 +1,15 @@
 """Paper: Radford et al. 2019, Language Models are Unsupervised Multitask Learners.
 
-Equations: pre-norm causal blocks and a last norm, learned positions, GELU (its tanh form), tied embedding; the maps
-that end a residual branch begin smaller by the square root of their number.
-Departures: the paper states 117M, 345M, 762M and 1542M; the released models, and these, have 124M, 355M, 774M and
-1558M.
+Equations: pre-norm causal layers and a final norm, learned positions, GELU (its tanh form), an embedding tied to the output; the
+maps that end a residual branch are initialized smaller by the square root of their number.
+Departures: none known.
 """
 
 from __future__ import annotations
 
 from everyformer.attention.pattern import Causal
 from everyformer.attention.projection import Standard
+from everyformer.family.member import Member
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
@@ -21,14 +21,6 @@ from everyformer.network.output_head import Language
 from everyformer.network.position import Learned
 from everyformer.network.residual import PreNorm
 from everyformer.value import Share, Size
-
-SIZES = {
-    "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "vocabulary": 256},
-    "small": {"width": 768, "layers": 12},
-    "medium": {"width": 1024, "layers": 24},
-    "large": {"width": 1280, "layers": 36},
-    "xl": {"width": 1600, "layers": 48},
-}
 
 
 def gpt2(
@@ -49,3 +41,23 @@ def gpt2(
         outputs=(Language(),),
         initial=Normal(0.02, by_depth=True),
     )
+
+
+RELEASED = "the paper's table is known to be wrong; the released weights have the same count as here"
+MEMBER = Member(
+    "gpt2",
+    "Radford et al. 2019",
+    "A causal Transformer is trained on a large text to predict the next token. "
+    "The norm stands before each sublayer, so that deep stacks train well.",
+    gpt2,
+    sizes={
+        "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "vocabulary": 256},
+        "small": {"width": 768, "layers": 12},
+        "medium": {"width": 1024, "layers": 24},
+        "large": {"width": 1280, "layers": 36},
+        "xl": {"width": 1600, "layers": 48},
+    },
+    size="small",
+    paper_parameters={"small": 117, "medium": 345, "large": 762, "xl": 1542},
+    departures={"small": RELEASED, "medium": RELEASED, "large": RELEASED, "xl": RELEASED},
+)

@@ -1,18 +1,18 @@
-"""The names of Hugging Face transformers' weights as data, so that published weights load into our members.
+"""The names of the weights in Hugging Face transformers as a table, so that published weights load into our members.
 
     state = safetensors.torch.load_file("gpt2/model.safetensors")
     network = everyformer.build("gpt2", "small")
     network.load_state_dict(from_transformers("gpt2", state))
 
 The names are those of the published files (GPT2LMHeadModel, BertForPreTraining, ViTForImageClassification as
-`save_pretrained` writes them), with or without the prefix of the base model.
-A row reads ours: theirs. {n} numbers the layers, * stands for weight and bias, several names are stacked.
+`save_pretrained` writes them), with or without the prefix of the base model. A row is `ours: theirs`; {n} is the number of the
+layer, * stands for weight and bias, and the tensors of several names are concatenated.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -70,52 +70,52 @@ ROWS: dict[str, Rows] = {
     },
 }
 
-# What is stored otherwise than we store it: GPT-2's maps lie the other way round, a patch map is a convolution.
+# Tensors that are stored in another form than ours: GPT-2's maps are transposed, a patch map is a convolution.
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     r"\.c_(attn|proj|fc)\.weight$": lambda x: x.T,
     r"\.projection\.weight$": lambda x: x.flatten(1),
     r"\.position_embeddings$": lambda x: x[0],
 }
 
-# Copies of a weight under a second name, as a state dict has them where they are tied.
+# Second names of tied weights in a state dict.
 TIED = {
     "lm_head.weight": "wte.weight",
     "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 
-# Causal masks and numbers of positions, which old files keep among the weights.
+# Causal masks and position indices, which old files store among the weights.
 NOT_WEIGHTS = re.compile(r"^h\.\d+\.attn\.(masked_)?bias$|^embeddings\.position_ids$")
 
 
 def from_transformers(member: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our state dict of a member ("gpt2", "bert" or "vit") from theirs. Raises on names missing or left over."""
+    """Returns our state dict of a member ("gpt2", "bert" or "vit"). Raises ValueError if names are missing or left over."""
     if member not in ROWS:
         raise ValueError(f"no names of transformers are known for {member!r}; {nearest(member, ROWS)}")
-    given = {_plain(name): weight for name, weight in state.items()}
-    given = {name: weight for name, weight in given.items() if not NOT_WEIGHTS.search(name)}
+    named = ((_without_prefix(name), weight) for name, weight in state.items())
+    weights = {name: weight for name, weight in named if not NOT_WEIGHTS.search(name)}
     for copy, name in TIED.items():
-        if copy in given and name in given and not torch.equal(given.pop(copy), given[name]):
+        if copy in weights and name in weights and not torch.equal(weights.pop(copy), weights[name]):
             raise ValueError(f"{copy} differs from {name}, but {member} ties them; give a model with tied weights")
-    rows = dict(_rows(ROWS[member], _layers(given)))
+    rows = dict(_rows(ROWS[member], _layers(weights)))
     wanted = {name for names in rows.values() for name in names}
-    wrong = [f"{name} is missing" for name in sorted(wanted - given.keys())]
-    wrong += [f"{name} is left over" for name in sorted(given.keys() - wanted)]
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(f"these are not the weights of a {member}: {', '.join(wrong[:5])}{more}")
-    return {ours: torch.cat([_changed(name, given[name]) for name in names]) for ours, names in rows.items()}
+    problems = [f"{name} is missing" for name in sorted(wanted - weights.keys())]
+    problems += [f"{name} is left over" for name in sorted(weights.keys() - wanted)]
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ValueError(f"these are not the weights of a {member}: {', '.join(problems[:5])}{more}")
+    return {ours: torch.cat([_changed(name, weights[name]) for name in names]) for ours, names in rows.items()}
 
 
-def _plain(name: str) -> str:
-    """Without the base model's prefix; old files call a norm's weight and bias gamma and beta."""
+def _without_prefix(name: str) -> str:
+    """The name without the prefix of the base model. Old files call the weight and bias of a norm gamma and beta."""
     name = re.sub(r"^(transformer|bert|vit)\.", "", name)
     return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
 
 
-def _layers(given: Mapping[str, Tensor]) -> int:
-    found = (re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name) for name in given)
-    return max((int(match[1]) + 1 for match in found if match), default=1)
+def _layers(names: Iterable[str]) -> int:
+    matches = (re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name) for name in names)
+    return max((int(match[1]) + 1 for match in matches if match), default=1)
 
 
 def _rows(table: Rows, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:

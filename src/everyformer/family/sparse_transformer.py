@@ -1,26 +1,24 @@
 """Paper: Child et al. 2019, Generating Long Sequences with Sparse Transformers.
 
-Equations: Attend(X, S), each query i over its own set S_i of keys; the sets A1, A2 of `strided` or `fixed`, which reach
-every earlier position in two steps, are given to the layers in turn (`interleaved`), to every head together (`merged`) or
-to the heads in turn (`by_head`). With `fixed`, heads have columns of their own in A2, the last c of a block, the c before and so on, in as
-many groups as divide them and the block has (`own=False`: all the last); together they reach every position. Pre-norm blocks with
-dropout where a branch joins the stream and nowhere else; positions by the row and column of an array as wide as the stride; GELU as
-x sigmoid(1.702 x); weights begin at 0.125 / sqrt(inputs), those that end a branch smaller by sqrt(2 layers).
-Symbols: stride l, columns c, width d, layers N.
-Departures: j <= i wherever the paper leaves it out, and A1 of `strided` has l keys as its kernel has, not l + 1. The logits
-do not begin at 0, position tables begin as the tokens' does, an image's positions are its row of `stride` bytes and the place
-in it (not row, column, channel).
-Not checked against the paper's text: the dropout of the image models, how they use the sets, and CIFAR-10's stride (here a row
-of pixels). The parameters it states come out: 95M, 59M, 152M.
+Equations: Attend(X, S), where each query i attends to its set S_i of keys. The sets A1 and A2 (`strided_sets`, `fixed_sets`) reach
+every earlier position in two steps. Layers take them in turn (`interleaved`), heads take their union (`merged`), or heads take them
+in turn (`split_by_head`). In A2 of `fixed_sets` groups of heads have columns of their own: the last c of a block, the c before, and
+so on. Pre-norm layers with dropout at the end of each branch and nowhere else; positions by the row and column of an array as wide
+as the stride; GELU as x sigmoid(1.702 x); weights are initialized with 0.125 / sqrt(inputs), at the end of a branch smaller by
+sqrt(2 layers).
+Symbols: `stride` l, `columns` c, `width` d, `layers` N. `half_width` halves the feed-forward net, the queries and the keys.
+Departures: j <= i wherever the paper omits it, and A1 of `strided` has l keys, as in its kernel, not l + 1. The logits are not
+initialized to 0, position tables are initialized like that of the tokens, an image's positions are the row of `stride` bytes and the
+column in it (not row, column, channel).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
 
-from everyformer.attention.pattern import ByHead, Causal, Pattern, fixed, strided
+from everyformer.attention.pattern import ByHead, Pattern, fixed, strided
 from everyformer.attention.projection import Standard, head_width
+from everyformer.family.member import Member
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
@@ -33,14 +31,39 @@ from everyformer.network.position import Axial
 from everyformer.network.residual import PreNorm
 from everyformer.value import Share, Size
 
-IMAGE = {"kind": "strided", "uses": "by_head"}
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "stride": 8, "columns": 2, "dropout": 0.1},
-    "enwik8": {"width": 512, "heads": 8, "layers": 30},
-    "cifar10": IMAGE
-    | {"width": 256, "heads": 2, "layers": 128, "context": 3072, "stride": 96, "dropout": 0.25, "half": True},
-    "imagenet64": IMAGE | {"width": 512, "heads": 16, "layers": 48, "dropout": 0.01},
-}
+Sets = tuple[Pattern, tuple[Pattern, ...]]  # A1, and A2 of each group of heads
+Patterns = tuple[Pattern, ...]  # of the layers in turn
+
+
+def strided_sets(stride: int) -> Sets:
+    near, far = strided(stride)
+    return near, (far,)
+
+
+def fixed_sets(stride: int, columns: int, groups: int = 1) -> Sets:
+    near, _ = fixed(stride, columns)
+    return near, tuple(fixed(stride, columns, group * columns)[1] for group in range(groups))
+
+
+def column_groups(stride: int, columns: int, heads: int) -> int:
+    """The largest number of groups of heads for which a block has columns: a divisor of the number of heads."""
+    return max(groups for groups in range(1, stride // columns + 1) if heads % groups == 0)
+
+
+def interleaved(near: Pattern, far: Sequence[Pattern]) -> Patterns:
+    return near, _by_head(far)
+
+
+def merged(near: Pattern, far: Sequence[Pattern]) -> Patterns:
+    return (_by_head([near | pattern for pattern in far]),)
+
+
+def split_by_head(near: Pattern, far: Sequence[Pattern]) -> Patterns:
+    return (_by_head([one for pattern in far for one in (near, pattern)]),)
+
+
+def _by_head(patterns: Sequence[Pattern]) -> Pattern:
+    return patterns[0] if len(patterns) == 1 else ByHead(tuple(patterns))
 
 
 def sparse_transformer(
@@ -48,40 +71,57 @@ def sparse_transformer(
     heads: Size | None = None,
     layers: Size = 30,
     context: Size = 12288,
-    vocabulary: Size = 256,
-    dropout: Share = 0.4,
-    kind: Literal["strided", "fixed", "dense"] = "fixed",
-    uses: Literal["interleaved", "merged", "by_head"] = "merged",
     stride: Size = 128,
     columns: Size = 32,
-    half: bool = False,
-    own: bool = True,
+    patterns: tuple[Pattern, ...] | None = None,
+    half_width: bool = False,
+    vocabulary: Size = 256,
+    dropout: Share = 0.4,
 ) -> Model:
-    """`half` halves the feed-forward net, queries and keys; `dense` sees all earlier positions, to compare with."""
-    heads, share = heads or max(1, width // 64), 2 if half else 1
-    near, *far = strided(stride) if kind == "strided" else fixed(stride, columns)
-    if kind == "fixed" and own:
-        served = heads // 2 or 1 if uses == "by_head" else heads
-        many = max(n for n in range(1, stride // columns + 1) if served % n == 0)
-        far = [fixed(stride, columns, n * columns)[1] for n in range(many)]
-    patterns = {
-        "interleaved": (near, _by_head(far)),
-        "merged": (_by_head([near | one for one in far]),),
-        "by_head": (_by_head([one for pair in far for one in (near, pair)]),),
-    }[uses]
-    patterns = (Causal(),) if kind == "dense" else patterns
+    """`patterns` are those of the layers in turn. Default: merged fixed sets of `stride` and `columns`."""
+    heads, divisor = heads or max(1, width // 64), 2 if half_width else 1
+    patterns = patterns or merged(*fixed_sets(stride, columns, column_groups(stride, columns, heads)))
     size = head_width(width, heads)
-    form = Standard(heads, key_width=size // share, value_width=size, bias=True)
-    net = FeedForward(4 * width // share, "gelu_sigmoid")
+    projection = Standard(heads, key_width=size // divisor, value_width=size, bias=True)
+    net = FeedForward(4 * width // divisor, "gelu_sigmoid")
     return Model(
         width=width,
         embed=Tokens(vocabulary),
         position=Axial((-(-context // stride), stride)),
-        body=Stack(layers, tuple(Layer((Attention(form, one), net)) for one in patterns), PreNorm(dropout=dropout)),
+        body=Stack(
+            layers, tuple(Layer((Attention(projection, one), net)) for one in patterns), PreNorm(dropout=dropout)
+        ),
         outputs=(Language(tied=False),),
         initial=Normal(0.125, by_depth=True, by_width=True),
     )
 
 
-def _by_head(patterns: Sequence[Pattern]) -> Pattern:
-    return patterns[0] if len(patterns) == 1 else ByHead(tuple(patterns))
+MEMBER = Member(
+    "sparse-transformer",
+    "Child et al. 2019",
+    "Each head attends to about sqrt(n) of n positions: near ones, and every l-th or a few summary columns of every block. "
+    "Two layers together still connect every position with every earlier one.",
+    sparse_transformer,
+    sizes={
+        "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "stride": 8, "columns": 2, "dropout": 0.1},
+        "tiny-strided": {
+            "width": 64, "heads": 4, "layers": 2, "context": 64, "stride": 8, "dropout": 0.1,
+            "patterns": ("causal & window(8)", "causal & stride(8)"),
+        },
+        "enwik8": {"width": 512, "heads": 8, "layers": 30},
+        "cifar10": {
+            "width": 256, "heads": 2, "layers": 128, "context": 3072, "stride": 96, "dropout": 0.25, "half_width": True,
+            "patterns": ("by_head(causal & window(96), causal & stride(96))",),
+        },
+        "imagenet64": {
+            "width": 512, "heads": 16, "layers": 48, "dropout": 0.01,
+            "patterns": ("by_head(causal & window(128), causal & stride(128))",),
+        },
+    },
+    size="enwik8",
+    paper_parameters={"enwik8": 95, "cifar10": 59, "imagenet64": 152},
+    departures={
+        "cifar10": "dropout, the use of the sets and the stride (a row of pixels) are not checked against the paper's text",
+        "imagenet64": "dropout and the use of the sets are not checked against the paper's text",
+    },
+)  # fmt: skip

@@ -112,6 +112,8 @@ def streaming_nll(
     head, device = language_head(network), next(network.parameters()).device
     total, scored = torch.zeros((), dtype=torch.float64, device=device), 0
     with evaluating(network):
+        if memory is not None and (distance := network.max_distance()) is not None:
+            memory = min(memory, max(1, distance))  # no layer attends farther back
         for start_B, end, unscored, scored_rows in parts:
             cache = Cache(max_length=memory)
             for offset in range(0, end, segment):

@@ -147,7 +147,8 @@ Entry = KVCache | LayerInputs | RecurrentState | EncoderKV
 class Cache:
     """One entry for every executed sublayer that keeps one, and the positions of what they hold (None: index j is position j).
 
-    max_length       the number of positions kept; None: what the model's `memory` says, everything without one
+    max_length       the number of positions kept. Default: the length of the model's segment memory, without the positions that no
+                     sublayer can read; everything if the model has no segment memory
     segment_memory   keep detached layer inputs instead of keys and values
     """
 
@@ -264,9 +265,14 @@ class Cache:
         assert self.segment_memory and self.document_BK is None and self.batch is not None
         names = {LayerInputs: "inputs", RecurrentState: "state"}
         found = {f"{names[type(entry)]}.{i}": entry.tensors[0] for i, entry in enumerate(self.entries)}
-        if self.position_BK is None:
-            return found
-        return found | {"padded_position" if self.has_padding else "position": self.position_BK.expand(self.batch, -1)}
+        position_BK = self.position_BK
+        if position_BK is None:
+            lengths = [x.shape[1] for x in found.values()]
+            if max(lengths) == self.length:
+                return found
+            # In training mode a recurrent net keeps one state, which does not show how many positions were before it.
+            position_BK = torch.arange(self.length, device=next(iter(found.values())).device)[None]
+        return found | {"padded_position" if self.has_padding else "position": position_BK.expand(self.batch, -1)}
 
     @staticmethod
     def from_state_dict(found: Mapping[str, Tensor], max_length: int | None = None) -> Cache:
@@ -280,7 +286,9 @@ class Cache:
         kept = tuple(entries())
         # Without padding one row of positions serves all sequences.
         position_BK = found["position"][:1] if "position" in found else found.get("padded_position")
-        length = kept[0].tensors[0].shape[1] if position_BK is None else position_BK.shape[1]
+        length = (
+            max(x.shape[1] for entry in kept for x in entry.tensors) if position_BK is None else position_BK.shape[1]
+        )
         return Cache(length, kept, position_BK, None, max_length, True, "padded_position" in found)
 
     def _map(self, change: Callable[[Tensor], Tensor], batch: bool = False) -> Cache:

@@ -60,9 +60,11 @@ def joined_positions(
     cache: Cache, visible: Tensor | None, x_BTD: Tensor, position_offset: Tensor | None
 ) -> Tensor | None:
     """The positions of cached and new keys, or None if key j has position j."""
+    batch, length = x_BTD.shape[:2]
+    if position_offset is not None:
+        check_position_offset(position_offset, batch, cache)
     if visible is None and cache.position_BK is None and position_offset is None:
         return None
-    batch, length = x_BTD.shape[:2]
     visible = torch.ones(batch, length, dtype=torch.bool, device=x_BTD.device) if visible is None else visible
     before_BK = cache.position_BK
     if before_BK is None:

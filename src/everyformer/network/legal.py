@@ -59,7 +59,7 @@ def _future_reasons(value: Model) -> Iterator[str]:
                     f"in the pattern {pattern} later positions decide who attends to whom, so a {kind} head would learn from the "
                     "future; use hashed, or set leaks=True to have it as published"
                 )
-            if pattern.bound().attends_to_future():
+            if pattern.superset().attends_to_future():
                 yield (
                     f"the pattern {pattern} sees the future, or cannot be shown not to, and a {kind} head would learn to copy it; "
                     "add causal &"

@@ -18,7 +18,7 @@ from everyformer.attention.attend import attend
 from everyformer.attention.context import Context
 from everyformer.attention.hashing import Hash, hashing
 from everyformer.attention.legal import attention_reasons, head_reasons, position_limit
-from everyformer.attention.pattern import And, Full, Pattern, Visible, max_distance
+from everyformer.attention.pattern import And, Full, Pattern, Visible
 from everyformer.attention.projection import Projection
 from everyformer.attention.score_mod import ScoreMod, ScoreModModule, narrow_pattern
 from everyformer.network.cache import EncoderKV, Entry, KVCache, LayerInputs
@@ -111,7 +111,7 @@ class AttentionModule(SublayerModule):
         # A hashed key that is too far away to be attended to still decides whether a query is alone in its bucket.
         if self.hash is not None or torch.compiler.is_compiling():
             return None
-        return max_distance(narrow_pattern(self.value.pattern, self._score_mods()))
+        return narrow_pattern(self.value.pattern, self._score_mods()).max_distance()
 
     def output_map(self) -> nn.Linear | None:
         return self.heads.out

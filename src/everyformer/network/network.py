@@ -18,7 +18,6 @@ from everyformer.network.embed import EmbedModule, Mixed, Patches, check_limit
 from everyformer.network.inputs import (
     by_position,
     check_ids,
-    check_position_offset,
     check_range,
     check_visible,
     checked_edges,
@@ -119,20 +118,10 @@ class Network(nn.Module):
         x_BTD, visible = self._embed(inputs, visible)
         side, before = side_inputs or SideInputs(), cache or Cache()
         self._check_call(side, cache, encoder_output, x_BTD.shape[0], kernel)
-        if position_offset is not None:
-            check_position_offset(position_offset, x_BTD.shape[0], before)
         position_BK = joined_positions(before, visible, x_BTD, position_offset)
         document_BK = joined_documents(before, side.documents, x_BTD)
         keys = before.length + x_BTD.shape[1]
-        edges = checked_edges(side.edges, x_BTD.shape[0], keys, position_BK)
-        records_layers = probe is not None and probe.records_layers
-        context = Context(
-            Positions(x_BTD.shape[1], keys, x_BTD.device, key_BK=position_BK),
-            SideInputs(by_position(document_BK, position_BK), edges),
-            Call(
-                kernel, probe if probe and probe.records_weights else None, layer_outputs=[] if records_layers else None
-            ),
-        )
+        context = self._context(x_BTD, keys, position_BK, document_BK, side.edges, Call.of(kernel, probe))
         context = replace(context, encoder=self._encoder_context(encoder_output, x_BTD, context))
         if before.length:
             self._check_causal(before.length, x_BTD.shape[0], context)
@@ -143,20 +132,28 @@ class Network(nn.Module):
         if probe is not None and context.call.layer_outputs is not None:
             probe.layers += [self.body.stream.finish(x, visible_BT) for x in context.call.layer_outputs[:-1]]
         if new_entries is not None:
-            padded = before.has_padding or visible is not None
-            cache = replace(
-                before,
-                length=keys,
-                entries=new_entries,
-                position_BK=position_BK,
-                document_BK=document_BK,
-                has_padding=padded,
-            )
+            changes: dict[str, Any] = {"length": keys, "entries": new_entries}
+            padding = before.has_padding or visible is not None
+            cache = replace(before, **changes, position_BK=position_BK, document_BK=document_BK, has_padding=padding)
             cache = self._trim(cache)
         logits = tuple(head(x_BTD, visible_BT, self.embed) for head in self.outputs)
         return Output(
             x_BTD, logits if len(logits) > 1 else logits[0] if logits else None, cache, _sums(context.call.losses)
         )
+
+    def _context(
+        self,
+        x_BTD: Tensor,
+        keys: int,
+        position_BK: Tensor | None,
+        document_BK: Tensor | None,
+        edges: Tensor | None,
+        call: Call,
+    ) -> Context:
+        """Positions, side inputs by position, and the options of the call."""
+        edges = checked_edges(edges, x_BTD.shape[0], keys, position_BK)
+        positions = Positions(x_BTD.shape[1], keys, x_BTD.device, key_BK=position_BK)
+        return Context(positions, SideInputs(by_position(document_BK, position_BK), edges), call)
 
     def max_distance(self) -> int | None:
         """How far back any layer can attend with the weights as they are: a cache needs no more. None: to the start."""
@@ -196,7 +193,7 @@ class Network(nn.Module):
         return self.dropout(x_BTD)
 
     def _trim(self, cache: Cache) -> Cache:
-        """Drops positions beyond the cache's `max_length`; without one, beyond the model's memory and what layers can attend to."""
+        """Drops the positions beyond `max_length`, or beyond the model's memory and what the layers can read of it."""
         if cache.max_length is not None:
             return cache.trim(cache.max_length)
         if self.value.memory is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, load_model, save_model
 
+from everyformer.network import convolution, feedforward, lstm, ponder_rnn  # noqa: F401  JSON finds sublayers by tag
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.value import from_json, to_json

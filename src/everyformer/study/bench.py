@@ -134,7 +134,7 @@ def _pass(kind: tuple[Pattern, tuple[ScoreMod, ...]], qkv: list[Tensor]) -> Call
 
     def once() -> None:
         context = Context.of(q.shape[2], q.shape[2], q.device)
-        for hash_ in hashes:  # which is a part of the work
+        for hash_ in hashes:  # hashing is timed too
             context = context.with_hashes(hash_(hash_.buckets(qkv[1]), context))
         torch.autograd.grad(attend(qkv[0], qkv[1], qkv[2], pattern, modules, context=context), weights, gradient)
 
@@ -143,18 +143,18 @@ def _pass(kind: tuple[Pattern, tuple[ScoreMod, ...]], qkv: list[Tensor]) -> Call
 
 def _time(once: Callable[[], None], device: torch.device) -> float:
     if device.type == "cuda":
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         cleared = torch.empty(CLEARED, dtype=torch.uint8, device=device)
         for _ in range(TIMES):
             cleared.zero_()
-        begin.record()
+        start.record()
         once()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end)
-    began = time.perf_counter()
+        return start.elapsed_time(end)
+    started = time.perf_counter()
     once()
-    return 1000 * (time.perf_counter() - began)
+    return 1000 * (time.perf_counter() - started)
 
 
 def _memory(once: Callable[[], None], device: torch.device) -> int:

@@ -26,9 +26,7 @@ class Report:
 
     results: list[Result] = field(default_factory=list)
     refused: int = 0  # illegal combinations, which were not built
-    not_applicable: list[str] = field(
-        default_factory=list
-    )  # contracts that were asked for but do not apply to the model
+    not_applicable: list[str] = field(default_factory=list)  # requested contracts that do not apply to the model
 
     @property
     def failures(self) -> list[Result]:
@@ -36,7 +34,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every contract that was asked for was checked and passed."""
+        """Whether every requested contract was checked and passed."""
         return not self.failures and not self.not_applicable
 
     def rows(self) -> Iterator[tuple[str, int, float, float, bool]]:

@@ -197,11 +197,11 @@ def _kernels(network: Network, inputs: Example) -> float | None:
         if kernel in ("reference", "flex"):
             continue
         try:
-            found = inputs.run(network, kernel=kernel)
+            output = inputs.run(network, kernel=kernel)
         except UnsupportedKernel:
             continue
-        worst = max(worst, _distance(found.hidden, wanted.hidden))
-        for one, two in zip(_gradients(network, found, direction), gradients, strict=True):
+        worst = max(worst, _distance(output.hidden, wanted.hidden))
+        for one, two in zip(_gradients(network, output, direction), gradients, strict=True):
             worst = max(worst, _distance(one, two))
     return worst
 
@@ -209,10 +209,10 @@ def _kernels(network: Network, inputs: Example) -> float | None:
 def _flex(network: Network, inputs: Example) -> float | None:
     with torch.no_grad():  # it has no backward pass on a CPU
         try:
-            found = inputs.run(network, kernel="flex").hidden
+            hidden = inputs.run(network, kernel="flex").hidden
         except UnsupportedKernel:
             return None
-        return _distance(found, inputs.run(network, kernel="reference").hidden)
+        return _distance(hidden, inputs.run(network, kernel="reference").hidden)
 
 
 def _gradient(network: Network, inputs: Example) -> float | None:
@@ -233,10 +233,10 @@ def _gradient(network: Network, inputs: Example) -> float | None:
         with torch.no_grad():
             for weight, d in zip(weights, direction, strict=True):
                 weight.add_(d, alpha=step)
-            found = float(value())
+            result = float(value())
             for weight, d in zip(weights, direction, strict=True):
                 weight.sub_(d, alpha=step)
-        return found
+        return result
 
     if not weights:
         return None  # all weights are frozen
@@ -267,13 +267,13 @@ def _chunks(network: Network, inputs: Example) -> float | None:
     for layer in layers:
         layer.chunk = 2
     chunked = inputs.run(network)
-    found = _gradients(network, chunked, direction)
+    gradients = _gradients(network, chunked, direction)
     for layer, chunk in zip(layers, before, strict=True):
         layer.chunk = chunk
     return max(
         [
             _distance(chunked.hidden, whole.hidden),
-            *(_distance(a, b) for a, b in zip(found, wanted, strict=True)),
+            *(_distance(a, b) for a, b in zip(gradients, wanted, strict=True)),
         ]
     )
 
@@ -380,5 +380,5 @@ def _gradients(network: Network, output: Output, direction: Tensor) -> list[Tens
     weights = [p for p in network.parameters() if p.requires_grad]
     if not weights:
         return []
-    found = torch.autograd.grad((output.hidden * direction).sum(), weights, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(weights, found, strict=True)]
+    gradients = torch.autograd.grad((output.hidden * direction).sum(), weights, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(weights, gradients, strict=True)]

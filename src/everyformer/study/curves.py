@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from everyformer.train.record import read
 
 Point = tuple[int, float]  # step and value
-DECAY = 0.95  # of the moving average of the training curve
+SMOOTHED = 50  # the moving average reaches a fiftieth of the run to each side
 
 
 @dataclass
@@ -86,12 +87,13 @@ def _add(points: list[Point], step: int, value: float | None) -> None:
 
 
 def smooth(points: list[Point]) -> list[Point]:
-    """The exponential moving average, without bias towards 0 at the start."""
-    result, mean = list[Point](), 0.0
-    for number, (step, value) in enumerate(points, 1):
-        decay = min(DECAY, 1 - 1 / number)
-        mean += (1 - decay) * (value - mean)
-        result.append((step, mean))
+    """The moving average over the points around each one, which does not lag behind."""
+    radius = len(points) // SMOOTHED
+    sums = [0.0, *accumulate(value for _, value in points)]
+    result = list[Point]()
+    for index, (step, _) in enumerate(points):
+        start, end = max(0, index - radius), min(len(points), index + radius + 1)
+        result.append((step, (sums[end] - sums[start]) / (end - start)))
     return result
 
 

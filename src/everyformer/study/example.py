@@ -150,7 +150,7 @@ def _inputs(
         return x_BTF
     if isinstance(embed, Mixed):
         return tuple(
-            _inputs(part, place, batch, min(length, (place and place.limit()) or length), random)
-            for part, place in embed.parts
+            _inputs(part, position, batch, min(length, (position and position.limit()) or length), random)
+            for part, position in embed.parts
         )
     raise ValueError(f"there are no example inputs for {type(embed).__name__}; call contracts with inputs=")

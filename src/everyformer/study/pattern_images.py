@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from everyformer.attention.context import Context
 from everyformer.attention.hashing import Hash, hashing
-from everyformer.attention.pattern import Graph, Pattern, SameDocument, Visible, for_head
+from everyformer.attention.pattern import Graph, Pattern, SameDocument, Visible
 from everyformer.value import nearest, snake
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def draw(pattern: Pattern, allowed_HQK: Tensor) -> Figure:
             plot.hlines(edges, -0.5, length - 0.5, color="white", linewidth=0.6)
             plot.vlines(edges, -0.5, length - 0.5, color="white", linewidth=0.6)
         if heads > 1:
-            name = textwrap.shorten(f"head {head}: {for_head(pattern, head)}", width=44, placeholder=" …")
+            name = textwrap.shorten(f"head {head}: {pattern.for_head(head)}", width=44, placeholder=" …")
             plot.set_title(name, fontsize=9, fontfamily="monospace")
     used = [name for number, name in enumerate(COLORS) if number < 2 or bool(future_HQK.any())]
     marks = [Patch(facecolor=COLORS[name], edgecolor="#9aa5b1", linewidth=0.5, label=name) for name in used]

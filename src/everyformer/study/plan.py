@@ -169,7 +169,7 @@ def _assume_initial(network: nn.Module) -> None:
     """Give spans and pondering their initial lengths: fake tensors have no values from which to read others."""
     for module in network.modules():
         if isinstance(module, SpanModule | DynamicSpanModule):
-            module.assumed_span = module.value.start * module.value.longest
+            module.assumed_span = module.value.start * module.value.max_span
         elif isinstance(module, PonderCell):
             module.max_steps = module.initial_steps
 

@@ -55,8 +55,8 @@ def spans(network: Network, token_N: NDArray[np.integer]) -> Spans | None:
     for (layer, score_mod), z_BHQ in zip(spanned * steps, probed_spans, strict=True):
         value, heads = score_mod.value, layer.heads
         each.append(z_BHQ.mean((0, 2)).tolist())
-        keys += (z_BHQ + value.ramp).clamp(0, value.longest).mean((0, 2)).tolist()
-        most += [value.longest] * heads.heads
+        keys += (z_BHQ + value.ramp).clamp(0, value.max_span).mean((0, 2)).tolist()
+        most += [value.max_span] * heads.heads
         products = 1 + any(
             isinstance(one, ShawModule) for one in layer.score_mods
         )  # with the keys, and with the relative positions

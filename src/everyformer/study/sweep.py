@@ -101,7 +101,7 @@ SCORE_MODS: tuple[tuple[ScoreMod, ...], ...] = (
     (ImageBias(4, 4),),
     (Rotary(), Span(5, ramp=3, start=0.35)),
     (FourTerm(8),),
-    (FourTerm(6, reach=3), DynamicSpan(WIDTH, 5, ramp=3)),
+    (FourTerm(6, max_distance=3), DynamicSpan(WIDTH, 5, ramp=3)),
 )
 RESIDUALS: tuple[Residual, ...] = (
     PostNorm(),
@@ -185,6 +185,25 @@ BODIES: tuple[Depth, ...] = (  # those without attention
     _stack(1, PonderRnn(3, epsilon=0.3, bias=-0.5)),
     _stack(2, PonderRnn(2, "rnn", epsilon=0.3, bias=-0.5), residual=PreNorm()),
 )
+_CAUSAL = Attention(Standard(2), parse("causal"))
+_HYBRID = (Layer((Lstm(), _CAUSAL)),)
+HYBRIDS: tuple[Depth, ...] = (  # layers of other sublayers than an attention and a net
+    Stack(2, _HYBRID, PreNorm()),
+    Stack(2, (Layer((_CAUSAL, Lstm())), Layer((_CAUSAL, FeedForward(32)))), PostNorm()),
+    _stack(2, Convolution(16, kernels=(2, 3)), _CAUSAL, FeedForward(32), residual=PreNorm()),
+    _stack(2, _CAUSAL, residual=PreNorm()),
+    _stack(2, Lstm(), _CAUSAL, residual=Reversible()),
+    _stack(
+        2,
+        Attention(Standard(2), parse("causal & window(3)"), (Rotary(),)),
+        PonderRnn(2, epsilon=0.3, bias=-0.5),
+        residual=PreNorm(),
+    ),
+    _stack(2, Lstm(bidirectional=True), Attention(Standard(2), parse("full")), residual=PreNorm()),
+    Repeat(2, _HYBRID, PreNorm(), TimePosition()),
+    Halt(2, _HYBRID, PreNorm(), TimePosition(), "graves", epsilon=0.3),
+    Halt(2, _HYBRID, PreNorm(), None, "freeze", epsilon=0.3),
+)
 
 
 Part = tuple[int, int]  # an index into PARTS, and one into that list
@@ -260,8 +279,8 @@ def _triples() -> Iterator[Model | None]:
 
 
 def _bodies() -> Iterator[Model]:
-    """Each body without attention twice, with random legal positions and outputs."""
-    for body in BODIES:
+    """Each body without attention and each hybrid twice, with random legal positions and outputs."""
+    for body in (*BODIES, *HYBRIDS):
         choices = list(product(POSITIONS, OUTPUTS))
         Random(str(body)).shuffle(choices)
         models = (
@@ -301,7 +320,8 @@ def sweep(
         if model is not None:
             # Kernels depend only on the pattern and the score modifications: each combination is checked once.
             first = model.body.layers[0].sublayers[0]
-            kind = (first.pattern, first.score_mods) if isinstance(first, Attention) else model.body
+            plain = isinstance(first, Attention) and model.body not in HYBRIDS
+            kind = (first.pattern, first.score_mods) if plain else model.body  # type: ignore[attr-defined]
             skipped = ("kernels", "flex") if kind in seen else ()
             seen.add(kind)
             names = [name for name in only or SWEPT if name not in skipped]

@@ -93,7 +93,7 @@ class ImageData(TaskData):
         return self.rows * self.columns * self.channels
 
     def member_settings(self) -> dict[str, Any]:
-        sizes = {"rows": self.rows, "columns": self.columns, "channels": self.channels, "shrink": self.task.shrink}
+        sizes = {"rows": self.rows, "columns": self.columns, "channels": self.channels, "downsample": self.task.shrink}
         tokens = {"vocabulary": self.channels * self.task.levels + 1, "context": self.dimensions}
         return sizes | tokens | {"levels": self.task.levels}
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from everyformer.family.member import is_part, read_setting
 from everyformer.family.table import find
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.task.table import task_for
@@ -151,6 +152,8 @@ def _parse(text: str, kind: Any, path: str) -> Any:
     optional = get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
     if optional and text.lower() == "none":
         return None
+    if is_part(kind):
+        return _read_part(text, kind, path)
     try:
         plain = msgspec.json.decode(text) if text[:1] in '[{"' else text
         if any(get_origin(one) is tuple for one in (kind, *get_args(kind))) and isinstance(plain, str):
@@ -159,3 +162,13 @@ def _parse(text: str, kind: Any, path: str) -> Any:
     except msgspec.MsgspecError as error:
         reason = nearest(text, get_args(kind)) if get_origin(kind) is Literal else str(error).replace("`", "")
         raise ValueError(f"{path}={text}: {reason.removesuffix(', got str')}") from None
+
+
+def _read_part(text: str, kind: Any, path: str) -> Any:
+    """A part of a model: a pattern as text, or JSON. It stays plain data, so that a recipe equals the one read from its JSON."""
+    try:
+        plain = msgspec.json.decode(text) if text[:1] in "[{" else text
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}={text}: {error}") from None
+    read_setting(path, plain, kind)
+    return plain

@@ -1,1 +1,1 @@
-"""Kernels: ways of computing the same equation. Each equals `reference`; one that cannot serve says why and raises."""
+"""Kernels: ways to compute the same equation. Each equals `reference`; one that does not support a request raises with the reason."""

@@ -1,14 +1,13 @@
-"""Sparse attention from dense pieces: reorder the positions until the pattern is dense, gather, call SDPA, merge.
+"""Executes any part of a plan: sorts the queries into blocks that attend to few keys, gathers those keys, and calls SDPA.
 
-A pattern becomes one or more *parts* that see disjoint pairs. For each part the queries are put into an order in which
-a block of them sees few keys (as they come, or by residue for a stride), those keys are gathered, and SDPA attends
-within the block. The parts' answers are merged by their log-sum-exp, which is exact. The plan is computed from the
-predicate, once per pattern and length; every step is plain PyTorch, so it runs and trains on any device.
+The queries of a part are sorted by one of its orders (as they are, or by `Pattern.order`) and split into blocks. Each block gathers
+the keys that any of its queries attends to, and SDPA attends within it. Parts are merged by their log-sum-exp, which is exact. The
+gather indices are computed from the predicate, once for a pattern and its lengths. Every step is plain PyTorch, so it runs and
+trains on any device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,184 +16,176 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.attention.context import Context, SideInputs
+from everyformer.attention.kernels.merge import log_sum_exp, merge
+from everyformer.attention.kernels.parts import Kind, parts, plan
 from everyformer.attention.kernels.request import Request
-from everyformer.attention.kernels.sdpa import dense, shown
-from everyformer.attention.pattern import Pattern, Stride, alternatives, for_head
+from everyformer.attention.kernels.sdpa import dense, without_empty_rows
+from everyformer.attention.pattern import Pattern
 
 FINEST = 16  # queries in the smallest block; larger blocks are multiples of it
 SIZES = (16, 32, 64, 128, 256)
-PER_BLOCK = 4096  # what a block costs besides its scores, in scores: keeps blocks from being too small
+PER_BLOCK = 4096  # the cost of a block besides its scores, in scores: it keeps blocks from being too small
+LIMIT_ON_CPU, LIMIT = 0.35, 0.25  # computed fractions up to which it is faster than a masked dense kernel
 
 
 @dataclass(frozen=True)
-class Part:
-    """One gather: block n of queries sees the keys j_NK, where the pattern shows them. Filler has the number Q or K."""
+class Gather:
+    """Block n has the queries i_NQ and the keys j_NK, and `pattern` decides among them. Filler has the index Q or K."""
 
     pattern: Pattern
     i_NQ: Tensor
     j_NK: Tensor
-    back_Q: Tensor  # where each query stands in the blocks
+    slot_Q: Tensor  # the index of each query in the flattened blocks
 
     @property
-    def cost(self) -> int:
+    def scores(self) -> int:
         return self.i_NQ.numel() * self.j_NK.shape[1]
 
 
 def unsupported_reason(request: Request) -> str | None:
     if reason := request.needs_weights_reason():
         return reason
-    if not _same_order(request.context):
-        return "the keys do not stand at their numbers (left padding, a trimmed past, or another sequence); use sdpa"
+    if not _indices_are_positions(request.context):
+        return "the index of a key is not its position (left padding, a cropped cache or another sequence); use sdpa"
     return None
 
 
+def computed_fraction(request: Request) -> float:
+    positions, scores = request.context.positions, 0
+    for heads, pattern in _by_head(request):
+        found = gathers(pattern, positions.queries, positions.keys, request.heads)
+        scores += len(heads) * sum(gather.scores for gather in found)
+    return scores / (request.heads * positions.queries * positions.keys)
+
+
+def auto_limit(request: Request) -> float:
+    if not request.is_sparse:
+        return -1
+    limit = LIMIT_ON_CPU if request.context.positions.device.type == "cpu" else LIMIT
+    planned = plan(request.narrowed or request.pattern, request.heads)
+    # Where the parts alone exceed the limit, the search for gather indices, quadratic in the length, is not worth its time.
+    worthwhile = Kind.BUCKET not in planned.kinds() and planned.fraction(request.context.positions.keys) <= limit
+    return limit if worthwhile else -1
+
+
 def run(request: Request) -> Tensor:
-    context = request.context
-    answer_BHQE = request.q_BHQE.new_zeros(*request.q_BHQE.shape[:3], request.v_BHKE.shape[-1])
-    for heads, pattern in _groups(request.pattern, request.heads):
-        parts = plan(
-            pattern, context.positions.queries, context.positions.keys, request.heads, context.positions.device
-        )
-        head_H = torch.tensor(heads, device=context.positions.device)
-        pieces = [_attend(request, part, head_H, alone=len(parts) == 1) for part in parts]
-        answer_BHQE = answer_BHQE.index_copy(1, head_H, _merge(pieces))
-    return answer_BHQE
+    positions = request.context.positions
+    output_BHQE = request.q_BHQE.new_zeros(*request.q_BHQE.shape[:3], request.v_BHKE.shape[-1])
+    for heads, pattern in _by_head(request):
+        head_H = torch.tensor(heads, device=positions.device)
+        found = _gathers_on(positions.device, pattern, positions.queries, positions.keys, request.heads)
+        if len(found) == 1:
+            merged, _ = _attend(request, found[0], head_H, with_total=False)
+        else:
+            outputs, totals = zip(*(_attend(request, one, head_H, with_total=True) for one in found), strict=True)
+            merged = merge(outputs, totals)
+        output_BHQE = output_BHQE.index_copy(1, head_H, merged)
+    return output_BHQE
 
 
-def computed_fraction(pattern: Pattern, queries: int, keys: int, heads: int) -> float:
-    """The share of the Q x K scores that this kernel computes: 1 is what a dense kernel does."""
-    cost = 0
-    for members, one in _groups(pattern, heads):
-        cost += len(members) * sum(part.cost for part in plan(one, queries, keys, heads, torch.device("cpu")))
-    return cost / (heads * queries * keys)
-
-
-def _groups(pattern: Pattern, heads: int) -> list[tuple[list[int], Pattern]]:
-    """Heads that share a pattern go together."""
+def _by_head(request: Request) -> list[tuple[list[int], Pattern]]:
+    """Returns the heads that share a pattern, and the pattern."""
+    patterns = plan(request.narrowed or request.pattern, request.heads).patterns
     groups: dict[Pattern, list[int]] = {}
-    for head in range(heads):
-        groups.setdefault(for_head(pattern, head), []).append(head)
-    return [(members, one) for one, members in groups.items()]
+    for head in range(request.heads):
+        groups.setdefault(patterns[head % len(patterns)], []).append(head)
+    return [(heads, pattern) for pattern, heads in groups.items()]
 
 
-def _same_order(context: Context) -> bool:
-    """Does every visible key stand at the position of its number, in all sequences alike?"""
-    if context.positions.in_order:
+def _indices_are_positions(context: Context) -> bool:
+    """Whether the position of every visible key is its index, in all sequences."""
+    positions = context.positions
+    if positions.in_order:
         return True
-    if context.positions.query_BQ is not None or context.positions.key_BK is None:
+    if positions.query_BQ is not None or positions.key_BK is None:
         return False
-    key_BK = context.positions.key_BK
-    return bool(
-        ((key_BK == torch.arange(context.positions.keys, device=context.positions.device)) | (key_BK < 0)).all()
-    )
+    index_K = torch.arange(positions.keys, device=positions.device)
+    return bool(((positions.key_BK == index_K) | (positions.key_BK < 0)).all())
 
 
-def _attend(request: Request, part: Part, head_H: Tensor, alone: bool) -> tuple[Tensor, Tensor | None]:
-    """The part's answer B, H, Q, E and its log-sum-exp B, H, Q, 1 (not needed where the part is alone)."""
-    context, queries = request.context, request.context.positions.queries
-    i_NQ, j_NK = part.i_NQ.clamp(max=queries - 1), part.j_NK.clamp(max=context.positions.keys - 1)
-    q = request.q_BHQE[:, head_H][:, :, i_NQ]  # a rule may have made them wider than the values
+def _attend(request: Request, gather: Gather, head_H: Tensor, with_total: bool) -> tuple[Tensor, Tensor]:
+    """Returns the output B, H, Q, E of one gather and its log-sum-exp B, H, Q, 1, which is empty unless `with_total`."""
+    positions = request.context.positions
+    i_NQ, j_NK = gather.i_NQ.clamp(max=positions.queries - 1), gather.j_NK.clamp(max=positions.keys - 1)
+    q = request.q_BHQE[:, head_H][:, :, i_NQ]  # score modifications may have made q and k wider than v
     k = request.k_BHKE[:, head_H][:, :, j_NK]
     v_BHNKE = request.v_BHKE[:, head_H][:, :, j_NK]
 
-    b = torch.arange(request.batch, device=context.positions.device).view(-1, 1, 1, 1, 1)
+    b = torch.arange(request.batch, device=positions.device).view(-1, 1, 1, 1, 1)
     h, i, j = head_H.view(-1, 1, 1, 1), i_NQ[:, :, None], j_NK[:, None, :]
-    k_at = context.positions.key_at(b, j)
-    seen = part.pattern.bind(context.side)(b, h, context.positions.query_at(b, i), k_at)
-    seen = seen & (part.i_NQ < queries)[:, :, None] & (part.j_NK < context.positions.keys)[:, None, :]
-    seen = seen if context.positions.key_BK is None else seen & (k_at >= 0)
+    k_at = positions.key_at(b, j)
+    allowed = gather.pattern.bind(request.context.side)(b, h, positions.query_at(b, i), k_at)
+    allowed = allowed & (gather.i_NQ < positions.queries)[:, :, None] & (gather.j_NK < positions.keys)[:, None, :]
+    allowed = allowed if positions.key_BK is None else allowed & (k_at >= 0)
     bias = q.new_zeros(())
     for term in request.terms:
         bias = bias + term(b, h, i, j)
-    some, alive = shown(seen)
+    mask, has_keys = without_empty_rows(allowed)
     shape = (request.batch, len(head_H), *i_NQ.shape, j_NK.shape[1])
-    bias_BHNQK = bias.masked_fill(~some, -torch.inf).expand(shape)
+    bias_BHNQK = bias.masked_fill(~mask, -torch.inf).expand(shape)
 
     q_, k_, v_, bias_ = (x.flatten(1, 2) for x in (q, k, v_BHNKE, bias_BHNQK))
-    answer = dense(q_, k_, v_, bias_, request.scale, request.dropout)
-    answer_BHNQE = answer.unflatten(1, q.shape[1:3]).masked_fill(~alive, 0)
-    answer_BHTE = answer_BHNQE.flatten(2, 3)[:, :, part.back_Q]
-    if alone:
-        return answer_BHTE, None
+    output = dense(q_, k_, v_, bias_, request.scale, request.dropout)
+    output_BHNQE = output.unflatten(1, q.shape[1:3]).masked_fill(~has_keys, 0)
+    output_BHQE = output_BHNQE.flatten(2, 3)[:, :, gather.slot_Q]
+    if not with_total:
+        return output_BHQE, output_BHQE[..., :0]
     score = q @ k.transpose(-1, -2) * request.scale + bias
-    total_BHNQ1 = _log_sum_exp(score.masked_fill(~seen, -torch.inf))
-    return answer_BHTE, total_BHNQ1.flatten(2, 3)[:, :, part.back_Q]
-
-
-def _log_sum_exp(score: Tensor) -> Tensor:
-    """log sum exp over the last axis, kept; -inf with a gradient of 0 (not NaN) where nothing is seen."""
-    top = score.amax(-1, keepdim=True).detach()
-    empty = top == -torch.inf
-    total = (score - top.masked_fill(empty, 0)).exp().sum(-1, keepdim=True)
-    return torch.where(empty, -torch.inf, total.masked_fill(empty, 1).log() + top)
-
-
-def _merge(pieces: list[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """sum_p softmax_p(log-sum-exp_p) answer_p: the answer over all parts together."""
-    answers, totals = zip(*pieces, strict=True)
-    if len(pieces) == 1:
-        return pieces[0][0]
-    total_PBHQ1 = torch.stack(totals)
-    top = total_PBHQ1.amax(0).detach()
-    share_PBHQ1 = (total_PBHQ1 - top.masked_fill(top == -torch.inf, 0)).exp()
-    whole = share_PBHQ1.sum(0).clamp(min=torch.finfo(share_PBHQ1.dtype).tiny)
-    return (torch.stack(answers) * share_PBHQ1 / whole).sum(0)
+    total_BHNQ1 = log_sum_exp(score.masked_fill(~allowed, -torch.inf))
+    return output_BHQE, total_BHNQ1.flatten(2, 3)[:, :, gather.slot_Q]
 
 
 @lru_cache(maxsize=256)
-def plan(pattern: Pattern, queries: int, keys: int, heads: int, device: torch.device) -> tuple[Part, ...]:
-    """The cheaper of: the pattern as one part, or one part for each of its alternatives."""
-    with torch.device("cpu"), torch.inference_mode(False):  # what is kept must serve training too
-        whole = (_best(pattern, queries, keys, heads),)
-        split = tuple(_best(part, queries, keys, heads) for part in _disjoint(pattern))
-    parts = min((whole, split), key=lambda parts: sum(part.cost for part in parts) * (1 + 0.5 * (len(parts) > 1)))
+def gathers(pattern: Pattern, queries: int, keys: int, heads: int) -> tuple[Gather, ...]:
+    """Returns the cheaper of: the pattern of some heads as one gather, or one gather for each of its parts."""
+    with torch.device("cpu"), torch.inference_mode(False):  # what is cached must serve training too
+        whole: tuple[Gather, ...] = (_best(pattern, queries, keys, heads),)
+        split, planned = whole, parts(pattern)
+        if len(planned) > 1 and planned[0].kind is not Kind.BUCKET:
+            split = tuple(_best(part.pattern, queries, keys, heads) for part in planned)
+    return min((whole, split), key=lambda found: sum(one.scores for one in found) * (1.5 if len(found) > 1 else 1))
+
+
+@lru_cache(maxsize=256)
+def _gathers_on(device: torch.device, pattern: Pattern, queries: int, keys: int, heads: int) -> tuple[Gather, ...]:
     with torch.inference_mode(False):
-        return tuple(Part(p.pattern, p.i_NQ.to(device), p.j_NK.to(device), p.back_Q.to(device)) for p in parts)
+        return tuple(
+            Gather(one.pattern, one.i_NQ.to(device), one.j_NK.to(device), one.slot_Q.to(device))
+            for one in gathers(pattern, queries, keys, heads)
+        )
 
 
-def _disjoint(pattern: Pattern) -> Iterator[Pattern]:
-    """The alternatives of a pattern, each without what the earlier ones see."""
-    earlier: list[Pattern] = []
-    for one in alternatives(pattern):
-        rest = one
-        for other in earlier:
-            rest = rest & ~other
-        yield rest
-        earlier.append(one)
-
-
-def _best(pattern: Pattern, queries: int, keys: int, heads: int) -> Part:
-    """The order of the queries and the size of the blocks that leave the fewest scores to compute."""
+def _best(pattern: Pattern, queries: int, keys: int, heads: int) -> Gather:
+    """Returns the gather with the order of the queries and the size of the blocks that leave the fewest scores to compute."""
     at_Q = torch.arange(queries) + (keys - queries)
     orders = [torch.arange(queries)]
-    orders += [(at_Q % part.step).argsort(stable=True) for part in pattern.walk() if isinstance(part, Stride)]
-    found: list[tuple[int, Tensor, Tensor, int]] = []
+    orders += [key.argsort(stable=True) for part in pattern.walk() if (key := part.order(at_Q)) is not None]
+    options: list[tuple[int, Tensor, Tensor, int]] = []
     for order_Q in orders:
-        fine_NK = _live(pattern.bound(), at_Q[order_Q], keys, heads)
+        fine_NK = _any_allowed(pattern.superset(), at_Q[order_Q], keys, heads)
         for size in SIZES:
-            live_NK = _pad_rows(fine_NK, size // FINEST).unflatten(0, (-1, size // FINEST)).any(1)
-            width = max(1, int(live_NK.sum(1).max()))
-            cost = live_NK.shape[0] * (size * width + PER_BLOCK)
-            found.append((cost, order_Q, live_NK, size))
-    _, order_Q, live_NK, size = min(found, key=lambda option: option[0])
-    width = max(1, int(live_NK.sum(1).max()))
-    live, column_NK = live_NK.to(torch.uint8).sort(dim=1, descending=True, stable=True)
+            any_NK = _pad_rows(fine_NK, size // FINEST).unflatten(0, (-1, size // FINEST)).any(1)
+            width = max(1, int(any_NK.sum(1).max()))
+            options.append((any_NK.shape[0] * (size * width + PER_BLOCK), order_Q, any_NK, size))
+    _, order_Q, any_NK, size = min(options, key=lambda option: option[0])
+    width = max(1, int(any_NK.sum(1).max()))
+    is_key_NK, column_NK = any_NK.to(torch.uint8).sort(dim=1, descending=True, stable=True)
     filler = torch.full((-queries % size,), queries)
-    few = column_NK.masked_fill(live == 0, keys)[:, :width]
-    return Part(pattern, torch.cat((order_Q, filler)).view(-1, size), few, order_Q.argsort())
+    j_NK = column_NK.masked_fill(is_key_NK == 0, keys)[:, :width]
+    return Gather(pattern, torch.cat((order_Q, filler)).view(-1, size), j_NK, order_Q.argsort())
 
 
-def _live(pattern: Pattern, at_Q: Tensor, keys: int, heads: int) -> Tensor:
-    """Which keys any query of each finest block sees, in any head: N, K."""
-    k_K, rows, step = torch.arange(keys), [], FINEST * max(1, 2**20 // keys)
+def _any_allowed(pattern: Pattern, at_Q: Tensor, keys: int, heads: int) -> Tensor:
+    """Returns N, K: the keys that any query of each finest block attends to, in any head."""
+    k_K, blocks, step = torch.arange(keys), [], FINEST * max(1, 2**20 // keys)
     for start in range(0, len(at_Q), step):
         q_Q1 = at_Q[start : start + step, None]
         zero, h = torch.zeros((), dtype=torch.long), torch.arange(heads).view(-1, 1, 1)
-        seen = pattern.bind(SideInputs())(zero, h, q_Q1, k_K)
-        # Most patterns read no head and come back without that axis.
-        seen_QK = (seen.any(0) if seen.dim() == 3 else seen).expand(len(q_Q1), keys)
-        rows.append(_pad_rows(seen_QK, FINEST).unflatten(0, (-1, FINEST)).any(1))
-    return torch.cat(rows)
+        allowed = pattern.bind(SideInputs())(zero, h, q_Q1, k_K)
+        # Most patterns do not read the head, and then the result has no axis for it.
+        allowed_QK = (allowed.any(0) if allowed.dim() == 3 else allowed).expand(len(q_Q1), keys)
+        blocks.append(_pad_rows(allowed_QK, FINEST).unflatten(0, (-1, FINEST)).any(1))
+    return torch.cat(blocks)
 
 
 def _pad_rows(x_NK: Tensor, multiple: int) -> Tensor:

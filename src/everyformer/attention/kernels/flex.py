@@ -1,7 +1,7 @@
-"""PyTorch's FlexAttention: the pattern and the rules compiled into one kernel that skips the blocks nobody sees.
+"""PyTorch's FlexAttention: pattern and score terms compiled into one kernel that skips the blocks without an allowed pair.
 
-Forward anywhere; training on CUDA only. On a CPU it runs PyTorch's own unfused form. Scores with learned tables are
-served, but their gradient is slow there; `sdpa` and `blocked` are the kernels to train those with.
+The forward pass runs anywhere, the backward pass on CUDA only. On a CPU it is PyTorch's unfused form. Scores with learned tables
+work, but their gradient is slow; train those with `sdpa` or `blocked`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from everyformer.attention.context import Context
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Pattern
 
+LIMIT = 0.5  # fraction of computed blocks up to which it is faster than a masked dense kernel on a GPU
+
 
 def unsupported_reason(request: Request) -> str | None:
     if reason := request.needs_weights_reason():
@@ -27,11 +29,25 @@ def unsupported_reason(request: Request) -> str | None:
     if request.dropout:
         return "FlexAttention has no dropout on the weights; set the attention's dropout to 0"
     device = request.q_BHQE.device.type
-    if device != "cuda" and torch.is_grad_enabled() and request.wants_gradient:
+    if device != "cuda" and torch.is_grad_enabled() and request.requires_grad:
         return f"FlexAttention has no backward pass on {device}; train with sdpa, blocked or reference"
     if device == "cuda" and request.q_BHQE.dtype == torch.float64:
-        return "FlexAttention on CUDA knows no float64; use float32 or less, or sdpa"
+        return "FlexAttention on CUDA has no float64; use float32 or less, or sdpa"
     return None
+
+
+def computed_fraction(request: Request) -> float:
+    block_mask = _block_mask(request.pattern, request.context, request.batch, request.heads)
+    return 1 - float(block_mask.sparsity()) / 100
+
+
+def auto_limit(request: Request) -> float:
+    """`auto` uses it for whole passes on a GPU with a pattern that no other sparse kernel computes."""
+    if not request.is_sparse or request.q_BHQE.device.type != "cuda":
+        return -1
+    # Terms with learned tables have slow gradients here, and a block mask that depends on data is made anew in each call.
+    is_static = request.pattern.superset() == request.pattern
+    return LIMIT if is_static and not request.terms and request.partial_pass_reason() is None else -1
 
 
 def run(request: Request) -> Tensor:
@@ -45,7 +61,7 @@ def run(request: Request) -> Tensor:
             return s
 
     block_mask = _block_mask(request.pattern, context, request.batch, request.heads)
-    answer = _kernel(context.positions.device.type)(
+    output = _kernel(context.positions.device.type)(
         request.q_BHQE,
         request.k_BHKE,
         request.v_BHKE,
@@ -53,35 +69,32 @@ def run(request: Request) -> Tensor:
         block_mask=block_mask,
         scale=request.scale,
     )
-    assert isinstance(answer, Tensor)
-    return answer
+    assert isinstance(output, Tensor)
+    return output
 
 
 def _block_mask(pattern: Pattern, context: Context, batch: int, heads: int) -> BlockMask:
-    if context.positions.in_order and pattern.bound() == pattern:
-        return _static_block_mask(
-            pattern, context.positions.queries, context.positions.keys, heads, context.positions.device
-        )
+    positions = context.positions
+    if positions.in_order and pattern.superset() == pattern:
+        return _static_block_mask(pattern, positions.queries, positions.keys, heads, positions.device)
     return _make(pattern, context, batch, heads)
 
 
 @lru_cache(maxsize=64)
 def _static_block_mask(pattern: Pattern, queries: int, keys: int, heads: int, device: torch.device) -> BlockMask:
-    with torch.inference_mode(False):  # what is kept must serve training too
+    with torch.inference_mode(False):  # what is cached must serve training too
         return _make(pattern, Context.of(queries, keys, device), 1, heads)
 
 
 def _make(pattern: Pattern, context: Context, batch: int, heads: int) -> BlockMask:
-    predicate = pattern.bind(context.side)
+    predicate, positions = pattern.bind(context.side), context.positions
 
     def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        k = context.positions.key_at(b, j)
-        seen = predicate(b, h, context.positions.query_at(b, i), k)
-        return seen if context.positions.key_BK is None else seen & (k >= 0)
+        k = positions.key_at(b, j)
+        allowed = predicate(b, h, positions.query_at(b, i), k)
+        return allowed if positions.key_BK is None else allowed & (k >= 0)
 
-    return create_block_mask(
-        allows, batch, heads, context.positions.queries, context.positions.keys, device=context.positions.device
-    )
+    return create_block_mask(allows, batch, heads, positions.queries, positions.keys, device=positions.device)
 
 
 @lru_cache(maxsize=2)
@@ -90,8 +103,8 @@ def _kernel(device: str) -> Callable[..., Any]:
         compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
 
         def fused(*tensors: Tensor, **options: Any) -> Any:
-            # Every pattern and rule is a program of its own. Past its limit of programs torch would go on unfused and
-            # say so only in a warning: the limit is set far away, and reaching it is an error.
+            # Every pattern and score modification compiles to its own program. Past its limit of programs torch would continue
+            # unfused and only warn: the limit is set high, and reaching it is an error.
             with (
                 _quiet(),
                 torch._dynamo.config.patch(
@@ -104,7 +117,7 @@ def _kernel(device: str) -> Callable[..., Any]:
 
     def unfused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         with _quiet():
-            # Detached, because it refuses tensors that want a gradient even under no_grad.
+            # Detached, because it refuses tensors that require a gradient even under no_grad.
             return flex_attention(q.detach(), k.detach(), v.detach(), **options)
 
     return unfused
@@ -112,7 +125,7 @@ def _kernel(device: str) -> Callable[..., Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's warnings: that it is unfused (on a CPU that is the choice), that it looks at inner gradients."""
+    """Hides torch's warnings that the kernel is unfused, which is intended on a CPU, and that it reads inner gradients."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""The equation, literally: every score, every weight. Serves everything; the other kernels are held to it."""
+"""The equation as written: every score and every weight. It supports everything, and the other kernels are tested against it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,32 @@ def unsupported_reason(request: Request) -> str | None:
     return None
 
 
+def computed_fraction(request: Request) -> float:
+    return 1.0
+
+
+def auto_limit(request: Request) -> float:
+    return 1.0
+
+
 def run(request: Request) -> Tensor:
     context = request.context
     b, h, i, j = context.positions.indices(request.batch, request.heads)
     score_BHQK = request.q_BHQE @ request.k_BHKE.transpose(-1, -2) * request.scale
     for term in request.terms:
         score_BHQK = score_BHQK + term(b, h, i, j)
-    seen_BHQK = context.mask(request.pattern, request.batch, request.heads)
-    score_BHQK = score_BHQK.masked_fill(~seen_BHQK, -torch.inf)
-    # A query that sees nothing answers zero: its weights are 0 / 0, taken as 0.
+    allowed_BHQK = context.mask(request.pattern, request.batch, request.heads)
+    score_BHQK = score_BHQK.masked_fill(~allowed_BHQK, -torch.inf)
+    # The output of a query without keys is zero: its weights are 0 / 0, and count as 0.
     top_BHQ1 = score_BHQK.amax(-1, keepdim=True).detach()
     empty_BHQ1 = top_BHQ1 == -torch.inf
-    share_BHQK = (score_BHQK - top_BHQ1.masked_fill(empty_BHQ1, 0)).exp()
-    weights_BHQK = share_BHQK / share_BHQK.sum(-1, keepdim=True).masked_fill(empty_BHQ1, 1)
+    exp_BHQK = (score_BHQK - top_BHQ1.masked_fill(empty_BHQ1, 0)).exp()
+    weights_BHQK = exp_BHQK / exp_BHQK.sum(-1, keepdim=True).masked_fill(empty_BHQ1, 1)
     if context.call.probe is not None:
         context.call.probe.weights.append(weights_BHQK.detach())
     weights_BHQK = F.dropout(weights_BHQK, request.dropout, training=request.dropout > 0)
-    answer_BHQE = weights_BHQK @ request.v_BHKE
-    for score_mod in request.answers:
+    output_BHQE = weights_BHQK @ request.v_BHKE
+    for score_mod in request.output_mods:
         extra = score_mod.output(weights_BHQK, context)
-        answer_BHQE = answer_BHQE if extra is None else answer_BHQE + extra
-    return answer_BHQE
+        output_BHQE = output_BHQE if extra is None else output_BHQE + extra
+    return output_BHQE

@@ -1,33 +1,58 @@
-"""What the waist asks of a kernel: everything that stands in the equation, and nothing about how to compute it."""
+"""What `attend` hands to a kernel, and what it expects of one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.attention.context import Context
-from everyformer.attention.pattern import Pattern
+from everyformer.attention.pattern import Causal, Full, Pattern
 from everyformer.attention.score_mod import ScoreModModule, Term
 
 HALF = (torch.bfloat16, torch.float16)
+LONG = 1024  # queries from which on `auto` considers a sparse kernel
+
+
+class Kernel(Protocol):
+    """One way to compute attention: a module of attention/kernels with these functions."""
+
+    def unsupported_reason(self, request: Request) -> str | None:
+        """Returns why the kernel cannot compute the request, with a remedy, or None if it can."""
+
+    def computed_fraction(self, request: Request) -> float:
+        """Returns the fraction of the Q x K scores that the kernel computes; a dense kernel computes 1."""
+
+    def auto_limit(self, request: Request) -> float:
+        """Returns the computed fraction up to which `auto` uses the kernel; below 0: never. It must be fast to compute."""
+
+    def run(self, request: Request) -> Tensor:
+        """Returns the output B, H, Q, E' of every query."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """softmax(scale q k^T + sum of terms, over the keys that `pattern` shows) v, plus what the rules answer."""
+    """softmax(scale q k^T + sum of terms, over the keys that `pattern` allows) v, plus the outputs of score modifications."""
 
     q_BHQE: Tensor
     k_BHKE: Tensor
     v_BHKE: Tensor
     pattern: Pattern
     terms: tuple[Term, ...]
-    answers: tuple[ScoreModModule, ...]  # the rules that need the weights
+    output_mods: tuple[ScoreModModule, ...]  # the score modifications that add to the output and need the weights
     context: Context
     scale: float
     dropout: float
+    narrowed: Pattern | None = None  # the pattern without the pairs that the terms hide anyway
+
+    @staticmethod
+    def of(pattern: Pattern, queries: int, keys: int, heads: int) -> Request:
+        """Returns a request without values, to ask kernels about a pattern."""
+        q, k = (torch.empty(1, heads, length, 1, device="meta") for length in (queries, keys))
+        return Request(q, k, k, pattern, (), (), Context.of(queries, keys), 1.0, 0.0)
 
     @property
     def batch(self) -> int:
@@ -38,25 +63,35 @@ class Request:
         return self.q_BHQE.shape[1]
 
     @property
-    def wants_gradient(self) -> bool:
+    def requires_grad(self) -> bool:
         return any(x.requires_grad for x in (self.q_BHQE, self.k_BHKE, self.v_BHKE))
 
+    @property
+    def is_long(self) -> bool:
+        """Whether `auto` considers kernels that plan for the pattern: not for short sequences, nor inside torch.compile."""
+        return self.context.positions.queries >= LONG and not torch.compiler.is_compiling()
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the sequence is long and the pattern is neither `full` nor `causal`."""
+        return self.is_long and type(self.narrowed or self.pattern) not in (Full, Causal)
+
     def partial_pass_reason(self) -> str | None:
-        """Why a kernel that takes positions for numbers cannot serve, or None."""
+        """Returns why a kernel that takes indices for positions cannot compute the request, or None."""
         if self.context.positions.in_order and self.context.positions.queries == self.context.positions.keys:
             return None
-        return "the queries are not all the positions, each at its number (a past, padding, another sequence); use sdpa"
-
-    def by_position(self, width: int) -> list[Tensor]:
-        """q, k and v as B, T, H, E, one as wide as the other: the zeros change nothing."""
-        given = (self.q_BHQE, self.k_BHKE, self.v_BHKE)
-        wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in given)  # a pad of 0 copies
-        return [x.transpose(1, 2).contiguous() for x in wide]
+        return "queries and keys are not all positions in order (a cache, padding or another sequence); use sdpa"
 
     def needs_weights_reason(self) -> str | None:
-        """Why a kernel that never holds the weights cannot serve, or None."""
-        if self.answers:
-            return "a rule adds to the answer by the weights (Shaw's value terms), which this kernel never holds"
+        """Returns why a kernel that never stores the attention weights cannot compute the request, or None."""
+        if self.output_mods:
+            return "a score modification needs the attention weights (Shaw's value terms), which it does not store; use reference"
         if self.context.call.probe is not None:
-            return "a probe wants the weights, which this kernel never holds"
+            return "a probe records the attention weights, which it does not store; use reference"
         return None
+
+    def by_position(self, width: int) -> list[Tensor]:
+        """Returns q, k and v as B, T, H, E, all of the given width; zeros fill the rest and change nothing."""
+        heads = (self.q_BHQE, self.k_BHKE, self.v_BHKE)
+        padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in heads)  # a pad of 0 copies
+        return [x.transpose(1, 2).contiguous() for x in padded]

@@ -1,8 +1,9 @@
-"""PyTorch's scaled_dot_product_attention: flash or memory-efficient where the device has it."""
+"""PyTorch's scaled_dot_product_attention: flash or memory-efficient attention where the device has it."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,78 +14,114 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from everyformer.attention.has_data import has_data
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Causal, Full
+from everyformer.attention.score_mod import Term
 
-FLASH = 256  # the widest head of the flash kernels
-# With a bias not cuDNN's, whose slopes are then not always numbers (pytorch/pytorch#196678).
-BIASED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+FLASH_WIDTH = 256  # the widest head of the flash kernels
+# Not cuDNN's with a bias: its gradients are then sometimes NaN (pytorch/pytorch#196678).
+BACKENDS_WITH_BIAS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def unsupported_reason(request: Request) -> str | None:
     return request.needs_weights_reason()
 
 
+def computed_fraction(request: Request) -> float:
+    return 1.0
+
+
+def auto_limit(request: Request) -> float:
+    return 1.0
+
+
 def run(request: Request) -> Tensor:
+    request = _crop(request)
     context, pattern = request.context, request.pattern
-    bare = len(request.terms) == 0  # not `not terms`: torch.compile cannot ask a tuple of functions that
-    plain = bare and context.positions.in_order and type(pattern) is Causal
+    has_no_terms = (
+        len(request.terms) == 0
+    )  # not `not terms`: torch.compile does not trace that for a tuple of functions
+    plain = has_no_terms and context.positions.in_order and type(pattern) is Causal
     if plain and context.positions.queries == context.positions.keys:
         return _run(request, None, causal=True)
     if plain and context.positions.queries == 1:
         return _run(request, None)
-    everything = type(pattern) is Full and context.positions.key_BK is None
-    if everything and bare:
+    is_full = type(pattern) is Full and context.positions.key_BK is None
+    if is_full and has_no_terms:
         return _run(request, None)
-    if everything:
+    if is_full:
         return _run(request, _bias(request))
-    mask = context.mask(pattern, request.batch, request.heads)
-    seen, alive = context.memo(("shown", id(pattern), request.batch, request.heads), lambda: shown(mask))
-    bias = _bias(request).masked_fill(~seen, -torch.inf) if not bare else seen
-    return _run(request, bias).masked_fill(~alive, 0)
+    allowed = context.mask(pattern, request.batch, request.heads)
+    key = ("without_empty_rows", id(pattern), request.batch, request.heads)
+    mask, has_keys = context.memo(key, lambda: without_empty_rows(allowed))
+    bias = mask if has_no_terms else _bias(request).masked_fill(~mask, -torch.inf)
+    return _run(request, bias).masked_fill(~has_keys, 0)
 
 
-def shown(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """A mask in which every query sees something, and which queries really do (..., Q, 1).
+def without_empty_rows(allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns a mask in which every query has a key, and which queries have one in `allowed` (..., Q, 1).
 
-    Backends disagree about a query that sees nothing, and some give NaN: it is shown everything and its answer dropped.
+    Backends disagree about a query without keys, and some return NaN: it attends to all keys and its output is then set to 0.
     """
-    alive = seen.any(-1, keepdim=True)
-    return seen | ~alive, alive
+    has_keys = allowed.any(-1, keepdim=True)
+    return allowed | ~has_keys, has_keys
+
+
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float, causal: bool = False
+) -> Tensor:
+    """Returns softmax(scale q k^T + bias) v."""
+    backends: AbstractContextManager[None] = nullcontext()
+    # Score modifications may have made q and k wider than v.
+    missing = max(0, q.shape[-1] - v.shape[-1]) if q.shape[-1] <= FLASH_WIDTH else 0
+    if bias is not None and q.device.type == "cuda":
+        backends = sdpa_kernel(BACKENDS_WITH_BIAS)
+    elif missing and _cudnn_supports(q, k, v, dropout, causal):
+        backends, missing = sdpa_kernel(SDPBackend.CUDNN_ATTENTION), 0
+    if missing:  # the flash kernels need values as wide as keys; zeros change nothing
+        v = F.pad(v, (0, missing))
+    with backends:
+        output = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
+        )
+    return output[..., : v.shape[-1] - missing]
 
 
 def _run(request: Request, bias: Tensor | None, causal: bool = False) -> Tensor:
     return dense(request.q_BHQE, request.k_BHKE, request.v_BHKE, bias, request.scale, request.dropout, causal)
 
 
-def dense(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float, causal: bool = False
-) -> Tensor:
-    """softmax(scale q k^T + bias) v."""
-    kernels: AbstractContextManager[None] = nullcontext()
-    spare = max(0, q.shape[-1] - v.shape[-1]) if q.shape[-1] <= FLASH else 0  # a rule may have made the keys wider
-    if bias is not None and q.device.type == "cuda":
-        kernels = sdpa_kernel(BIASED)
-    elif spare and _cudnn_serves(q, k, v, dropout, causal):
-        kernels, spare = sdpa_kernel(SDPBackend.CUDNN_ATTENTION), 0
-    if spare:  # the flash kernels want values as wide as keys; zeros change nothing
-        v = F.pad(v, (0, spare))
-    with kernels:
-        answer = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
-        )
-    return answer[..., : v.shape[-1] - spare]
-
-
-def _cudnn_serves(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool) -> bool:
-    """Whether there is cuDNN's kernel for this: it alone takes values narrower than keys."""
+def _cudnn_supports(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool) -> bool:
+    """Whether cuDNN has a kernel for these; only cuDNN's takes values narrower than keys."""
     if q.device.type != "cuda" or torch.compiler.is_compiling() or not has_data(q):
         return False
     return bool(can_use_cudnn_attention(SDPAParams(q, k, v, None, dropout, causal, False)))
 
 
 def _bias(request: Request) -> Tensor:
-    """The terms of all rules, dense."""
+    """Returns the sum of all terms as a dense tensor."""
     index = request.context.positions.indices(request.batch, request.heads)
     bias = request.terms[0](*index)
     for term in request.terms[1:]:
         bias = bias + term(*index)
     return bias.to(request.q_BHQE.dtype)
+
+
+def _crop(request: Request) -> Request:
+    """Returns the request without the first keys, if they are too far away for every query."""
+    end = request.context.max_distance
+    if end is None:
+        return request
+    context = request.context.crop(end)
+    count = request.context.positions.keys - context.positions.keys
+    if count == 0:
+        return request
+
+    def shifted(term: Term) -> Term:
+        return lambda b, h, i, j: term(b, h, i, j + count)
+
+    return replace(
+        request,
+        k_BHKE=request.k_BHKE[:, :, count:],
+        v_BHKE=request.v_BHKE[:, :, count:],
+        terms=tuple(map(shifted, request.terms)),
+        context=context,
+    )
