@@ -74,7 +74,7 @@ def one(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[s
         found |= json.loads(tested.stdout)
     found["skipped"] = sum(line["kind"] == "skip" for line in lines)
     found["parameters"] = lines[0]["parameters"]
-    found["acted"] = max((line.get("acted", 0) for line in lines), default=0)
+    found["acted"] = max((line.get("environment_steps", 0) for line in lines), default=0)
     found["seconds"] = round(time.time() - begun)
     print(json.dumps(found), flush=True)
     return found
