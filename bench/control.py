@@ -74,7 +74,7 @@ def one(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[s
         result |= json.loads(tested.stdout)
     result["skipped"] = sum(line["kind"] == "skip" for line in lines)
     result["parameters"] = lines[0]["parameters"]
-    result["acted"] = max((line.get("acted", 0) for line in lines), default=0)
+    result["acted"] = max((line.get("environment_steps", 0) for line in lines), default=0)
     result["seconds"] = round(time.time() - start)
     print(json.dumps(result), flush=True)
     return result
