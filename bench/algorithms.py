@@ -28,7 +28,7 @@ PLAIN = ["transformer", "--size", "tiny"]
 
 def models(depth: int) -> dict[str, list[str]]:
     return {
-        "fixed": [*UNIVERSAL, f"model.steps={depth}", "model.halting=fixed"],
+        "fixed": [*UNIVERSAL, f"model.steps={depth}", "model.halting=none"],
         "act": [*UNIVERSAL, f"model.steps={depth}", "model.halting=freeze", "model.bias=-2", "model.cost=0.001"],
         "equal": [*PLAIN, "model.layers=1"],
         "deep": [*PLAIN, f"model.layers={depth}"],

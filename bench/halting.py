@@ -40,7 +40,7 @@ class PrescribedHalting(nn.Module):
         return self.h_BT + 0 * x_BTD[..., 0]
 
 
-def build(options: argparse.Namespace, halting: str) -> Any:
+def build(options: argparse.Namespace, halting: str | None) -> Any:
     torch.manual_seed(0)
     size = {"width": options.width, "steps": options.steps, "dropout": 0.0}
     return everyformer.build("universal-transformer", "language", halting=halting, **size).to(options.device)
@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     now = clock(options.device)
     token_BT = torch.randint(0, 256, (options.batch, options.length + 1), device=options.device)
-    network, fixed = build(options, "freeze"), build(options, "fixed")
+    network, fixed = build(options, "freeze"), build(options, None)
     unit = network.body.unit = PrescribedHalting()
 
     def forward(one: Any) -> None:

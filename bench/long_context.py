@@ -66,7 +66,7 @@ def now(cuda: bool) -> float:
 def depth(device: str, rounds: int) -> None:
     token_BT = torch.randint(0, 256, (4, 513), device=device)
     for layers in (6, 12, 24, 48):
-        value = everyformer.member("reformer", "tiny", layers=layers, context=512, row=16, dropout=0.0)
+        value = everyformer.member("reformer", "tiny", layers=layers, context=512, axial_columns=16, dropout=0.0)
         plain = replace(value, body=replace(value.body, residual=PreNorm()))
         for name, one in (("reversible", value), ("plain", plain)):
             report(layers=layers, residual=name, **measured(one.build().to(device), token_BT, rounds))
@@ -101,7 +101,14 @@ def spans(device: str, rounds: int) -> None:
     longest = 4096
     token_BT = torch.randint(0, 256, (1, longest + 1), device=device)
     for span in (4096, 2048, 1024, 512, 256, 128, 64):
-        changes = {"width": 128, "heads": 2, "layers": 2, "span": longest, "start": span / longest, "dropout": 0.0}
+        changes = {
+            "width": 128,
+            "heads": 2,
+            "layers": 2,
+            "span": longest,
+            "initial_span": span / longest,
+            "dropout": 0.0,
+        }
         network = everyformer.build("adaptive-span", "tiny", **changes).to(device)
         report(span=span, **measured(network, token_BT, rounds))
 

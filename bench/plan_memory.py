@@ -42,7 +42,11 @@ CPU: list[Row] = [
         "tiny",
         ["model.width=256", "model.heads=4", "model.layers=4", "model.span=256", "run.batch=8"],
     ),
-    ("reformer", "tiny", ["model.width=256", "model.layers=6", "model.context=512", "model.row=16", "run.batch=8"]),
+    (
+        "reformer",
+        "tiny",
+        ["model.width=256", "model.layers=6", "model.context=512", "model.axial_columns=16", "run.batch=8"],
+    ),
     ("universal-transformer", "tiny", ["model.width=256", "run.batch=32"]),
     ("lstm", "byte", ["run.batch=16"]),
 ]
@@ -83,7 +87,7 @@ CUDA: list[Row] = [
             "model.width=256",
             "model.layers=6",
             "model.context=1024",
-            "model.row=32",
+            "model.axial_columns=32",
             "run.batch=32",
             "run.precision=bf16",
         ],

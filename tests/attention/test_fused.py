@@ -22,6 +22,7 @@ from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Hashed
 from everyformer.attention.score_mod import ScoreMod
 from everyformer.attention.span import DynamicSpan, Span
+from everyformer.family.sparse_transformer import fixed_sets, interleaved, merged, split_by_head
 
 pytest.importorskip("triton", reason="on this system there is no Triton")
 CUDA = torch.cuda.is_available()
@@ -148,10 +149,10 @@ def test_heads_and_sequences_may_be_too_large(length, width, told):
     assert found is None if told is None else told in found
 
 
-@pytest.mark.parametrize("uses", ("interleaved", "merged", "by_head"))
-def test_the_sparse_member_is_served_at_its_size(uses):
+@pytest.mark.parametrize("use", (interleaved, merged, split_by_head))
+def test_the_sparse_member_is_served_at_its_size(use):
     """As `auto` chooses: its sets are far less than all earlier positions."""
-    value = member("sparse-transformer", "enwik8", uses=uses)
+    value = member("sparse-transformer", "enwik8", patterns=use(*fixed_sets(128, 32, groups=4)))
     length, form = 12288, value.body.layers[0].sublayers[0].heads
     for layer in value.body.layers:
         with FakeTensorMode():

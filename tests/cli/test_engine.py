@@ -84,7 +84,16 @@ def test_an_agent_is_trained_evaluated_and_recorded(place, capsys):
 @pytest.mark.spec(97)
 def test_spans_are_printed_drawn_and_evaluated(place, capsys):
     """By layer and head, with what they save."""
-    words = ["--size", "tiny", "--data", "text.txt", "run.steps=1", "run.batch=2", "run.evaluate=0", "model.start=0.25"]
+    words = [
+        "--size",
+        "tiny",
+        "--data",
+        "text.txt",
+        "run.steps=1",
+        "run.batch=2",
+        "run.evaluate=0",
+        "model.initial_span=0.25",
+    ]
     assert main(["train", "adaptive-span", *words, "--out", "run"]) == 0
     capsys.readouterr()
     assert main(["show", "spans", "run", "--out", "spans.png"]) == 0
@@ -258,7 +267,7 @@ def test_images_of_a_folder_are_trained_on_generated_and_completed(place, capsys
     for number in range(12):
         colour = (20 * number, 255 - 20 * number, 7)
         Image.new("RGB", (9 + number, 12), colour).save(place / "photos" / f"{number}.png")
-    small = ("task.size=4", "task.levels=4", "model.local=2d", "run.steps=2", "run.batch=4")
+    small = ("task.size=4", "task.levels=4", "model.pattern=local2d(12, 2, 6, 7, 7)", "run.steps=2", "run.batch=4")
     words = ["image-transformer", "--size", "tiny", "--data", "photos", *SMALL, *small]
     assert main(["plan", *words, "--no-measure"]) == 0
     assert main(["train", *words, "--out", "run"]) == 0

@@ -35,16 +35,16 @@ def fine(monkeypatch):
 
 
 def small(**changes) -> Any:
-    numbers = {"width": 8, "heads": 2, "span": 6, "ramp": 3, "vocabulary": 17, "dropout": 0.0, "start": 0.3}
+    numbers = {"width": 8, "heads": 2, "span": 6, "ramp": 3, "vocabulary": 17, "dropout": 0.0, "initial_span": 0.3}
     return ready(build("adaptive-span", "tiny", **(numbers | changes)))
 
 
 @pytest.mark.spec(92, 93, 94, 96)
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("itself", [False, True])
-def test_attention_is_the_papers(dynamic, itself):
+@pytest.mark.parametrize("attends_to_self", [False, True])
+def test_attention_is_the_papers(dynamic, attends_to_self):
     """Over the keys 1 (with itself: 0) to S back, with p of the distance; the same p in both heads and layers."""
-    network, x_TD = small(dynamic=dynamic, itself=itself), randn(LENGTH, 8)
+    network, x_TD = small(dynamic=dynamic, **({"pattern": "causal"} if attends_to_self else {})), randn(LENGTH, 8)
     context = Context.of(LENGTH, LENGTH, x_TD.device)
     for layer in network.body.layers:
         heads, (distance, span) = layer.sublayers[0].heads, layer.sublayers[0].score_mods
@@ -55,7 +55,7 @@ def test_attention_is_the_papers(dynamic, itself):
             q, k, v = (x_TD @ weight.chunk(2)[h].T for weight in heads.qkv.weight.chunk(3))
             z = torch.stack([spec.dynamic_span(x, span.v_HD[h], span.b_H[h], 6) for x in x_TD]) if dynamic else None
             z = 6 * span.fraction_H[h] if z is None else z
-            answers.append(spec.adaptive_span(q, k, v, z, 3, 6, nearest=0 if itself else 1, p_RE=p_RE))
+            answers.append(spec.adaptive_span(q, k, v, z, 3, 6, nearest=0 if attends_to_self else 1, p_RE=p_RE))
         found, _ = layer.sublayers[0](x_TD[None], context, None)
         close(found[0], torch.cat(answers, dim=1) @ heads.out.weight.T)
 
@@ -145,7 +145,7 @@ def test_training_makes_spans_short_where_they_cost_much_and_records_them(tmp_pa
     """From half of the longest towards nothing, never below; an evaluation tells the span of each layer and head."""
     settings = [one for one in BASE if "context" not in one] + ["run.steps=10", "run.evaluate=0", "run.save=0"]
     recipe = Recipe(member="adaptive-span", size="tiny", task=LanguageTask(segment=5), data=str(text(tmp_path)))
-    recipe = override(recipe, [*settings, "model.span=16", "model.start=0.5", "model.cost=1"])
+    recipe = override(recipe, [*settings, "model.span=16", "model.initial_span=0.5", "model.cost=1"])
     run = train(override(recipe, ["optim.lr=0.1", "optim.warmup=0", "optim.clip=0"]), tmp_path / "run")
     (line,) = (line for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "evaluate")
     spans_LH = torch.tensor(line["spans"])

@@ -44,14 +44,14 @@ def test_parameters_by_hand():
 @pytest.mark.spec(99, 100, 101, 102)
 def test_kinds_outputs_and_the_encoder_are_settings():
     made = {"rows": 16, "columns": 12, "channels": 3, "levels": 32}
-    value = member("image-transformer", "tiny", local="2d", **made)
+    value = member("image-transformer", "tiny", pattern="local2d(36, 8, 18, 7, 7)", **made)
     assert str(value.body.layers[0].sublayers[0].pattern) == "causal & local2d(36, 8, 18, 7, 7)"
     assert value.position == Grid(16, 36, block=(8, 18)) and value.embed == Tokens(97, scaled=True)
-    value = member("image-transformer", "tiny", local="2d", output="logistics", rectangle=(4, 6), around=(4, 3), **made)
+    value = member("image-transformer", "tiny", pattern="local2d(12, 4, 6, 4, 3)", logistics=10, **made)
     assert str(value.body.layers[0].sublayers[0].pattern) == "causal & local2d(12, 4, 6, 4, 3)"
     assert value.position == Grid(16, 12, block=(4, 6)) and value.embed == Features(3)
     assert value.outputs == (Logistics(3, 32, 10),)
-    pair = member("image-transformer", "tiny", shrink=4, **made)
+    pair = member("image-transformer", "tiny", downsample=4, **made)
     assert isinstance(pair, EncoderDecoder) and pair.encoder.position == Grid(4, 9)
     assert (
         pair.encoder.body.layers[0].sublayers[0].pattern == pair.decoder.body.layers[0].sublayers[1].pattern == Full()
@@ -60,20 +60,21 @@ def test_kinds_outputs_and_the_encoder_are_settings():
         pair.decoder.body.layers[0].sublayers[0]
         == member("image-transformer", "tiny", **made).body.layers[0].sublayers[0]
     )
-    assert isinstance(member("image-transformer", "tiny", shrink=1), Model)
+    assert isinstance(member("image-transformer", "tiny", downsample=1), Model)
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"shrink": 3}, "a picture of 28 x 28 is not made smaller by 3; give a divisor of both"),
-        ({"local": "2d", "rectangle": (7, 5)}, r"local2d.width is 5: 28 columns do not divide into such blocks"),
+        ({"downsample": 3}, "image-transformer.downsample is 3, which does not divide 28"),
+        ({"pattern": "local2d(14, 7, 7, 7, 7)"}, "a row of the image has 28 positions; write 28 as its first number"),
+        ({"pattern": "local2d(28, 7, 5, 7, 7)"}, r"local2d.width is 5: 28 columns do not divide into such blocks"),
         (
-            {"local": "2d", "rectangle": (5, 7)},
+            {"pattern": "local2d(28, 5, 7, 7, 7)"},
             r"grid.block is \(5, 7\): 28 rows do not divide into blocks of 5; give a divisor of 28",
         ),
-        ({"local": "3d"}, "image-transformer.local is '3d': did you mean 2d or 1d"),
-        ({"levels": 1, "output": "logistics"}, "logistics.levels is 1"),
+        ({"pattern": "local3d(8)"}, "no pattern is named 'local3d'.* did you mean local2d"),
+        ({"levels": 1, "logistics": 10}, "logistics.levels is 1"),
     ],
 )
 def test_wrong_settings_are_refused(changes, message):

@@ -91,5 +91,5 @@ def test_rows_of_a_picture_say_what_they_are(name, row, tmp_path):
 
 def test_a_state_without_weights_is_not_drawn(tmp_path):
     work = Language().open(str(text(tmp_path)), 16)
-    with pytest.raises(ValueError, match="PonderRnn has no attention weights to draw"):
+    with pytest.raises(ValueError, match="has no attention weights to draw"):
         attention_maps(build("act-rnn", "tiny"), work, "to be or not")

@@ -1,4 +1,4 @@
-"""Reformer: the sizes that are published, what is kept of its depth, and the leak of the published sets that ours do not have."""
+"""Reformer: the published sizes, one hash per pass of a reversible stack, and the future leak of the published pattern."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from everyformer import Cache, Causal, Chunked, Context, Hashed, Local, Model, build, contracts, generate, member
 from everyformer.attention.hashing import Hash
+from everyformer.family.reformer import FULL_PATTERN, PUBLISHED_PATTERN
 from everyformer.family.table import parameters
 from tests.network import close, ready, tokens
 
-SMALL = {"width": 16, "heads": 2, "rounds": 2, "buckets": 4, "window": 3, "context": 64, "dropout": 0.0}
+SMALL = {"width": 16, "heads": 2, "pattern": "hashed(2, 4, 3)", "context": 64, "dropout": 0.0}
+LEAKING = Chunked(2, 4, 3, leaks=True)  # the published pattern with the same numbers
 
 
 @pytest.mark.spec(115)
@@ -58,18 +60,18 @@ def moved(network: torch.nn.Module, token_BT: Tensor) -> Tensor:
 
 @pytest.mark.spec(120)
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])
-def test_the_published_sets_leak_the_future_and_ours_do_not(kernel):
-    """Nobody sees a later key in either, but in the published form the last token moves where the others are cut."""
+def test_the_published_pattern_leaks_the_future_and_ours_does_not(kernel):
+    """No query attends to a later key in either, but in the published one the last token moves the chunks of the others."""
     token_BT = tokens(batch=4, length=40)
-    for form, leaks in (("hashed", False), ("chunked", True)):
-        network = ready(build("reformer", "tiny", form=form, layers=1, **SMALL))
+    for pattern, leaks in ((Hashed(2, 4, 3), False), (LEAKING, True)):
+        network = ready(build("reformer", "tiny", layers=1, **SMALL | {"pattern": pattern}))
         assert network.value.body.is_causal() is not leaks
         far = moved(lambda x, network=network: network(x, kernel=kernel), token_BT)
         assert bool((far > 1e-3).any()) is leaks and bool((far == 0).all()) is not leaks
 
 
 def test_what_leaks_is_refused_a_past_and_still_writes():
-    network = ready(build("reformer", "tiny", form="chunked", **SMALL))
+    network = ready(build("reformer", "tiny", **SMALL | {"pattern": LEAKING}))
     cache = network(tokens(), cache=Cache()).cache
     with pytest.raises(
         ValueError, match=r"later positions decide to which keys earlier queries attend; .* without cache="
@@ -129,7 +131,7 @@ def test_a_cached_key_is_hashed_once(monkeypatch):
 @pytest.mark.spec(115)
 def test_more_rounds_find_more_of_what_full_attention_sees():
     """The weight that full attention with shared queries and keys gives to the keys that so many rounds find."""
-    network = ready(build("reformer", "tiny", layers=1, **SMALL | {"window": 64}))
+    network = ready(build("reformer", "tiny", layers=1, **SMALL | {"pattern": Hashed(2, 4, 64)}))
     heads = network.body.layers[0].sublayers[0].heads
     q, k, _ = (x.detach() for x in heads.project(torch.randn(8, 64, 16, dtype=torch.float64)))
     weight = (q @ k.mT).masked_fill(torch.ones(64, 64).triu().bool(), -torch.inf).softmax(-1)[:, :, 1:]
@@ -143,21 +145,18 @@ def test_more_rounds_find_more_of_what_full_attention_sees():
     assert found == sorted(found) and found[0] < 0.5 and found[-1] > 0.9
 
 
-def test_full_is_what_so_many_rounds_find_that_nothing_is_missed():
-    """With two buckets of all keys and many rounds everybody finds everybody, himself only when alone."""
-    pattern = member("reformer", "tiny", form="full").body.layers[0].sublayers[0].pattern
+def test_full_pattern_is_what_many_rounds_find():
+    """With two buckets of all keys and many rounds a query finds all earlier keys, and itself only if it is alone."""
+    pattern = FULL_PATTERN
     context, hashes = Context.of(8, 8, torch.device("cpu")), Hash(Hashed(64, 2, 8), 1, 4)
     context = context.with_hashes(hashes(hashes.buckets(torch.randn(1, 1, 8, 4)), context))
     assert torch.equal(pattern.mask(8), context.mask(Hashed(64, 2, 8), 1, 1)[0])
 
 
-def test_the_published_form_is_a_setting_that_says_so():
-    """And keeps every contract but those of models that look back only, which it is not among."""
-    report = contracts(
-        member("reformer", "tiny", form="chunked"), ["future", "cache", "padding", "neighbours", "kernels"]
-    )
+def test_the_published_pattern_can_be_chosen_and_is_known_to_leak():
+    """It keeps every contract except those of causal models, which it is not."""
+    value = member("reformer", "tiny", pattern="chunked(2, 8, 16, False, True)")
+    report = contracts(value, ["future", "cache", "padding", "neighbours", "kernels"])
     assert not report.failures and report.not_applicable == ["future", "cache"]
-    pattern = member("reformer", "tiny", form="chunked").body.layers[0].sublayers[0].pattern
-    assert pattern == Chunked(2, 8, 16, leaks=True)
-    with pytest.raises(ValueError, match=r"reformer\.form is 'chunk': did you mean chunked"):
-        member("reformer", form="chunk")
+    assert value.body.layers[0].sublayers[0].pattern == Chunked(2, 8, 16, leaks=True)
+    assert Chunked(4, 512, 256, leaks=True) == PUBLISHED_PATTERN

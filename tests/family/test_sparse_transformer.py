@@ -1,4 +1,4 @@
-"""The Sparse Transformer: its attention is Attend(X, S), its sets reach everybody, and a hundred layers learn."""
+"""The Sparse Transformer: its attention is Attend(X, S), its sets reach every earlier position, a hundred layers learn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer import ByHead, Causal, Context, build, fixed, member, strided
+from everyformer.family.sparse_transformer import (
+    column_groups,
+    fixed_sets,
+    interleaved,
+    merged,
+    split_by_head,
+    strided_sets,
+)
 from everyformer.train.learner import set_checkpoint_segments
 from tests.network import close, randn, ready
 from tests.spec import sparse
 
 STRIDE, COLUMNS, LENGTH = 4, 2, 14
 KINDS = {"strided": strided(STRIDE), "fixed": fixed(STRIDE, COLUMNS)}
+USES = {"interleaved": interleaved, "merged": merged, "by_head": split_by_head}
 
 
 def sets_of(kind: str, head: int) -> list[tuple[set[int], set[int]]]:
@@ -25,12 +34,13 @@ def sets_of(kind: str, head: int) -> list[tuple[set[int], set[int]]]:
 
 
 both = pytest.mark.parametrize("kind", KINDS)
-all_uses = pytest.mark.parametrize("uses", ["interleaved", "merged", "by_head"])
+all_uses = pytest.mark.parametrize("uses", USES)
 
 
 def small(kind: str, uses: str, **changes):
-    numbers = {"width": 8, "heads": 2, "stride": STRIDE, "columns": COLUMNS, "context": LENGTH, "dropout": 0.0}
-    return build("sparse-transformer", "tiny", kind=kind, uses=uses, **(numbers | changes))
+    numbers = {"width": 8, "heads": 2, "stride": STRIDE, "context": LENGTH, "dropout": 0.0}
+    sets = strided_sets(STRIDE) if kind == "strided" else fixed_sets(STRIDE, COLUMNS, 1 if uses == "by_head" else 2)
+    return build("sparse-transformer", "tiny", patterns=USES[uses](*sets), **(numbers | changes))
 
 
 @pytest.mark.spec(103, 108)
@@ -98,33 +108,44 @@ def test_there_are_n_sqrt_n_elements(kind):
         assert 0.5 * root**3 < elements < 2 * root**3
 
 
-def test_the_sets_are_settings_of_the_member():
-    tiny = {"stride": STRIDE, "columns": COLUMNS, "own": False}
+def patterns_of(**changes):
+    value = member("sparse-transformer", "tiny", stride=STRIDE, columns=COLUMNS, **changes)
+    return [layer.sublayers[0].pattern for layer in value.body.layers]
+
+
+def test_sets_are_interleaved_merged_or_split_by_head():
     for kind, (near, far) in KINDS.items():
-        for uses, wanted in {
+        sets = strided_sets(STRIDE) if kind == "strided" else fixed_sets(STRIDE, COLUMNS)
+        for uses, patterns in {
             "interleaved": [near, far],
             "merged": [near | far],
             "by_head": [ByHead((near, far))],
         }.items():
-            value = member("sparse-transformer", "tiny", kind=kind, uses=uses, **tiny)
-            assert [layer.sublayers[0].pattern for layer in value.body.layers] == wanted
+            assert patterns_of(patterns=USES[uses](*sets)) == patterns
     (near, last), (_, before) = fixed(STRIDE, COLUMNS), fixed(STRIDE, COLUMNS, COLUMNS)
-    del tiny["own"]  # the heads that have summaries share the columns of a block out
-    for uses, wanted in {
+    for uses, patterns in {
         "interleaved": [near, ByHead((last, before))],
         "merged": [ByHead((near | last, near | before))],
         "by_head": [ByHead((near, last, near, before))],
     }.items():
-        value = member("sparse-transformer", "tiny", kind="fixed", uses=uses, **tiny)
-        assert [layer.sublayers[0].pattern for layer in value.body.layers] == wanted
-    three = member("sparse-transformer", "tiny", heads=3, width=48, **tiny)
-    assert [layer.sublayers[0].pattern for layer in three.body.layers] == [near | last]
-    with pytest.raises(ValueError, match="2 patterns to 1 heads"):
-        build("sparse-transformer", "tiny", heads=1, uses="by_head", **tiny)
-    dense = member("sparse-transformer", "tiny", kind="dense", **tiny)
-    assert [layer.sublayers[0].pattern for layer in dense.body.layers] == [Causal()]
-    with pytest.raises(ValueError, match=r"sparse-transformer\.kind is 'stride': did you mean strided"):
-        member("sparse-transformer", kind="stride")
+        assert patterns_of(patterns=USES[uses](*fixed_sets(STRIDE, COLUMNS, groups=2))) == patterns
+    with pytest.raises(ValueError, match="by_head assigns 2 patterns to 1 heads"):
+        build("sparse-transformer", "tiny", heads=1, patterns=split_by_head(*strided_sets(STRIDE)))
+
+
+def test_by_default_groups_of_heads_have_columns_of_their_own():
+    (near, last), (_, before) = fixed(STRIDE, COLUMNS), fixed(STRIDE, COLUMNS, COLUMNS)
+    assert patterns_of() == [ByHead((near | last, near | before))]
+    assert patterns_of(heads=3, width=48) == [near | last]
+    assert [column_groups(128, 32, heads) for heads in (1, 2, 6, 8)] == [1, 2, 3, 4]
+
+
+def test_patterns_of_the_layers_are_read_from_text():
+    assert patterns_of(patterns="causal") == [Causal()]
+    near, far = strided(STRIDE)
+    assert patterns_of(patterns=[str(near), str(far)]) == [near, far]
+    with pytest.raises(ValueError, match=r"no pattern is named 'strided' .*did you mean stride"):
+        member("sparse-transformer", patterns="strided(8)")
 
 
 def test_sizes_that_the_paper_states():

@@ -24,7 +24,12 @@ def test_the_member_is_the_papers():
         assert side.body.position == TimePosition() and side.position is None
         assert side.body.layers[0].sublayers[-1].hidden == 4096 and side.body.layers[0].sublayers[0].heads.heads == 16
     assert isinstance(language.body, Halt) and language.body.mode == "freeze"
-    pair = member("universal-transformer", "tiny-pair", transition="convolution")
+    pair = member(
+        "universal-transformer",
+        "tiny-pair",
+        transition=Convolution(256),
+        encoder_transition=Convolution(256, causal=False),
+    )
     assert isinstance(pair, EncoderDecoder)
     nets = [side.body.layers[0].sublayers[-1] for side in (pair.encoder, pair.decoder)]
     assert all(isinstance(net, Convolution) for net in nets)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from everyformer import Attention, Cache, Chunked, Context, ScoreModModule, Shared, build
+from everyformer import Attention, Cache, Chunked, Context, FourTerm, ScoreModModule, Shared, build
 from tests.spec import lsh
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -66,7 +66,12 @@ def test_chunked_attention_equals_reformer_with_the_same_rotations(rounds, sides
 
 @pytest.mark.spec(38, 86, 88)
 @pytest.mark.parametrize(
-    "name, changes", [("plain", {}), ("same_length", {"same_length": True}), ("clamped", {"reach": 3})]
+    "name, changes",
+    [
+        ("plain", {}),
+        ("same_length", {"pattern": f"causal & window({MEMORY})"}),
+        ("clamped", {"four_term": FourTerm(8, 3)}),
+    ],
 )
 @pytest.mark.parametrize("hidden", [True, False], ids=["memory", "keys"])
 def test_transformer_xl_equals_the_published_code_segment_by_segment(name, changes, hidden):
@@ -82,7 +87,7 @@ def test_transformer_xl_equals_the_published_code_segment_by_segment(name, chang
         cache = output.cache
         outputs.append(output.hidden)
     assert cache.length == (
-        MEMORY - 1 if changes.get("same_length") else MEMORY
+        MEMORY - 1 if name == "same_length" else MEMORY
     )  # the window of same_length needs one entry less
     assert (torch.cat(outputs, dim=1) - theirs[f"output.{name}"]).abs().max() < 1e-5
     if name != "plain":

@@ -42,7 +42,7 @@ RUNS = [
     ("transformer", ["run.precision=bf16", "run.checkpoint_segments=2"]),
     ("vit", ["task.kind=images", "model.layers=1"]),
     ("gtrxl", ["model.layers=1", "model.memory=32"]),
-    ("adaptive-span", ["model.layers=1", "model.start=0.6", "model.dropout=0"]),
+    ("adaptive-span", ["model.layers=1", "model.initial_span=0.6", "model.dropout=0"]),
     ("act-rnn", ["model.width=16"]),
 ]
 

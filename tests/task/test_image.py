@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from everyformer import build, member
+from everyformer import Local, Local2d, build, member
 from everyformer.data.images import downsample, open_unlabelled_images, save_image_grid
 from everyformer.infer.generate_images import ImageSequence, generate_images
 from everyformer.network.network import PairNetwork
@@ -27,10 +27,6 @@ SMALL = {
     "heads": 2,
     "layers": 1,
     "dropout": 0.0,
-    "block": 5,
-    "memory": 3,
-    "rectangle": (2, 2),
-    "around": (1, 1),
 }
 VARIANTS = list(product(["categorical", "logistics"], ["1d", "2d"], [1, 2]))
 variants = pytest.mark.parametrize("output, local, shrink", VARIANTS)
@@ -48,7 +44,10 @@ def folder(tmp_path_factory):
 def opened(folder, output, local, shrink, **fields):
     task_data = Image(**({"levels": 5, "shrink": shrink, "valid": 0.25} | fields)).open(folder, None)
     settings = {name: x for name, x in task_data.member_settings().items() if name not in ("vocabulary", "context")}
-    network = ready(build("image-transformer", "tiny", output=output, local=local, **SMALL, **settings)).float()
+    columns, channels = task_data.columns, task_data.channels
+    logistics, row = (10, columns) if output == "logistics" else (None, columns * channels)
+    settings |= {"logistics": logistics, "pattern": Local(5, 3) if local == "1d" else Local2d(row, 2, 2, 1, 1)}
+    network = ready(build("image-transformer", "tiny", **SMALL, **settings)).float()
     return task_data.fit(network.value), network
 
 
@@ -243,8 +242,8 @@ def test_images_of_any_size_are_cropped_to_squares(tmp_path):
     "fields, model, message",
     [
         ({"shrink": 3}, {}, r"task.shrink=3 does not divide the 4 rows of .*; give a divisor, or another task.size"),
-        ({}, {"shrink": 2}, "task.shrink=1 does not fit a model with an encoder"),
-        ({"shrink": 2}, {"shrink": 1}, "task.shrink=2 does not fit a model without an encoder"),
+        ({}, {"downsample": 2}, "task.shrink=1 does not fit a model with an encoder"),
+        ({"shrink": 2}, {"downsample": 1}, "task.shrink=2 does not fit a model without an encoder"),
         ({}, {"rows": 8}, "are 4 rows of 12 steps, the model's 8 of 12; leave model.rows"),
         (
             {"levels": 9},
@@ -253,7 +252,7 @@ def test_images_of_any_size_are_cropped_to_squares(tmp_path):
         ),
         (
             {"levels": 9},
-            {"levels": 5, "output": "logistics"},
+            {"levels": 5, "logistics": 10},
             "predicts 3 channels of 5 levels, the images have 3 of 9",
         ),
         ({"size": 2}, {"rows": 2}, "are 2 rows of 6 steps, the model's 2 of 12"),
@@ -290,12 +289,11 @@ def test_too_large_too_few_and_unreadable_images_are_refused(tmp_path):
         Image().open("imdb", None)
 
 
-def test_tuple_settings_are_written_with_a_comma():
-    recipe = override(
-        Recipe(member="image-transformer", size="tiny", task=Image()), ["model.rectangle=4,7", "model.local=2d"]
-    )
+def test_two_dimensional_attention_orders_the_image_by_its_blocks():
+    recipe = Recipe(member="image-transformer", size="tiny", task=Image())
+    assert recipe.value({}).position.block is None
+    recipe = override(recipe, ["model.pattern=local2d(28, 4, 7, 7, 7)"])
     assert recipe.value({}).position.block == (4, 7)
-    assert override(recipe, ["model.rectangle=none"]).value({}).position.block == (7, 14)
 
 
 def test_the_default_task_follows_from_the_member():

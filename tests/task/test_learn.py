@@ -15,7 +15,7 @@ from tests.task.members import features, nodes
 @pytest.fixture(autouse=True)
 def custom_members(monkeypatch):
     for name, make in (("features", features), ("nodes", nodes)):
-        monkeypatch.setitem(MEMBERS, name, Member(name, "", "", make, {"tiny": {}}, "tiny"))
+        monkeypatch.setitem(MEMBERS, name, Member(name, paper="", make=make, sizes={"tiny": {}}, size="tiny"))
 
 
 def learn(member, task, steps, batch=16, lr=3e-3, model=None, data=None):
@@ -93,8 +93,8 @@ def test_language_is_learned_from_other_tokens(kind, bits, little):
 @pytest.mark.parametrize(
     "task, model",
     [
-        (Image(levels=4, size=7), {"local": "2d", "around": (2, 2)}),
-        (Image(levels=4, size=7), {"output": "logistics", "block": 14, "memory": 14}),
+        (Image(levels=4, size=7), {"pattern": "local2d(7, 1, 1, 2, 2)"}),
+        (Image(levels=4, size=7), {"logistics": 10, "pattern": "local(14, 14)"}),
         (Image(levels=4, size=4, shrink=2), {}),
     ],
 )

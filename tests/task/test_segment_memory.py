@@ -138,7 +138,7 @@ def test_the_cache_of_a_skipped_step_is_dropped(tmp_path, monkeypatch):
 @pytest.mark.spec(88, 89)
 def test_streaming_evaluation_reads_each_token_once_and_equals_windows():
     """With a mask of equal length both are the same function."""
-    network, token_N = small(memory=6, same_length=True), np.random.default_rng(0).integers(0, 11, 41)
+    network, token_N = small(memory=6, pattern="causal & window(6)"), np.random.default_rng(0).integers(0, 11, 41)
     read = []
     network.embed.register_forward_hook(lambda module, inputs, out: read.append(inputs[0].numel()))
     result, targets = streaming_nll(network, token_N, 7)
@@ -158,7 +158,7 @@ def test_streaming_evaluation_reads_each_token_once_and_equals_windows():
 @pytest.mark.parametrize("rows, length", [(2, 101), (3, 101), (3, 115), (4, 116)])
 def test_several_rows_score_each_target_once_and_equal_one_row(rows, length):
     """If the lead is as long as the receptive field."""
-    network, token_N = small(memory=6, same_length=True), np.random.default_rng(0).integers(0, 11, length)
+    network, token_N = small(memory=6, pattern="causal & window(6)"), np.random.default_rng(0).integers(0, 11, length)
     scored: list[int] = []
     result, targets = streaming_nll(network, token_N, 7, rows=rows, lead=12, progress=lambda n, _: scored.append(n))
     total, count = streaming_nll(network, token_N, 7)
@@ -188,7 +188,7 @@ def test_a_longer_memory_in_evaluation_changes_the_metrics_and_is_reported(tmp_p
 @pytest.mark.spec(88)
 def test_generation_attends_to_the_length_of_the_memory():
     """With a mask of equal length the next token equals that of the whole text; prompts may differ in length."""
-    network, prompts = small(memory=5, same_length=True), [[1, 2, 3, 4, 5, 6, 7, 8], [9, 3, 1]]
+    network, prompts = small(memory=5, pattern="causal & window(5)"), [[1, 2, 3, 4, 5, 6, 7, 8], [9, 3, 1]]
     result = generate(network, prompts, 12, temperature=0.0)
     for row, prompt in zip(result, prompts, strict=True):
         expected = list(prompt)

@@ -47,8 +47,8 @@ def act_rnn(
 MEMBER = Member(
     "act-rnn",
     "Graves 2016",
-    "A recurrent net takes several steps on each input and learns when to stop. Every further step costs a little.",
-    act_rnn,
+    idea="A recurrent net takes several steps on each input and learns when to stop. Every additional step costs a little.",
+    make=act_rnn,
     sizes={"tiny": {"width": 64, "steps": 3}, "wikipedia": {"width": 1500, "steps": 100}},
     size="wikipedia",
     paper_parameters={"wikipedia": None},

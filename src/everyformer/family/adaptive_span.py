@@ -60,9 +60,11 @@ def adaptive_span(
 MEMBER = Member(
     "adaptive-span",
     "Sukhbaatar et al. 2019",
-    "Each head learns how far back it attends, and pays for the length of its span. "
-    "Most heads stay short, so that memories of thousands of positions become affordable.",
-    adaptive_span,
+    idea=(
+        "Each head learns how far back it attends, and pays for the length of its span. "
+        "Most heads stay short, so that memories of thousands of positions become affordable."
+    ),
+    make=adaptive_span,
     sizes={
         "tiny": {
             "width": 64, "heads": 4, "layers": 2, "span": 64, "ramp": 8, "cost": 1e-4, "initial_span": 0.1, "dropout": 0.1,

@@ -50,9 +50,11 @@ def bert(
 MEMBER = Member(
     "bert",
     "Devlin et al. 2018",
-    "An encoder learns from text in which some tokens are masked, and sees the context on both sides of them. "
-    "It is then fine-tuned for other tasks.",
-    bert,
+    idea=(
+        "An encoder learns from text in which some tokens are masked, and sees the context on both sides of them. "
+        "It is then fine-tuned for other tasks."
+    ),
+    make=bert,
     sizes={
         "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "vocabulary": 256},
         "base": {"width": 768, "heads": 12, "layers": 12},

@@ -65,8 +65,8 @@ def byte_classifier(
 LANGUAGE = Member(
     "byte-language",
     "Bloem 2019",
-    "A causal Transformer predicts the next byte of a text. It is the smallest complete language model of the family.",
-    byte_language,
+    idea="A causal Transformer predicts the next byte of a text. It is the smallest complete language model of the family.",
+    make=byte_language,
     sizes={
         "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64},
         "paper": {"width": 256, "heads": 8, "layers": 12, "context": 256},
@@ -77,9 +77,11 @@ LANGUAGE = Member(
 CLASSIFIER = Member(
     "byte-classifier",
     "Bloem 2019",
-    "A Transformer without a mask reads a whole sequence, and the mean of its outputs is classified. "
-    "Every position attends to every other one.",
-    byte_classifier,
+    idea=(
+        "A Transformer without a mask reads a whole sequence, and the mean of its outputs is classified. "
+        "Every position attends to every other one."
+    ),
+    make=byte_classifier,
     sizes={
         "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "vocabulary": 256},
         "paper": {"width": 128, "heads": 8, "layers": 6, "context": 512, "vocabulary": 50000},

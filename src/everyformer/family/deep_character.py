@@ -53,9 +53,11 @@ def deep_character(
 MEMBER = Member(
     "deep-character",
     "Al-Rfou et al. 2018",
-    "A deep causal Transformer reads characters. "
-    "Auxiliary losses at every layer and for a further target make 64 layers trainable.",
-    deep_character,
+    idea=(
+        "A deep causal Transformer reads characters. "
+        "Auxiliary losses at every layer and for an additional target make 64 layers trainable."
+    ),
+    make=deep_character,
     sizes={
         "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "dropout": 0.1},
         "12": {"width": 512, "heads": 8, "layers": 12, "context": 512, "dropout": 0.2},

@@ -47,9 +47,11 @@ RELEASED = "the paper's table is known to be wrong; the released weights have th
 MEMBER = Member(
     "gpt2",
     "Radford et al. 2019",
-    "A causal Transformer is trained on a large text to predict the next token. "
-    "The norm stands before each sublayer, so that deep stacks train well.",
-    gpt2,
+    idea=(
+        "A causal Transformer is trained on a large text to predict the next token. "
+        "The norm stands before each sublayer, so that deep stacks train well."
+    ),
+    make=gpt2,
     sizes={
         "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "vocabulary": 256},
         "small": {"width": 768, "layers": 12},

@@ -46,9 +46,11 @@ def graph(
 MEMBER = Member(
     "graph-classifier",
     "Velickovic et al. 2017",
-    "The nodes of a graph are tokens, and a node attends to its neighbours: the edges are the attention pattern. "
-    "Every node is classified.",
-    graph,
+    idea=(
+        "The nodes of a graph are tokens, and a node attends to its neighbours: the edges are the attention pattern. "
+        "Every node is classified."
+    ),
+    make=graph,
     sizes={
         "tiny": {"width": 32, "heads": 4, "layers": 2, "inputs": 16, "classes": 4, "hidden": 128, "dropout": 0.5},
         "cora": {"width": 128, "heads": 4, "layers": 2, "inputs": 1433, "classes": 7},

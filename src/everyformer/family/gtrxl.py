@@ -43,9 +43,11 @@ def gtrxl(
 MEMBER = Member(
     "gtrxl",
     "Parisotto et al. 2019",
-    "Transformer-XL for agents: a gate replaces each residual addition, and the norm stands before each sublayer. "
-    "The gates start close to the identity, which makes reinforcement learning stable.",
-    gtrxl,
+    idea=(
+        "Transformer-XL for agents: a gate replaces each residual addition, and the norm stands before each sublayer. "
+        "The gates start close to the identity, which makes reinforcement learning stable."
+    ),
+    make=gtrxl,
     sizes={
         "tiny": {"width": 64, "heads": 4, "layers": 2, "memory": 64},
         "paper": {"width": 512, "heads": 8, "layers": 12, "memory": 512, "hidden": 1024},

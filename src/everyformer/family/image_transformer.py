@@ -90,9 +90,11 @@ UNCHECKED = "layers, heads and dropout are not checked against the paper's text"
 MEMBER = Member(
     "image-transformer",
     "Parmar et al. 2018",
-    "An image is generated one channel of a pixel at a time, with attention to the positions near it. "
-    "Local blocks, in one or two dimensions, keep the cost linear in the size of the image.",
-    image_transformer,
+    idea=(
+        "An image is generated one channel of a pixel at a time, with attention to the positions near it. "
+        "Local blocks, in one or two dimensions, keep the cost linear in the size of the image."
+    ),
+    make=image_transformer,
     sizes={
         "tiny": {
             "width": 64, "heads": 4, "layers": 2, "rows": 28, "columns": 28, "channels": 1, "pattern": "local(56, 56)",

@@ -64,9 +64,11 @@ BYTE = "a size of our own, with as many parameters as byte-language paper"
 MEMBER = Member(
     "lstm",
     "Hochreiter & Schmidhuber 1997",
-    "A recurrent net carries a memory cell from token to token, and gates decide what is written, kept and read. "
-    "It is the baseline that the Transformers are compared with.",
-    lstm,
+    idea=(
+        "A recurrent net carries a memory cell from token to token, and gates decide what is written, kept and read. "
+        "It is the baseline that the Transformers are compared with."
+    ),
+    make=lstm,
     sizes={"tiny": {"width": 64, "layers": 2}, "byte": {"width": 624, "layers": 3}},
     size="byte",
     paper_parameters={"byte": None},
@@ -75,9 +77,11 @@ MEMBER = Member(
 ABLATED = Member(
     "ablated-lstm",
     "Levy et al. 2018",
-    "The LSTM without its hidden-to-hidden connections: gates depend on the input alone. "
-    "What remains is a weighted sum over earlier inputs, close to attention.",
-    ablated_lstm,
+    idea=(
+        "The LSTM without its hidden-to-hidden connections: gates depend on the input alone. "
+        "What remains is a weighted sum over earlier inputs, close to attention."
+    ),
+    make=ablated_lstm,
     sizes={"tiny": {"width": 64, "layers": 2}, "byte": {"width": 876, "layers": 4}},
     size="byte",
     paper_parameters={"byte": None},

@@ -20,10 +20,10 @@ class Member:
 
     name: str
     paper: str
-    idea: str  # two sentences, for docs/family.md
     make: Callable[..., Model | EncoderDecoder]
     sizes: Sizes  # settings of `make` by the name of the size, as plain data: a pattern is text
     size: str  # the default size
+    idea: str = ""  # two sentences, for docs/family.md
     paper_parameters: Mapping[str, float | None] = field(default_factory=dict)  # in millions, as the paper states them
     departures: Mapping[str, str] = field(default_factory=dict)  # by size: how and why it differs from the paper
 

@@ -71,9 +71,11 @@ CONFIGURATION = (
 MEMBER = Member(
     "reformer",
     "Kitaev et al. 2020",
-    "Queries attend to the keys in their hash bucket, where the large scores are. "
-    "Reversible layers recompute their inputs in the backward pass, so that memory does not grow with the depth.",
-    reformer,
+    idea=(
+        "Queries attend to the keys in their hash bucket, where the large scores are. "
+        "Reversible layers recompute their inputs in the backward pass, so that memory does not grow with the depth."
+    ),
+    make=reformer,
     sizes={
         "tiny": {
             "width": 64, "heads": 4, "layers": 2, "context": 64, "axial_columns": 8, "chunk": 32,

@@ -99,9 +99,11 @@ def sparse_transformer(
 MEMBER = Member(
     "sparse-transformer",
     "Child et al. 2019",
-    "Each head attends to about sqrt(n) of n positions: near ones, and every l-th or a few summary columns of every block. "
-    "Two layers together still connect every position with every earlier one.",
-    sparse_transformer,
+    idea=(
+        "Each head attends to about sqrt(n) of n positions: near ones, and every l-th or a few summary columns of every block. "
+        "Two layers together still connect every position with every earlier one."
+    ),
+    make=sparse_transformer,
     sizes={
         "tiny": {"width": 64, "heads": 4, "layers": 2, "context": 64, "stride": 8, "columns": 2, "dropout": 0.1},
         "tiny-strided": {

@@ -78,7 +78,7 @@ def _wrap(name: str, value: Model | EncoderDecoder) -> Member:
     def make() -> Model | EncoderDecoder:
         return value
 
-    return Member(name, "a model of your own", "", make, {"own": {}}, "own")
+    return Member(name, "a model of your own", make, {"own": {}}, "own")
 
 
 def _read(path: Path) -> Model | EncoderDecoder:

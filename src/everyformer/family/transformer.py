@@ -48,9 +48,11 @@ VOCABULARY = 'the paper states "about 37000" tokens and not the exact number; he
 MEMBER = Member(
     "transformer",
     "Vaswani et al. 2017",
-    "An encoder and a decoder translate a sequence with attention alone, without recurrence or convolution. "
-    "The decoder attends to its own earlier positions and to all positions of the encoder.",
-    transformer,
+    idea=(
+        "An encoder and a decoder translate a sequence with attention alone, without recurrence or convolution. "
+        "The decoder attends to its own earlier positions and to all positions of the encoder."
+    ),
+    make=transformer,
     sizes={
         "tiny": {"width": 64, "heads": 4, "layers": 2, "vocabulary": 256},
         "base": {"width": 512, "heads": 8, "layers": 6},

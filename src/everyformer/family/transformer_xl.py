@@ -58,9 +58,11 @@ def transformer_xl(
 MEMBER = Member(
     "transformer-xl",
     "Dai et al. 2019",
-    "A language model reads a text segment by segment and attends to the hidden states of the segments before. "
-    "Scores depend on the distance of two tokens, not on their positions, so that states can be reused.",
-    transformer_xl,
+    idea=(
+        "A language model reads a text segment by segment and attends to the hidden states of the segments before. "
+        "Scores depend on the distance of two tokens, not on their positions, so that states can be reused."
+    ),
+    make=transformer_xl,
     sizes={
         "tiny": {"width": 64, "heads": 4, "layers": 2, "memory": 64},
         "enwik8-12": {"width": 512, "heads": 8, "layers": 12, "memory": 512},

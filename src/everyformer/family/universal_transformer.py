@@ -66,9 +66,11 @@ def universal_transformer(
 MEMBER = Member(
     "universal-transformer",
     "Dehghani et al. 2019",
-    "One layer with the same weights is applied step after step, so that the depth is a number of steps. "
-    "Each position may decide by itself when to halt.",
-    universal_transformer,
+    idea=(
+        "One layer with the same weights is applied step after step, so that the depth is a number of steps. "
+        "Each position may decide by itself when to halt."
+    ),
+    make=universal_transformer,
     sizes={
         "tiny": {"width": 64, "heads": 4, "steps": 4},
         "tiny-pair": {"width": 64, "heads": 4, "steps": 3, "encoder": True},

@@ -60,9 +60,11 @@ def _patches(image: int, patch: int) -> int:
 MEMBER = Member(
     "vit",
     "Dosovitskiy et al. 2020",
-    "An image is a sequence of patches, and a plain Transformer encoder classifies it. "
-    "A class token collects what is needed, without convolutions.",
-    vit,
+    idea=(
+        "An image is a sequence of patches, and a plain Transformer encoder classifies it. "
+        "A class token collects what is needed, without convolutions."
+    ),
+    make=vit,
     sizes={
         "tiny": {"width": 64, "heads": 4, "layers": 2, "image": 28, "patch": 7, "channels": 1, "classes": 10},
         "small": {"width": 192, "heads": 3, "layers": 6, "image": 32, "patch": 4, "classes": 10},

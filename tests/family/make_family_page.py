@@ -1,0 +1,144 @@
+"""Writes docs/family.md and the images of docs/family/ from the members themselves:
+
+    python -m tests.family.make_family_page
+
+A test compares the page with what this script would write, so run it after a change to a member.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from everyformer.attention.pattern import ByHead, Pattern
+from everyformer.cli.family import human
+from everyformer.cli.family_listing import NOTHING, row
+from everyformer.family.member import Member
+from everyformer.family.table import MEMBERS, parameters
+from everyformer.network.multi_head_attention import Attention
+from everyformer.study.example import models
+from everyformer.study.pattern_images import COLORS, example_context
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, IMAGES = DOCS / "family.md", DOCS / "family"
+LENGTH, HEADS = 32, 4
+# The tiny sizes, with patterns small enough to see in an image of 32 positions. A member may be drawn in several variants.
+DRAWN: dict[str, list[dict[str, Any]]] = {
+    "image-transformer": [{"pattern": "local(8, 8)"}, {"rows": 8, "columns": 8, "pattern": "local2d(8, 4, 4, 2, 2)"}],
+    "sparse-transformer": [{}, {"patterns": "causal & (window(8) | stride(8))"}],
+    "reformer": [{"pattern": "hashed(2, 8, 4)", "local_pattern": "causal & local(4, 4)"}],
+}
+HEADER = """# The family
+
+One section per member: the idea, the attention pattern, the choices that make the member, its sizes beside the paper's parameter
+counts, and the command that trains it. The sizes named tiny are ours, for tests and first runs. An asterisk marks a count that
+differs from the paper's; the last column gives the reason, and other departures of a size. Departures of the mathematics stand in
+the docstring of each member's file. This page is written by `python -m tests.family.make_family_page`.
+
+![The attention patterns of the family](pictures/patterns.png)
+
+Queries go down, keys go across; a filled cell is a pair that attends.
+"""
+
+
+def drawn_patterns(member: Member) -> list[Pattern]:
+    """The different patterns of a member, one per head where heads differ."""
+    patterns: dict[Pattern, None] = {}
+    for changes in DRAWN.get(member.name, [{}]):
+        for model in models(member.value("tiny", **changes)):
+            for attention in model.body.sublayers():
+                pattern = attention.pattern if isinstance(attention, Attention) else None
+                heads = pattern.patterns[:HEADS] if isinstance(pattern, ByHead) else (pattern,) if pattern else ()
+                patterns |= dict.fromkeys(heads)
+    return list(patterns)
+
+
+def allowed(pattern: Pattern) -> Tensor:
+    context, _ = example_context(pattern, LENGTH)
+    return pattern.mask(LENGTH, heads=1, context=context)[0]
+
+
+def draw_cells(plot: Axes, pattern: Pattern) -> None:
+    from matplotlib.colors import ListedColormap
+
+    allowed_QK = allowed(pattern)
+    future_QK = allowed_QK & torch.ones_like(allowed_QK).triu(1)
+    colors = ListedColormap(list(COLORS.values()))
+    plot.imshow((allowed_QK.int() + future_QK.int()).numpy(), cmap=colors, vmin=0, vmax=2, interpolation="nearest")
+    plot.set_xticks([at - 0.5 for at in range(1, LENGTH)], minor=True)
+    plot.set_yticks([at - 0.5 for at in range(1, LENGTH)], minor=True)
+    plot.grid(which="minor", color="white", linewidth=0.3)
+    plot.tick_params(which="both", length=0, labelbottom=False, labelleft=False)
+    for spine in plot.spines.values():
+        spine.set_visible(False)
+
+
+def write_images() -> None:
+    """One image per member that attends: its patterns side by side, each with its text below."""
+    from matplotlib.figure import Figure
+
+    IMAGES.mkdir(exist_ok=True)
+    for member in MEMBERS.values():
+        if patterns := drawn_patterns(member):
+            figure = Figure((2.3 * len(patterns), 2.6), dpi=100, layout="constrained")
+            for plot, pattern in zip(figure.subplots(1, len(patterns), squeeze=False).flat, patterns, strict=True):
+                draw_cells(plot, pattern)
+                plot.set_xlabel(textwrap.fill(str(pattern), 34), fontsize=6.5, fontfamily="monospace")
+            figure.savefig(IMAGES / f"{member.name}.png")
+
+
+def sizes_table(member: Member) -> str:
+    lines = ["| size | parameters | paper | departures |", "| --- | ---: | ---: | --- |"]
+    for size in member.sizes:
+        count, paper = parameters(member.value(size)), member.paper_parameters.get(size)
+        mark = "\\*" if differs(count, paper) else ""
+        stated = NOTHING if paper is None else f"{paper:g}M"
+        lines.append(f"| {size} | {human(count)}{mark} | {stated} | {member.departures.get(size, '')} |")
+    return "\n".join(lines)
+
+
+def differs(count: int, paper: float | None) -> bool:
+    """Whether a count differs from the paper's, rounded to the digits that the paper gives."""
+    return paper is not None and round(count / 1e6, len(f"{paper:g}".partition(".")[2])) != paper
+
+
+def choices(member: Member) -> str:
+    """The five choices of the default size, and its sublayers."""
+    cells = row(member)
+    questions = {
+        "who attends to whom": "pattern",
+        "how strongly": "score mods",
+        "what a layer is made of": "sublayers",
+        "how a sublayer joins the stream": "residual",
+        "how often": "depth",
+        "what is carried over": "cache",
+    }
+    lines = ["| question | choice |", "| --- | --- |"]
+    for question, column in questions.items():
+        sides = [cells[column]] if isinstance(cells[column], str) else dict.fromkeys(cells[column])
+        lines.append(f"| {question} | {' → '.join(sides).replace('|', '&#124;')} |")
+    return "\n".join(lines)
+
+
+def section(member: Member) -> str:
+    parts = [f"## {member.name}", f"{member.paper}. {member.idea}"]
+    if drawn_patterns(member):
+        parts.append(f"![pattern of {member.name}](family/{member.name}.png)")
+    command = f"```sh\neveryformer train {member.name} --size tiny\n```"
+    return "\n\n".join([*parts, choices(member), sizes_table(member), command])
+
+
+def page() -> str:
+    return "\n\n".join([HEADER.rstrip(), *(section(member) for member in MEMBERS.values())]) + "\n"
+
+
+if __name__ == "__main__":
+    write_images()
+    PAGE.write_text(page(), encoding="utf-8")
