@@ -228,7 +228,7 @@ def test_a_state_needs_one_cached_position():
     one, two = (generate(network, [[1, 2], [3, 4, 5]], 8, seed=0, cached=cached) for cached in (True, False))
     assert one == two
     one, two = (
-        beam_search(network, [[1, 2], [3]], end=0, longest=6, beam=3, cached=cached) for cached in (True, False)
+        beam_search(network, [[1, 2], [3]], end=0, max_tokens=6, beam=3, cached=cached) for cached in (True, False)
     )
     assert one == two
 
