@@ -34,7 +34,7 @@ AGENTS = {
     "gtrxl": ("gtrxl",),
     "transformer-xl": ("transformer-xl", "model.width=88", "model.heads=4"),
     "lstm": ("lstm", "model.width=112"),
-    "feed-forward": ("gtrxl", "task.remembers=false"),
+    "feed-forward": ("gtrxl", "task.use_memory=false"),
 }
 TASKS = ("popgym:RepeatPreviousEasy", "popgym:RepeatPreviousMedium", "popgym:RepeatFirstEasy")
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # 95 %, by the number of seeds
@@ -74,7 +74,7 @@ def one(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[s
         result |= json.loads(tested.stdout)
     result["skipped"] = sum(line["kind"] == "skip" for line in lines)
     result["parameters"] = lines[0]["parameters"]
-    result["acted"] = max((line.get("acted", 0) for line in lines), default=0)
+    result["acted"] = max((line.get("environment_steps", 0) for line in lines), default=0)
     result["seconds"] = round(time.time() - start)
     print(json.dumps(result), flush=True)
     return result

@@ -24,7 +24,7 @@ import torch
 from sb3_contrib import RecurrentPPO  # type: ignore[import-not-found]
 
 from everyformer.data.environments import Environment
-from everyformer.task.control import SPLITS, SURE, seeded
+from everyformer.task.control_objective import CONFIDENCE, SPLITS, episode_seed
 
 
 class GymnasiumEnvironment(gymnasium.Env[Any, Any]):
@@ -40,7 +40,7 @@ class GymnasiumEnvironment(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.episode += 1
-        return self.inside.reset(seeded(0, *self.seed, self.episode)), {}
+        return self.inside.reset(episode_seed(0, *self.seed, self.episode)), {}
 
     def step(self, action: Any) -> Any:
         return *self.inside.step(np.atleast_1d(action).tolist()), {}
@@ -50,7 +50,13 @@ def test_returns(model: Any, name: str, episodes: int) -> list[float]:
     returns = []
     environment = Environment(name)
     for number in range(episodes):
-        seen, state, first, total, ended = environment.reset(seeded(SPLITS["test"], number)), None, True, 0.0, False
+        seen, state, first, total, ended = (
+            environment.reset(episode_seed(SPLITS["test"], number)),
+            None,
+            True,
+            0.0,
+            False,
+        )
         while not ended:
             action, state = model.predict(seen, state=state, episode_start=np.array([first]), deterministic=False)
             seen, reward, over, cut = environment.step(np.atleast_1d(action).tolist())
@@ -91,7 +97,7 @@ def main() -> None:
     model.learn(options.acted)
     seconds = time.process_time() - start
     returns = test_returns(model, options.task, options.episodes)
-    mean, half = float(np.mean(returns)), SURE * float(np.std(returns, ddof=1)) / math.sqrt(len(returns))
+    mean, half = float(np.mean(returns)), CONFIDENCE * float(np.std(returns, ddof=1)) / math.sqrt(len(returns))
     result = {
         "agent": "sb3-contrib RecurrentPPO" + (" with its defaults" if options.own else ""), "task": options.task, "seed": options.seed,
         "return": mean, "low": mean - half, "high": mean + half, "episodes": len(returns), "acted": int(model.num_timesteps),

@@ -131,15 +131,15 @@ def measured(*row: Any) -> dict[str, Any]:
 
     from everyformer.train.distributed import World, find_device
     from everyformer.train.loop import Loop
-    from everyformer.train.memory import peak
+    from everyformer.train.memory import peak_memory
     from everyformer.train.record import Records
 
     recipe, seconds = recipe_of(*row), list[float]()
     device = find_device(recipe.run.device)
-    work = recipe.task.open(recipe.data, recipe.model.get("context"), None)
+    data = recipe.task.open(recipe.data, recipe.model.get("context"), None)
 
     def steps() -> None:
-        loop = Loop(recipe, work, work.adapt(recipe.value(work.changes())), None, World(device=device), ())
+        loop = Loop(recipe, data, data.adapt(recipe.value(data.member_settings())), None, World(device=device), ())
         for step in range(recipe.run.steps):
             start = time.perf_counter()
             loop._step(step, Records(None))  # reads the loss at its end, so the device has finished
@@ -150,7 +150,7 @@ def measured(*row: Any) -> dict[str, Any]:
         tensors = torch.cuda.max_memory_allocated(device)
     else:
         tensors = allocated_peak(steps)
-    return {"measured": tensors, "resident": peak(device), "seconds": statistics.median(seconds[1:])}
+    return {"measured": tensors, "resident": peak_memory(device), "seconds": statistics.median(seconds[1:])}
 
 
 def allocated_peak(run: Callable[[], None]) -> int:

@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.depth import Depth, Stack
     from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
     from everyformer.network.feedforward import FeedForward
+    from everyformer.network.grid import Axial, Grid
     from everyformer.network.initial import AsTorch, Initial, Normal, Xavier
     from everyformer.network.layer import Layer
     from everyformer.network.lstm import AblatedLstm, Lstm
@@ -73,20 +74,10 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
     from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, PerToken
     from everyformer.network.ponder_rnn import PonderRnn
-    from everyformer.network.position import (
-        Axial,
-        Concatenated,
-        Grid,
-        JointMlp,
-        Learned,
-        OneHot,
-        Position,
-        SeparateMlp,
-        Sinusoidal,
-        TimePosition,
-    )
+    from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
     from everyformer.network.repeat import Halt, Repeat
     from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
+    from everyformer.network.sinusoid import Sinusoidal, TimePosition
     from everyformer.network.store import load, save
     from everyformer.network.sublayer import Sublayer, SublayerModule
     from everyformer.study.contracts import contracts
@@ -103,7 +94,9 @@ _HOMES = {
     "everyformer.attention.span": "Span DynamicSpan",
     "everyformer.attention.projection": "Projection Standard Shared Wide Sum ParameterFree Symmetric Asymmetric Sliced Narrow",
     "everyformer.network.embed": "Embed Tokens Patches Features Nodes Mixed",
-    "everyformer.network.position": "Position Learned Sinusoidal OneHot Concatenated JointMlp SeparateMlp Grid Axial TimePosition",
+    "everyformer.network.position": "Position Learned OneHot Concatenated JointMlp SeparateMlp",
+    "everyformer.network.sinusoid": "Sinusoidal TimePosition",
+    "everyformer.network.grid": "Grid Axial",
     "everyformer.network.norm": "Norm LayerNorm RMSNorm BatchNorm InstanceNorm SequenceNorm",
     "everyformer.network.sublayer": "Sublayer SublayerModule",
     "everyformer.network.multi_head_attention": "Attention CrossAttention",

@@ -186,16 +186,16 @@ def on_a_gpu(pattern: Pattern, length: int = 4096, **options: Any) -> str:
     return next(name for name, kernel in KERNELS.items() if kernel is chosen)
 
 
-def test_auto_uses_flex_on_a_gpu_for_a_pattern_without_another_sparse_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_flex_on_a_gpu_for_a_pattern_without_a_fused_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole pass, half or single precision, no dropout, no score terms; the block mask decides how sparse it is."""
     computed = {"fraction": 0.3}
     monkeypatch.setattr(flex, "computed_fraction", lambda request: computed["fraction"])
-    dense_enough = parse("window(700) | prefix(600)")  # more than a quarter of the scores, by any order
-    assert on_a_gpu(dense_enough) == "flex"
-    assert on_a_gpu(dense_enough, dtype=torch.float32) == "flex"
+    custom = parse("window(700) | prefix(600)")  # `blocked` would compute more than a quarter of the scores
+    assert on_a_gpu(custom) == "flex"
+    assert on_a_gpu(custom, dtype=torch.float32) == "flex"
     for options in ({"length": 512}, {"keys": 8192}, {"dropout": 0.1}, {"dtype": torch.float64}):
-        assert on_a_gpu(dense_enough, **options) == "sdpa"
-    assert on_a_gpu(dense_enough, terms=(lambda b, h, i, j: 0.0 * i,)) == "sdpa"
+        assert on_a_gpu(custom, **options) == "sdpa"
+    assert on_a_gpu(custom, terms=(lambda b, h, i, j: 0.0 * i,)) == "sdpa"
     assert on_a_gpu(parse("causal & window(64)")) == "fused" and on_a_gpu(Causal()) == "sdpa"
     computed["fraction"] = 0.9
-    assert on_a_gpu(dense_enough) == "sdpa"
+    assert on_a_gpu(custom) == "sdpa"

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from everyformer.cli.main import main
-from everyformer.infer.spans import Spans
 from everyformer.study.attention_maps import draw_spans
+from everyformer.study.spans import Spans
 from everyformer.train.loop import Loop
-from everyformer.train.record import writing
+from everyformer.train.record import report_write_errors
 from tests.cli.small_run import SMALL, train
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -43,7 +43,7 @@ def test_a_run_is_trained_evaluated_sampled_and_resumed(place, capsys):
     assert texts[0] == texts[2]
     for words, told in (
         (["generate", "run", "--stream", "--beam", "2"], "--beam returns the whole text"),
-        (["evaluate", "run", "--memory", "9"], "a memory of 9 says nothing"),
+        (["evaluate", "run", "--memory", "9"], "task.memory is 9, but the model has no segment memory"),
         (["evaluate", "run", "--precision", "fp16", "--device", "cpu"], "fp16 on a CPU"),
         (["evaluate", "run", "--limit", "0"], "--limit 0"),
         (["generate", "run", "--tokens", "-1"], "--tokens -1 is negative"),
@@ -147,13 +147,13 @@ def test_a_stopped_run_can_be_resumed(place, capsys, monkeypatch, number, code):
 
 def test_a_failed_write_names_the_last_checkpoint(place):
     def full():
-        with writing(place / "run"):
+        with report_write_errors(place / "run"):
             raise OSError("no space")
 
-    with pytest.raises(ValueError, match=r"make room there, then begin anew: it has no checkpoint$"):
+    with pytest.raises(ValueError, match=r"free some space there, then start again: it has no checkpoint$"):
         full()
     (place / "run" / "checkpoints" / "00000003").mkdir(parents=True)
-    with pytest.raises(ValueError, match="go on from the last checkpoint, which is kept, with resume"):
+    with pytest.raises(ValueError, match="resume the run: its last checkpoint is intact"):
         full()
 
 
@@ -167,7 +167,7 @@ def test_a_run_cannot_be_written_to_a_file(verb, out, capsys):
 
 def test_an_invalid_run_leaves_no_folder(place, capsys):
     assert train("--out", "run", "run.batch=100000") == 2
-    assert "is larger than the set" in capsys.readouterr().err and not (place / "run").exists()
+    assert "is larger than the data set" in capsys.readouterr().err and not (place / "run").exists()
     assert train("--out", "run", "run.steps=1") == 0
 
 
@@ -175,11 +175,11 @@ def test_a_run_cannot_be_resumed_to_an_earlier_step_or_from_a_broken_recipe(plac
     assert train("--out", "run") == 0
     for words in (["--steps", "2"], ["run.steps=2"]):
         assert main(["resume", "run", *words]) == 2
-        assert "run is at step 6, which is past run.steps=2; give more" in capsys.readouterr().err
+        assert "run is at step 6, past run.steps=2; raise run.steps" in capsys.readouterr().err
     assert '"steps": 6' in (place / "run" / "recipe.json").read_text()
     (place / "run" / "recipe.json").write_text("{")
     assert main(["evaluate", "run"]) == 2
-    assert "recipe.json is broken" in capsys.readouterr().err
+    assert "recipe.json cannot be read" in capsys.readouterr().err
 
 
 def test_data_can_come_from_standard_input(place, monkeypatch, capsys):
@@ -210,7 +210,7 @@ def test_changed_data_are_refused_and_the_recipe_stays(place, capsys):
     capsys.readouterr()
     assert main(["generate", "run", "--out", "samples.png"]) == 2
     assert (
-        "--out says nothing to this run; leave it out (it takes --prompt, --tokens, --beam, --temperature"
+        "--out is not an option of this run; leave it out (the options are --prompt, --tokens, --beam, --temperature"
         in capsys.readouterr().err
     )
 
@@ -237,12 +237,20 @@ def test_an_option_that_a_run_does_not_support_is_refused(place, capsys):
     assert main(["train", "byte-classifier", "--size", "tiny", *small, "--out", "classes"]) == 0
     capsys.readouterr()
     for run, option, reason in (
-        ("text", ["--beam=2", "--temperature=1"], "--beam finds the most likely text, which temperature cannot change"),
+        (
+            "text",
+            ["--beam=2", "--temperature=1"],
+            "--beam searches for the most probable text, so temperature would have no effect",
+        ),
         ("text", ["--stream", "--beam=2"], "--beam returns the whole text at once"),
-        ("pairs", ["--tokens=3"], "--tokens says nothing to this run; leave it out (it takes --prompt, --beam)"),
-        ("pairs", ["--top-k=3"], "--top-k says nothing"),
-        ("pairs", ["--stream"], "does not write token by token; leave --stream out"),
-        ("classes", ["--seed=3"], "--seed says nothing to this run; leave it out (it takes --prompt)"),
+        (
+            "pairs",
+            ["--tokens=3"],
+            "--tokens is not an option of this run; leave it out (the options are --prompt, --beam)",
+        ),
+        ("pairs", ["--top-k=3"], "--top-k is not an option"),
+        ("pairs", ["--stream"], "does not generate text token by token; leave --stream out"),
+        ("classes", ["--seed=3"], "--seed is not an option of this run; leave it out (the options are --prompt)"),
     ):
         assert main(["generate", run, "--prompt=a b", *option]) == 2
         assert reason in capsys.readouterr().err
@@ -266,7 +274,7 @@ def test_images_of_a_folder_are_trained_on_generated_and_completed(place, capsys
     assert "next: everyformer generate run --out samples.png" in capsys.readouterr().out
     assert main(["evaluate", "run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["pictures"], found["dimensions"]) == (1, 48) and 0 < found["bits_per_dimension"] < 4
+    assert (found["images"], found["dimensions"]) == (1, 48) and 0 < found["bits_per_dimension"] < 4
 
     sheets = []
     for seed in ("1", "1", "2"):
@@ -278,10 +286,10 @@ def test_images_of_a_folder_are_trained_on_generated_and_completed(place, capsys
         assert sheet.size == (84 + 8, 3 * 88 + 4)
     capsys.readouterr()
     for option, reason in {
-        "--prompt=a": "--prompt says nothing to this run; leave it out (it takes --out, --pictures, --given, --temperature",
-        "--out=new.jpg": "cannot write pictures to new.jpg; give a .png file in a folder that exists",
-        "--images=0": "0 pictures of which 0.0 is given: give 1 or more",
-        "--given=1": "give 1 or more, and a share of 0 or more, below 1",
+        "--prompt=a": "--prompt is not an option of this run; leave it out (the options are --out, --images, --given, --temperature",
+        "--out=new.jpg": "cannot write images to new.jpg; give a .png file in a folder that exists",
+        "--images=0": "images is 0 and given is 0.0: give 1 image or more",
+        "--given=1": "give 1 image or more, and a share of 0 or more, below 1",
         "--given=0.1": "is less than one block of 2 rows of 4; give more",
     }.items():
         assert main(["generate", "run", option]) == 2
@@ -289,7 +297,7 @@ def test_images_of_a_folder_are_trained_on_generated_and_completed(place, capsys
 
     assert main(["train", *words, "task.shrink=2", "--out", "larger"]) == 0
     assert main(["generate", "larger", "--out", "larger.png", "--images", "1"]) == 0
-    assert "given a picture 2 times smaller, painted, true" in capsys.readouterr().out
+    assert "given an image 2 times smaller, generated, true" in capsys.readouterr().out
     assert main(["train", *words, "task.levels=257", "--out", "no"]) == 2
     assert "task.levels=257" in capsys.readouterr().err
 

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.usefixtures("place")
         (["train", "gpt2", "--size", "tiny", "run.stps=3"], "did you mean steps"),
         (
             ["train", "gpt2", "--size", "tiny", "rum.steps=3"],
-            "no setting is named 'rum.steps'; did you mean run.steps?",
+            "there is no setting 'rum.steps'; did you mean run.steps?",
         ),
-        (["train", "gpt2", "--size", "tiny", "lr=3"], "no setting is named 'lr'; did you mean optim.lr?"),
-        (["train", "gpt2", "--size", "tiny", "rum.stps=3"], "a setting begins with run., optim., model. or task."),
+        (["train", "gpt2", "--size", "tiny", "lr=3"], "there is no setting 'lr'; did you mean optim.lr?"),
+        (["train", "gpt2", "--size", "tiny", "rum.stps=3"], "settings begin with run., optim., model. or task."),
         (["train", "gpt2", "--size", "tiny", "run.steps="], "run.steps= has no value; write one after the ="),
         (["train", "gpt2", "--size", "tiny", "model.widht=3"], "did you mean width"),
         (["train", "gpt2", "--size", "tiny", "run.steps=many"], "run.steps=many: expected int"),
@@ -122,7 +122,7 @@ def test_images_that_do_not_fit_the_model_leave_no_folder(place, capsys):
     assert "set model.patch to what divides 10" in capsys.readouterr().err
     assert main([*given, "model.image=14"]) == 2
     assert (
-        "have 10 x 10 points, which patches of 7 x 7 do not divide into the 5 tokens" in capsys.readouterr().err
+        "have 10 x 10 pixels, which patches of 7 x 7 do not divide into the 5 tokens" in capsys.readouterr().err
         and not (place / "run").exists()
     )
     assert main([*given, "model.image=20", "model.patch=5"]) == 2

@@ -21,9 +21,9 @@ from everyformer.attention.pattern import Hashed
 from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, Shaw, T5Bias
 from everyformer.attention.span import Span
 from everyformer.study.contracts import contracts
+from everyformer.task.batch import Batch
 from everyformer.task.table import task_for
-from everyformer.task.work import Batch
-from everyformer.train.capture import WARM, Captured
+from everyformer.train.cuda_graphs import WARMUP_STEPS, CudaGraphs
 from everyformer.train.loop import train
 from everyformer.train.recipe import Recipe, override
 
@@ -137,7 +137,7 @@ def test_members_satisfy_the_contracts_on_a_gpu(name):
 def test_members_train_in_bfloat16(name):
     settings = ["run.precision=bf16", "run.steps=2", "run.batch=2", "run.evaluate=0", "run.save=0", "run.examples=2"]
     lines: list[dict[str, Any]] = []
-    train(override(Recipe(member=name, size="tiny", task=task_for(name, "tiny")), settings), listeners=(lines.append,))
+    train(override(Recipe(member=name, size="tiny", task=task_for(name, "tiny")), settings), callbacks=(lines.append,))
     assert len([line for line in lines if line["kind"] == "step"]) == 2
 
 
@@ -181,7 +181,7 @@ def test_training_with_cuda_graphs_equals_training_without(member, settings):
     recipe = override(Recipe(member=member, size="tiny", task=task_for(member, "tiny")), settings)
     lines: dict[str, list[dict[str, Any]]] = {"yes": [], "graphs": []}
     for mode, log in lines.items():
-        train(override(recipe, [f"run.compile={mode}"]), listeners=(log.append,))
+        train(override(recipe, [f"run.compile={mode}"]), callbacks=(log.append,))
     plain, recorded = ([line["loss"] for line in log if line["kind"] == "step"] for log in lines.values())
     assert len(plain) == 12 and recorded == pytest.approx(plain, rel=1e-4)
 
@@ -191,9 +191,9 @@ def test_a_step_that_cannot_be_captured_raises():
         total = batch["x_B"].sum()
         return total * float(total), total
 
-    captured = Captured(synchronizes, [], torch.device("cuda"))
+    captured = CudaGraphs(synchronizes, [], torch.device("cuda"))
     batch = Batch({"x_B": torch.ones(3)})
-    for _ in range(WARM):
+    for _ in range(WARMUP_STEPS):
         captured(batch, 1)
-    with pytest.raises(ValueError, match=r"could not record a step .* use run.compile=yes"):
+    with pytest.raises(ValueError, match=r"could not capture a step .* use run.compile=yes"):
         captured(batch, 1)

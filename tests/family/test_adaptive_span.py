@@ -12,9 +12,9 @@ from torch import Tensor
 from everyformer import Cache, Context, DynamicSpan, Language, Reversible, Rotary, Span, build, generate, member
 from everyformer.attention import span as span_module
 from everyformer.infer import generate as generate_module
-from everyformer.infer.spans import spans
 from everyformer.network import network as network_module
 from everyformer.study.attention_maps import spans_of
+from everyformer.study.spans import spans
 from everyformer.task.language import Language as LanguageTask
 from everyformer.train.learner import set_checkpoint_segments
 from everyformer.train.loop import train

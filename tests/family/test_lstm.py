@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from everyformer import build
-from everyformer.infer.evaluate import nats, streaming_nll
+from everyformer.infer.evaluate import streaming_nll, window_nll
 from everyformer.study.attention_maps import GROUPS, attention_maps, draw, grouped, weights
 from everyformer.study.plan import plan
 from everyformer.task.language import Language
@@ -28,10 +28,10 @@ def test_a_resumed_run_is_the_run_that_did_not_stop(name, memory, tmp_path):
     train(recipe, tmp_path / "whole")
     train(override(recipe, ["run.steps=4"]), tmp_path / "cut")
     resume(tmp_path / "cut", steps=6)
-    one, two = (checkpoint.place(tmp_path / folder, 6) for folder in ("whole", "cut"))
-    assert same(one, two, ("model", "optimizer", "average", *(["carried"] if memory else [])))
+    one, two = (checkpoint.path_of(tmp_path / folder, 6) for folder in ("whole", "cut"))
+    assert same(one, two, ("model", "optimizer", "ema", *(["cache"] if memory else [])))
     if memory:
-        carried = load_file(one / "carried.safetensors")
+        carried = load_file(one / "cache.safetensors")
         assert carried["state.1"].shape == (4, 1, 32 if name == "lstm" else 16) and int(carried["position"].max()) == 29
 
 
@@ -41,7 +41,7 @@ def test_streaming_evaluation_equals_one_window_over_the_whole_text(name):
     network = build(name, "tiny", width=16).double().eval()
     token_N = torch.randint(0, 256, (50,), generator=torch.Generator().manual_seed(0)).numpy()
     total, count = streaming_nll(network, token_N, 7, 1)
-    assert (total, count) == (pytest.approx(nats(network, token_N, 49, 49)[0], rel=1e-12), 49)
+    assert (total, count) == (pytest.approx(window_nll(network, token_N, 49, 49)[0], rel=1e-12), 49)
 
 
 @pytest.mark.parametrize("name", MEMBERS)

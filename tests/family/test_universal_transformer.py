@@ -9,9 +9,9 @@ import everyformer
 from everyformer import Convolution, EncoderDecoder, Halt, Model, Probe, Repeat, TimePosition, member
 from everyformer.family.table import parameters
 from everyformer.task.language import Language
-from everyformer.train.finished import open_run
 from everyformer.train.loop import train
 from everyformer.train.recipe import Recipe, override
+from everyformer.train.trained import open_run
 from tests.train.small import BASE, text
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: the sum over windows is the literal loop's, for every stride, batch and length of text."""
+"""Evaluation: the sum over windows equals the literal loop, for every stride, batch and length of text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from msgspec.structs import replace
 
 from everyformer import Classify, Halt, Language, Learned, PreNorm, Repeat, Span, Stack, generate
-from everyformer.infer.evaluate import bits_per_byte, nats, perplexity
-from everyformer.infer.halting import ponder
-from everyformer.infer.spans import spans
+from everyformer.infer.evaluate import adaptive_metrics, bits_per_byte, perplexity, window_nll
+from everyformer.study.spans import spans
 from tests.infer import spec
 from tests.network import VOCABULARY, model, ready
 
@@ -23,7 +22,7 @@ TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 40)
 
 @pytest.fixture(scope="module")
 def literal():
-    """The network, and the literal sum with every log P computed once."""
+    """A network, and the literal sum with every log P computed once."""
     network, known = ready(VALUE), dict[tuple[int, ...], list[float]]()
 
     @torch.no_grad()
@@ -32,102 +31,104 @@ def literal():
             known[text] = network(torch.tensor([text])).logits[0, -1].log_softmax(-1).tolist()
         return known[text]
 
-    return network, lambda text, stride: spec.nats(log_p, text.tolist(), WINDOW, stride)
+    return network, lambda text, stride: spec.window_nll(log_p, text.tolist(), WINDOW, stride)
 
 
 @pytest.mark.spec(56, 59)
 @pytest.mark.parametrize("stride", [1, 3, WINDOW // 2, 5, 7, WINDOW])
 @pytest.mark.parametrize("length", [2, 5, WINDOW, WINDOW + 1, WINDOW + 2, 2 * WINDOW + 1, 30, 40])
-def test_it_is_the_literal_loop(literal, length, stride):
-    network, wanted = literal
+def test_the_sum_equals_the_literal_loop(literal, length, stride):
+    network, expected = literal
     for batch in (1, 2, 3, 32, None):
-        total, count = nats(network, TEXT[:length], WINDOW, stride, batch=batch)
+        total, count = window_nll(network, TEXT[:length], WINDOW, stride, batch=batch)
         assert count == length - 1
-        assert math.isclose(total, wanted(TEXT[:length], stride), rel_tol=1e-12)
+        assert math.isclose(total, expected(TEXT[:length], stride), rel_tol=1e-12)
 
 
-def test_perplexity_of_what_has_lost_its_way_is_infinite():
+def test_perplexity_overflows_to_infinity():
     assert perplexity(2 * math.log(5), 2) == pytest.approx(5)
     assert perplexity(1e6, 2) == math.inf and math.isnan(perplexity(math.nan, 2))
 
 
 @pytest.mark.spec(56)
-def test_stride_1_gives_every_target_all_the_context_there_is(literal):
+def test_stride_1_gives_every_target_a_full_window(literal):
     network, _ = literal
     total = 0.0
     for target in range(1, len(TEXT)):
         window = torch.tensor(TEXT[max(0, target - WINDOW) : target])[None]
         total -= network(window).logits[0, -1].log_softmax(-1)[TEXT[target]].item()
-    assert math.isclose(nats(network, TEXT, WINDOW, 1)[0], total, rel_tol=1e-12)
+    assert math.isclose(window_nll(network, TEXT, WINDOW, 1)[0], total, rel_tol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.int64])
-def test_tokens_come_in_any_whole_numbers_and_from_a_map(literal, kind, tmp_path):
-    network, wanted = literal
+def test_tokens_may_have_any_integer_type_and_be_memory_mapped(literal, kind, tmp_path):
+    network, expected = literal
     TEXT.astype(kind).tofile(tmp_path / "tokens")
     mapped = np.memmap(tmp_path / "tokens", dtype=kind, mode="r")
-    assert math.isclose(nats(network, mapped, WINDOW, 3)[0], wanted(TEXT, 3), rel_tol=1e-12)
+    assert math.isclose(window_nll(network, mapped, WINDOW, 3)[0], expected(TEXT, 3), rel_tol=1e-12)
 
 
 def test_progress_counts_the_targets_scored(literal):
     network, _ = literal
     for stride in (1, 5, WINDOW):
-        told: list[tuple[int, int]] = []
-        nats(network, TEXT, WINDOW, stride, batch=4, progress=lambda done, of, told=told: told.append((done, of)))
-        done = [one for one, _ in told]
-        assert done == sorted(set(done)) and told[-1] == (39, 39) and {of for _, of in told} == {39}
+        calls: list[tuple[int, int]] = []
+        window_nll(
+            network, TEXT, WINDOW, stride, batch=4, progress=lambda done, of, calls=calls: calls.append((done, of))
+        )
+        done = [one for one, _ in calls]
+        assert done == sorted(set(done)) and calls[-1] == (39, 39) and {of for _, of in calls} == {39}
 
 
-def test_a_call_reads_so_many_whole_windows(literal):
-    """No padding and nothing twice: stride 1 on 40 tokens is 32 windows, in batches of at most 10."""
+def test_every_call_has_whole_windows_and_no_padding(literal):
+    """Stride 1 on 40 tokens is 32 windows, in batches of at most 10."""
     network, _ = literal
     shapes: list[tuple[int, ...]] = []
     handle = network.body.register_forward_pre_hook(lambda module, arguments: shapes.append(arguments[0].shape))
-    nats(network, TEXT, WINDOW, 1, batch=10)
+    window_nll(network, TEXT, WINDOW, 1, batch=10)
     handle.remove()
     assert sum(shape[0] for shape in shapes) == 32
     assert all(shape[1] == WINDOW for shape in shapes) and [shape[0] for shape in shapes] == [1, 10, 10, 10, 1]
 
 
-def test_dropout_is_off_and_training_goes_on_after(literal):
+def test_dropout_is_off_and_the_training_mode_is_restored(literal):
     network = ready(model(position=Learned(WINDOW), outputs=HEAD, residual=PreNorm(dropout=0.5)))
-    wanted = nats(network, TEXT, WINDOW, 4)
-    assert nats(network.train(), TEXT, WINDOW, 4) == wanted
+    expected = window_nll(network, TEXT, WINDOW, 4)
+    assert window_nll(network.train(), TEXT, WINDOW, 4) == expected
     assert network.training and torch.is_grad_enabled()
 
 
 def test_among_several_heads_the_language_head_is_scored():
     network = ready(model(position=Learned(WINDOW), outputs=(Classify(3), *HEAD)))
-    total, _ = nats(network, TEXT[:5], WINDOW, WINDOW)
+    total, _ = window_nll(network, TEXT[:5], WINDOW, WINDOW)
     log_TV = network(torch.tensor(TEXT[:4])[None]).logits[1][0].log_softmax(-1)
     assert math.isclose(total, -sum(log_TV[t, TEXT[t + 1]].item() for t in range(4)), rel_tol=1e-12)
 
 
 @pytest.mark.spec(59)
-def test_a_model_that_knows_nothing_needs_the_bits_of_its_vocabulary():
+def test_a_uniform_model_needs_log2_of_its_vocabulary():
     network = ready(VALUE)
     with torch.no_grad():
         for weight in network.outputs.parameters():
             weight.zero_()
-    total, count = nats(network, TEXT, WINDOW, 4)
+    total, count = window_nll(network, TEXT, WINDOW, 4)
     assert math.isclose(bits_per_byte(total, count), math.log2(VOCABULARY), rel_tol=1e-12)
 
 
 @pytest.mark.spec(59, 60)
-def test_the_likeliest_text_costs_what_its_probabilities_say():
-    """Generated text, scored: the two read the same model."""
+def test_the_score_of_a_generated_text_equals_its_log_probability():
+    """Generation and evaluation agree."""
     network, log_p = ready(VALUE), 0.0
     text = generate(network, [[3]], WINDOW - 1, temperature=0)[0]
     for end in range(1, WINDOW):
         log_p += network(torch.tensor([text[:end]])).logits[0, -1].log_softmax(-1).max().item()
-    assert math.isclose(nats(network, np.array(text), WINDOW, WINDOW)[0], -log_p, rel_tol=1e-12)
+    assert math.isclose(window_nll(network, np.array(text), WINDOW, WINDOW)[0], -log_p, rel_tol=1e-12)
 
 
 @pytest.mark.parametrize(
     "text, window, stride, batch, remedy",
     [
-        (TEXT, 8, 0, None, "give 1 to 8"),
-        (TEXT, 8, 9, None, "give 1 to 8"),
+        (TEXT, 8, 0, None, "a stride of 1 to 8"),
+        (TEXT, 8, 9, None, "a stride of 1 to 8"),
         (TEXT[:1], 8, 4, None, "at least 2"),
         (TEXT, 8, 4, 0, "1 or more"),
         (TEXT, 16, 4, None, "at most 8 tokens"),
@@ -135,21 +136,21 @@ def test_the_likeliest_text_costs_what_its_probabilities_say():
 )
 def test_bad_values_are_refused_with_the_remedy(literal, text, window, stride, batch, remedy):
     with pytest.raises(ValueError, match=remedy):
-        nats(literal[0], text, window, stride, batch=batch)
+        window_nll(literal[0], text, window, stride, batch=batch)
 
 
-def test_repeated_layers_tell_their_spans_at_every_step():
+def test_repeated_layers_report_their_spans_at_every_step():
     layers = model(score_mods=(Span(6, 2),), outputs=HEAD, layers=2).body.layers
-    once, thrice = (
+    once, three_times = (
         spans(ready(replace(model(outputs=HEAD), body=body)), TEXT)
         for body in (Stack(1, layers, PreNorm()), Repeat(3, layers, PreNorm()))
     )
-    assert thrice.each == once.each * 3 and thrice.keys == pytest.approx(once.keys)
-    outside = 2 * VOCABULARY * 8  # the head is not repeated
-    assert thrice.flops - outside == 3 * (once.flops - outside)
+    assert three_times.each == once.each * 3 and three_times.keys == pytest.approx(once.keys)
+    outside = 2 * VOCABULARY * 8  # the output head is not repeated
+    assert three_times.flops - outside == 3 * (once.flops - outside)
 
 
-def test_a_model_is_watched_no_further_than_its_positions_go():
+def test_the_probed_text_is_no_longer_than_the_models_positions():
     body = Halt(3, VALUE.body.layers, PreNorm())
     network = ready(replace(VALUE, body=body))
-    assert 1 <= ponder(network, TEXT) <= 3
+    assert 1 <= adaptive_metrics(network, TEXT)["steps_per_token"] <= 3

@@ -56,7 +56,7 @@ def stack(layers: int, *sublayers: Any, residual: Any = NoResidual()) -> Stack:
 
 
 def ready(value: Model | EncoderDecoder | nn.Module, seed: int = 0) -> Any:
-    """Built, in float64 and evaluation mode, every weight moved from where it began (no norm is trivial)."""
+    """Built, in float64 and evaluation mode, with every weight changed so that no norm is the identity."""
     torch.manual_seed(seed)
     network = value if isinstance(value, nn.Module) else value.build()
     with torch.no_grad():
@@ -74,7 +74,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def placed(network: Any, inputs: Any, **options: Any) -> Tensor:
-    """What enters the body: the embedded and placed tokens."""
+    """The input of the body: the embedded tokens with their positions."""
     seen: list[Tensor] = []
     handle = network.body.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
     network(inputs, **options)
@@ -83,6 +83,6 @@ def placed(network: Any, inputs: Any, **options: Any) -> Tensor:
 
 
 def close(one: Tensor, two: Tensor, limit: float = 1e-10) -> None:
-    """Equal in shape, and in value to what float64 leaves over."""
+    """Asserts equal shapes, and equal values up to float64 rounding."""
     assert one.shape == two.shape, (one.shape, two.shape)
     assert (one - two).abs().max() < limit

@@ -1,4 +1,4 @@
-"""Bad input: each row a ValueError that names the value, the reason and the remedy. Nothing is broadcast in silence."""
+"""Bad input: each row raises a ValueError with the value, the reason and the remedy. Nothing is broadcast silently."""
 
 from __future__ import annotations
 
@@ -139,20 +139,20 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (call("language", X * 0 - 1), "token -1 is outside the vocabulary of 17"),
     (
         call("language", X.float()),
-        "tokens must be whole numbers of the shape batch, time (int64 or int32), not torch.float32",
+        "tokens must be integers of the shape batch, time (int64 or int32), not torch.float32",
     ),
     (
         call("language", X.bool()),
-        "tokens must be whole numbers of the shape batch, time (int64 or int32), not torch.bool",
+        "tokens must be integers of the shape batch, time (int64 or int32), not torch.bool",
     ),
     (call("language", X[0]), "not torch.int64 of the shape (6,)"),
     (
         call("language", X.tolist()),
-        "tokens must be whole numbers of the shape batch, time (int64 or int32), not 'list'",
+        "tokens must be integers of the shape batch, time (int64 or int32), not 'list'",
     ),
     (call("language", X[:, :0]), "tokens have the shape (2, 0): give at least one sequence of one token"),
     (call("language", X[:0]), "tokens have the shape (0, 6): give at least one sequence of one token"),
-    (call("language", tokens(1, 9)), "position 8 is past the 8 positions that the model knows; give at most 8 tokens"),
+    (call("language", tokens(1, 9)), "position 8 is past the 8 positions of the model; give at most 8 tokens"),
     (call("language", X, kernel="sdap"), "no kernel is named 'sdap'; did you mean sdpa?"),
     # padding
     (
@@ -167,7 +167,7 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (call("language", X, visible=TRUE.tolist()), "visible is 'list': give booleans of the shape (2, 6)"),
     (
         call("language", X, visible=torch.tensor([[True] * 6, [False] * 6])),
-        "sequence 1 of the batch is all padding; leave it out or give it a token",
+        "sequence 1 of the batch is all padding; leave it out, or give it a token",
     ),
     # documents and segments
     (
@@ -176,27 +176,27 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         call("documents", X, side_inputs=SideInputs(documents=X[:, :5])),
-        "documents are torch.int64 of the shape (2, 5): give whole numbers",
+        "documents are torch.int64 of the shape (2, 5): give integers",
     ),
     (
         call("documents", X, side_inputs=SideInputs(documents=X.float())),
-        "documents are torch.float32 of the shape (2, 6): give whole numbers",
+        "documents are torch.float32 of the shape (2, 6): give integers",
     ),
     (
         call("documents", X, side_inputs=SideInputs(documents=X.tolist())),
-        "documents are 'list': give whole numbers (int64 or int32) of the shape (2, 6)",
+        "documents are 'list': give integers (int64 or int32) of the shape (2, 6)",
     ),
     (
         call("segments", X, side_inputs=SideInputs(segments=TRUE.long()[:1])),
-        "segments are torch.int64 of the shape (1, 6): give whole numbers",
+        "segments are torch.int64 of the shape (1, 6): give integers",
     ),
     (
         call("segments", X, side_inputs=SideInputs(segments=TRUE.float())),
-        "segments are torch.float32 of the shape (2, 6): give whole numbers",
+        "segments are torch.float32 of the shape (2, 6): give integers",
     ),
     (
         call("segments", X, side_inputs=SideInputs(segments=TRUE.long() * 2)),
-        "segments go from 2 to 2, but the model knows 0 to 1",
+        "segments go from 2 to 2, but the model has 0 to 1; build it with more",
     ),
     (
         call("language", X, side_inputs=SideInputs(segments=TRUE.long())),
@@ -241,7 +241,7 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (call("image", torch.zeros(2, 3, 8, 8, dtype=torch.uint8)), "not torch.uint8 of the shape (2, 3, 8, 8)"),
     (
         call("image", torch.zeros(2, 3, 8, 8).double()),
-        "the input is torch.float64, the model torch.float32; give it as input.to",
+        "the input is torch.float64, the model is torch.float32; give input.to",
     ),
     (
         call("image", torch.zeros(2, 3, 16, 16)),
@@ -256,12 +256,15 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
         "features must be floats of the shape batch, tokens, 5, not torch.int64",
     ),
     (call("features", torch.zeros(2, 0, 5)), "features must be floats of the shape batch, tokens, 5"),
-    (call("features", torch.zeros(2, 3, 5).double()), "the input is torch.float64, the model torch.float32"),
+    (call("features", torch.zeros(2, 3, 5).double()), "the input is torch.float64, the model is torch.float32"),
     (
         call("nodes", torch.zeros(2, 3, 5)),
-        "nodes of 3 kinds: give (features, kinds), kinds of the shape (2, 3), not 'NoneType'",
+        "nodes have 3 kinds: give (features, kinds) with kinds of the shape (2, 3), not 'NoneType'",
     ),
-    (call("nodes", (torch.zeros(2, 3, 5), KINDS + 3)), "kinds of nodes go from 3 to 3, but there are 3 (0 to 2)"),
+    (
+        call("nodes", (torch.zeros(2, 3, 5), KINDS + 3)),
+        "kinds of nodes are 3 to 3, but the model has 3 (0 to 2); build it with more kinds",
+    ),
     (
         call("nodes", (torch.zeros(2, 3, 5), KINDS[:1])),
         "kinds of the shape (2, 3), not torch.int64 of the shape (1, 3)",
@@ -271,11 +274,11 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
         call("nodes", (torch.zeros(2, 3, 5), KINDS, KINDS)),
         "features must be floats of the shape batch, tokens, 5, not 'tuple'",
     ),
-    (call("mixed", X), "a mixed sequence has 2 parts: give a tuple of as many inputs"),
-    (call("mixed", (torch.zeros(2, 3, 5), X)), "position 5 is past the 4 positions that the model knows"),
+    (call("mixed", X), "a mixed sequence has 2 parts: give a tuple with one input per part"),
+    (call("mixed", (torch.zeros(2, 3, 5), X)), "position 5 is past the 4 positions of the model"),
     (
         call("mixed", (torch.zeros(3, 3, 5), X[:, :4])),
-        "part 0 of a mixed sequence has 3 sequences, part 1 2; give as many of each",
+        "part 0 of a mixed sequence has 3 sequences, part 1 has 2; give equal numbers",
     ),
     # the encoder output
     (call("decoder", X), "the model attends to an encoder output, but none is given; call it with encoder_output="),
@@ -311,7 +314,7 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
         call("mixed", (torch.zeros(2, 3, 5), X[:, :4]), cache=Cache()),
         "a mixed sequence needs all its parts in one call; call it without cache=",
     ),
-    (after("language", X), "position 11 is past the 8 positions that the model knows"),
+    (after("language", X), "position 11 is past the 8 positions of the model"),
     (after("language", X[:1, :1]), "the cache has 2 sequences, the input 1; reorder the cache, or start with Cache()"),
     (
         after("wide", X),
@@ -404,7 +407,7 @@ def test_bad_input_is_refused_with_value_reason_and_remedy(wrong, message):
     assert message in str(caught.value)
 
 
-def test_good_neighbours_of_bad_input_are_served():
+def test_valid_input_near_bad_input_is_accepted():
     """The least that is allowed, so that no check is too strict."""
     net("language")(tokens(2, 8))
     net("language")(X.int())

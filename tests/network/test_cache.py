@@ -1,4 +1,4 @@
-"""The past: going on from it equals reading all at once, however the sequences are padded, reordered or cut back."""
+"""The cache: continuing from it equals one pass, however the sequences are padded, reordered or rolled back."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def feed(
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("way", WAYS)
-def test_prompts_of_different_lengths_go_on_as_each_would_alone(way, pattern, side):
-    """Padded left or right, in the first call and in later ones: the holes stay where they are and are seen by nobody."""
+def test_prompts_of_different_lengths_continue_as_each_would_alone(way, pattern, side):
+    """Padded left or right, in the first call and in later ones: padding keeps its place in the cache and no query attends to it."""
     network = ready(model(pattern, **WAYS[way]))
     cache, before = Cache(), (0, 0, 0)
     found: list[list[Tensor]] = [[] for _ in ROWS]
@@ -95,8 +95,8 @@ def test_pieces_equal_the_whole(way, cuts):
 
 
 @pytest.mark.spec(60)
-def test_a_pattern_may_look_ahead_within_one_call_only():
-    """Blocks read one at a time equal the whole; a block cut in two is refused, for its first half has answered."""
+def test_a_pattern_may_attend_to_the_future_within_one_call_only():
+    """Blocks given one at a time equal one pass; a block split over two calls is refused."""
     network, x = ready(model("block(5)")), torch.tensor(ROWS)
     first = network(x[:, :5], cache=Cache())
     second = network(x[:, 5:], cache=first.cache)
@@ -108,7 +108,7 @@ def test_a_pattern_may_look_ahead_within_one_call_only():
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("order", [[2, 0, 1], [1, 1, 0, 2], [2]])
-def test_reordered_sequences_go_on_as_if_they_had_begun_so(order, side):
+def test_reordered_sequences_continue_as_if_they_had_started_in_that_order(order, side):
     network, index = ready(model(position=Sinusoidal())), torch.tensor(order)
     cache = feed(network, side, Cache(), (0, 0, 0), (4, 2, 3))[0].cache
     again = tokens(3, 2, seed=5)
@@ -130,7 +130,7 @@ def test_one_sequence_may_become_several(documents):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_rolled_back_it_never_went_on(count, side):
+def test_a_rolled_back_cache_continues_exactly(count, side):
     network = ready(model(position=Learned(12)))
     begun = feed(network, side, Cache(), (0, 0, 0), (4, 2, 3))[0].cache
     astray = network(tokens(3, count, seed=5), cache=begun).cache if count else begun
@@ -140,7 +140,7 @@ def test_rolled_back_it_never_went_on(count, side):
     assert found.cache.length == wanted.cache.length
 
 
-def test_rolled_back_to_nothing_it_begins_anew():
+def test_a_cache_rolled_back_completely_starts_anew():
     network, x = ready(model(position=Learned(12))), torch.tensor(ROWS)
     cache = network(x, cache=Cache()).cache.roll_back(10)
     close(network(x, cache=cache).hidden, network(x).hidden)
@@ -157,7 +157,7 @@ def test_rolled_back_to_nothing_it_begins_anew():
         ([[0, 1, 2], [-1, 4, 5]], False),
     ],
 )
-def test_only_what_begins_at_the_beginning_is_rolled_back_to_nothing(positions, begins):
+def test_only_a_cache_that_starts_at_position_0_is_rolled_back_completely(positions, begins):
     cache = Cache(
         3,
         (LayerInputs((torch.zeros(len(positions), 3, 2),)),),
@@ -172,8 +172,8 @@ def test_only_what_begins_at_the_beginning_is_rolled_back_to_nothing(positions, 
 @pytest.mark.spec(57, 60)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("way", ["none", "rotary", "sinusoidal", "alibi"])
-def test_a_trimmed_past_is_exact_under_a_window(way, side):
-    """causal & window(w) needs the last w - 1 keys: with no more than those of each sequence the answers stay the same."""
+def test_a_trimmed_cache_is_exact_under_a_window(way, side):
+    """causal & window(w) needs the last w - 1 keys: with only those of each sequence the outputs stay the same."""
     network, window, long = ready(model("causal & window(3)", **WAYS[way])), 3, tokens(3, 9, seed=5)
     output, _ = feed(network, side, Cache(), (0, 0, 0), (4, 2, 3))
     cache, found = output.cache, []
@@ -197,7 +197,7 @@ def test_one_key_less_than_the_window_needs_is_not_exact():
     assert (network(x[:, 9:], cache=cache.trim(1)).hidden - whole).abs().max() > 1e-3
 
 
-def test_a_past_is_never_changed():
+def test_a_cache_is_immutable():
     network, x = ready(model(position=Sinusoidal())), torch.tensor(ROWS)
     cache = feed(network, "right", Cache(), (0, 0, 0), (4, 2, 3))[0].cache
     held = [cache.position_BK, *(part for keys in cache.entries for part in (keys.k_BHKE, keys.v_BHKE))]
@@ -243,8 +243,8 @@ def test_documents_and_padding_together(side):
 
 @pytest.mark.spec(15, 60, 62)
 @pytest.mark.parametrize("residual", [PreNorm(), PostNorm()])
-def test_keys_of_the_source_are_computed_once(residual, monkeypatch):
-    """A decoder goes on from its past; its cross-attention reads the source in the first call and never again."""
+def test_keys_of_the_encoder_output_are_computed_once(residual, monkeypatch):
+    """Cross-attention computes keys and values in the first call only."""
     decoder = model("causal", cross=CrossAttention(Standard(2)), residual=residual, outputs=(Language(),))
     network = ready(EncoderDecoder(encoder=model("full"), decoder=decoder))
     seen_BS = torch.tensor([[True] * 4, [False, True, True, True], [True, True, True, False]])
@@ -276,13 +276,13 @@ def test_keys_of_the_source_are_computed_once(residual, monkeypatch):
 
 
 @pytest.mark.spec(60)
-def test_features_go_on_like_tokens():
+def test_features_continue_from_a_cache_like_tokens():
     network, x = ready(model(embed=Features(5), position=Sinusoidal())), randn(2, 6, 5)
     cache = network(x[:, :4], cache=Cache()).cache
     close(network(x[:, 4:], cache=cache).hidden, network(x).hidden[:, 4:])
 
 
-def test_a_memory_with_rows_begun_anew_is_the_same_after_saving() -> None:
+def test_a_segment_memory_with_reset_rows_is_equal_after_saving() -> None:
     network, x_BT = ready(model(memory=SegmentMemory(4), score_mods=(Rotary(),))), tokens(3, 9)
     cache = network(x_BT[:, :5], cache=Cache(segment_memory=True)).cache.reset(torch.tensor([False, True, False]))
     again = Cache.from_state_dict(cache.state_dict())

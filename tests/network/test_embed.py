@@ -31,7 +31,7 @@ from tests.spec import network as spec
 
 @pytest.mark.spec(63)
 @pytest.mark.parametrize("channels, rows, columns, size", [(3, 4, 6, 2), (1, 6, 3, 3), (2, 2, 2, 1)])
-def test_an_image_is_split_made_vectors_and_mapped(channels, rows, columns, size):
+def test_an_image_is_split_into_patches_and_mapped(channels, rows, columns, size):
     image = randn(2, channels, rows, columns)
     vectors = torch.stack([torch.stack(spec.patches(one, size)) for one in image])
     close(patches(image, size), vectors, 1e-300)
@@ -75,7 +75,7 @@ CAPTIONED = Mixed(((Patches(2, 1), Grid(2, 3)), (Tokens(17), Sinusoidal())))
 
 
 @pytest.mark.spec(70)
-def test_a_mixed_sequence_is_each_part_with_its_own_positions_and_mark():
+def test_a_mixed_sequence_has_the_positions_and_kind_vector_of_each_part():
     network, image, text = ready(model("full", embed=CAPTIONED)), randn(2, 1, 4, 6), tokens(length=4)
     pixels, words = network.embed.embeds
     cells = [spec.sinusoid(p // 3, 4) + spec.sinusoid(p % 3, 4) for p in range(6)]
@@ -88,7 +88,7 @@ def test_a_mixed_sequence_is_each_part_with_its_own_positions_and_mark():
 
 @pytest.mark.spec(70, 72)
 @pytest.mark.parametrize("pattern", [PixelsThenText(6), "prefix(6) | causal"])
-def test_a_captioned_image_keeps_to_the_sparsity_that_its_user_wrote(pattern):
+def test_a_captioned_image_follows_the_users_pattern(pattern):
     """One sequence of pixels and characters: pixels never hear of the caption, a character of all pixels and the past."""
     network, image, text = ready(model(pattern, embed=CAPTIONED)), randn(2, 1, 4, 6), tokens(length=4)
     before = network((image, text)).hidden
@@ -103,7 +103,7 @@ def test_a_captioned_image_keeps_to_the_sparsity_that_its_user_wrote(pattern):
 
 
 @pytest.mark.spec(72)
-def test_a_users_pattern_takes_part_in_json_and_in_the_refusals():
+def test_a_users_pattern_is_in_json_and_in_the_refusals():
     value = model(PixelsThenText(6), embed=CAPTIONED, outputs=(PerToken(3),))
     assert from_json(to_json(value), type(value)) == value
     with pytest.raises(ValueError, match=r"pixels_then_text\(6\) sees the future"):

@@ -76,7 +76,7 @@ INSIDE = {"gtrxl": 2}  # times the width; the others have the four of the first 
 
 @pytest.mark.spec(28, 29)
 @pytest.mark.parametrize("name", members())
-def test_every_member_has_four_times_its_width_inside(name):
+def test_every_member_has_a_hidden_width_of_four_times_its_width(name):
     sublayers = [(one.width, sublayer) for one in models(member(name)) for sublayer in one.body.sublayers()]
     nets = [(width, net) for width, net in sublayers if isinstance(net, FeedForward | Convolution)]
     assert bool(nets) != (name in WITHOUT)

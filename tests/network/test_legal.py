@@ -334,7 +334,7 @@ def reasons(value: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("reason, wrong, right", ROWS, ids=[reason[:50] for reason, _, _ in ROWS])
-def test_a_refusal_says_why_and_its_remedy_helps(reason, wrong, right):
+def test_a_refusal_gives_the_reason_and_its_remedy_removes_it(reason, wrong, right):
     assert [found for found in reasons(wrong) if reason in found]
     with pytest.raises(ValueError, match="this combination is refused") as caught:
         wrong.build()

@@ -111,7 +111,7 @@ def test_a_probe_shows_the_weights_of_equation_19(name, kernel):
 
 
 @pytest.mark.spec(46)
-def test_what_is_older_may_weigh_more():
+def test_an_older_position_may_have_a_larger_weight():
     """T: f <= 1, so w_{t,r} <= w_{t,s} for r < s. Not so, for i differs; of the product of the f alone it is true."""
     i, f = ([torch.tensor([one], dtype=torch.float64) for one in row] for row in ((0.9, 0.1, 0.5), (0.5, 0.9, 0.9)))
     w = [float(one) for one in spec.weights(i, f)[2]]
@@ -160,7 +160,7 @@ def test_the_ablated_lstm_is_computed_in_logarithmic_depth(body):
 
 
 @pytest.mark.spec(48)
-def test_a_transformer_takes_no_more_operations_for_a_longer_text_and_an_lstm_one_after_the_other():
+def test_the_operations_of_an_lstm_grow_with_the_length_and_those_of_attention_do_not():
     """Forward and backward; what that means in time is measured by bench.recurrent."""
     counts = []
     for body in (
@@ -192,7 +192,7 @@ class Count(TorchDispatchMode):
     [stack(1, Lstm(bidirectional=True)), stack(1, AblatedLstm(bidirectional=True))],
     ids=lambda b: type(b).__name__,
 )
-def test_both_ways_are_one_each_way_side_by_side(body, kernel):
+def test_a_bidirectional_layer_is_one_lstm_in_each_direction(body, kernel):
     network = ready(Model(width=6, embed=Tokens(VOCABULARY), body=body, outputs=(PerToken(2),)))
     x, probe = tokens(2, 7), Probe()
     hidden = network(x, kernel=kernel, probe=probe).hidden
@@ -206,7 +206,7 @@ def test_both_ways_are_one_each_way_side_by_side(body, kernel):
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_a_state_goes_on_through_holes_and_cuts(name):
+def test_a_state_continues_across_padding_and_calls(name):
     """Sequences of different lengths with padding anywhere, piece by piece, equal each of them alone."""
     network = ready(model(BODIES[name]))
     x, seen = tokens(3, 8), torch.rand(3, 8, generator=torch.Generator().manual_seed(3)) < 0.6
@@ -219,8 +219,8 @@ def test_a_state_goes_on_through_holes_and_cuts(name):
             close(hidden[row][seen[row]], network(x[row][seen[row]][None]).hidden[0])
 
 
-def test_a_state_needs_one_position_of_the_past():
-    """Trimmed to one position it goes on exactly; writing keeps no more than it may need, and is the same without a cache."""
+def test_a_state_needs_one_cached_position():
+    """A cache trimmed to one position continues exactly; generation is the same with and without a cache."""
     network, x = ready(model(stack(2, Lstm()))), tokens(2, 9)
     cache = network(x[:, :6], cache=Cache()).cache
     close(network(x[:, 6:], cache=cache.trim(1)).hidden, network(x).hidden[:, 6:])
@@ -228,12 +228,12 @@ def test_a_state_needs_one_position_of_the_past():
     one, two = (generate(network, [[1, 2], [3, 4, 5]], 8, seed=0, cached=cached) for cached in (True, False))
     assert one == two
     one, two = (
-        beam_search(network, [[1, 2], [3]], end=0, longest=6, beam=3, cached=cached) for cached in (True, False)
+        beam_search(network, [[1, 2], [3]], end=0, max_tokens=6, beam=3, cached=cached) for cached in (True, False)
     )
     assert one == two
 
 
-def test_in_training_a_state_cannot_be_rolled_into_and_says_so():
+def test_a_training_call_cannot_be_rolled_back_into():
     network, x = ready(model(stack(2, Lstm()))), tokens(2, 9)
     cache = network(x, cache=Cache()).cache
     close(network(x[:, 5:], cache=cache.roll_back(4)).hidden, network(x).hidden[:, 5:])
@@ -245,8 +245,8 @@ def test_in_training_a_state_cannot_be_rolled_into_and_says_so():
     assert not cache.entries[0].tensors[0].requires_grad
 
 
-def test_a_carried_state_is_saved_and_read():
-    """With a memory one state is carried from segment to segment, whatever the memory's length, and learns nothing."""
+def test_a_carried_state_is_equal_after_saving():
+    """One detached state is carried from segment to segment, whatever the length of the memory."""
     network, x = ready(model(stack(2, Lstm()), memory=SegmentMemory(4))).train(), tokens(2, 8)
     cache = network(x[:, :4], cache=Cache(segment_memory=True)).cache
     assert [entry.tensors[0].shape for entry in cache.entries] == [(2, 1, 12)] * 2
@@ -256,7 +256,7 @@ def test_a_carried_state_is_saved_and_read():
     assert longer.length == 1 and int(longer.position_BK.max()) == 7
 
 
-def test_low_precision_stays_near():
+def test_low_precision_stays_close_to_float64():
     """States are kept in float32; under autocast all ways are near the exact answer."""
     for body in (stack(2, Lstm()), stack(2, Lstm(activation="sigmoid")), stack(2, AblatedLstm())):
         network, x = ready(model(body)), tokens(2, 40)
@@ -277,7 +277,7 @@ def test_gradients_are_the_same_in_float32_in_training_and_out_of_it():
     assert torch.equal(found[0], found[1]) and (found[0] - found[2]).abs().max() < 1e-5 * found[2].abs().max()
 
 
-def test_a_new_net_remembers_and_every_map_learns():
+def test_the_forget_bias_starts_at_1_and_every_map_has_a_gradient():
     network = model(stack(2, Lstm(), residual=PreNorm())).build()
     assert all(bool((layer.sublayers[0].cells[0].of_x.bias[6:12] == 1).all()) for layer in network.body.layers)
     output = network(tokens(2, 6))
@@ -309,7 +309,7 @@ def test_a_new_net_remembers_and_every_map_learns():
         ),
     ],
 )
-def test_wrong_uses_are_refused_with_the_reason(call, message):
+def test_wrong_calls_are_refused_with_the_reason(call, message):
     with pytest.raises(ValueError) as caught:
         call()
     assert message in str(caught.value)
@@ -327,12 +327,12 @@ def cache_of(body: Any) -> Cache | None:
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "blocked"])
-def test_a_kernel_of_attention_is_refused(kernel):
+def test_an_attention_kernel_is_refused(kernel):
     with pytest.raises(UnsupportedKernel, match=f"kernel={kernel} computes attention, but the model has none"):
         model(stack(1, Lstm())).build()(tokens(), kernel=kernel)
 
 
-def test_parameters_by_hand():
+def test_the_number_of_parameters_is_the_sum_by_hand():
     """Two maps of each gate and a bias; embedding and output. `byte` is as large as byte-language's paper size."""
     assert parameters(member("lstm")) == 3 * (8 * 624**2 + 4 * 624) + 256 * 624 + 625 * 256
     assert parameters(member("ablated-lstm")) == 4 * (3 * 876**2 + 3 * 876) + 256 * 876 + 877 * 256

@@ -1,4 +1,4 @@
-"""Whole models: the causal mask, one forward for all conditionals, pairs, sets, graphs, marks, and how weights begin."""
+"""Whole models: the causal mask, one forward for all conditionals, pairs, sets, graphs, segments and initialization."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ CAUSAL = ["causal", "causal & window(3)", "causal & (window(2) | stride(3))", "b
 @pytest.mark.spec(60)
 @pytest.mark.parametrize("pattern", CAUSAL)
 @pytest.mark.parametrize("position", [None, Learned(9), Sinusoidal()])
-def test_what_is_known_of_n_tokens_stands_when_more_come(pattern, position):
+def test_later_tokens_do_not_change_earlier_outputs(pattern, position):
     """K: X^(n) = X^(n+1)[:, :n]. A model that looks ahead has no such thing."""
     network, free, x = ready(model(pattern, position=position)), ready(model("full", position=position)), tokens()
     for n in range(1, 6):
@@ -101,7 +101,7 @@ def pair(**more: Any) -> Any:
 
 
 @pytest.mark.spec(15, 62)
-def test_the_memory_is_a_sequence_and_the_decoder_sees_the_target_so_far():
+def test_the_encoder_output_is_a_sequence_and_the_decoder_sees_the_target_so_far():
     network, source, target = pair(), tokens(length=4), tokens(length=6, seed=1)
     memory = network.encode(source)
     assert memory.x_BSD.shape == (2, 4, 8)  # one vector for each token of the source, not one for all
@@ -119,7 +119,7 @@ def test_the_memory_is_a_sequence_and_the_decoder_sees_the_target_so_far():
 
 
 @pytest.mark.spec(15, 62)
-def test_padding_of_the_source_is_not_seen():
+def test_padding_of_the_source_changes_nothing():
     network, source, target = pair(), tokens(length=5), tokens(length=3, seed=1)
     seen_BS = torch.tensor([[True, True, True, False, False], [False, True, True, True, True]])
     found = network(source, target, source_visible=seen_BS).logits
@@ -168,7 +168,7 @@ def table(edges: set[tuple[int, int]]) -> Tensor:
 @pytest.mark.spec(7, 71, 72)
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("given", ["value", "call"])
-def test_news_travels_one_edge_a_layer_and_nowhere_else(layers, given):
+def test_a_change_travels_one_edge_per_layer(layers, given):
     """A change of node j reaches those from which a path of at most `layers` edges leads to j, the others by exactly 0."""
     pattern = Graph(tuple(sorted(EDGES))) if given == "value" else Graph()
     options = {} if given == "value" else {"side_inputs": SideInputs(edges=table(EDGES))}
@@ -198,7 +198,7 @@ def test_edges_of_the_value_the_call_and_the_batch_agree():
 
 
 @pytest.mark.spec(72)
-def test_packed_documents_are_read_as_if_each_were_alone():
+def test_packed_documents_equal_each_document_alone():
     network, x = ready(model("causal & same_document", score_mods=(Rotary(),))), tokens(length=9)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 3, 3, 3, 3, 3, 3, 3]])
     found = network(x, side_inputs=SideInputs(documents=documents)).hidden
@@ -238,7 +238,7 @@ class CostlyRule(ScoreModModule):
         return 3 * self.weight
 
 
-def test_the_costs_of_all_layers_are_added_up():
+def test_the_penalties_of_all_layers_are_summed():
     network = model(score_mods=(Costly(), Costly()), layers=4).build()
     cost = network(tokens()).aux["penalty"]
     assert cost == 4 * 2 * 3
@@ -248,7 +248,7 @@ def test_the_costs_of_all_layers_are_added_up():
 
 
 @pytest.mark.spec(110)
-def test_maps_begin_by_the_number_of_their_inputs():
+def test_maps_are_initialized_by_the_number_of_their_inputs():
     """Child et al. 2019: 0.125 / sqrt(d_in), and sqrt(2N) smaller at the end of a branch; tables 0.125 / sqrt(d)."""
     torch.manual_seed(0)
     net, initial = FeedForward(256), Normal(0.125, by_depth=True, by_width=True)
@@ -265,7 +265,7 @@ def test_maps_begin_by_the_number_of_their_inputs():
         assert abs(weight.std() / std - 1) < 0.05
 
 
-def test_maps_that_end_a_branch_begin_smaller_by_the_root_of_their_number():
+def test_maps_that_end_a_branch_are_initialized_smaller_by_the_root_of_their_number():
     torch.manual_seed(0)
     network = model(width=64, embed=Tokens(999), layers=8, initial=Normal(0.1, by_depth=True)).build()
     for layer in network.body.layers:
@@ -277,7 +277,7 @@ def test_maps_that_end_a_branch_begin_smaller_by_the_root_of_their_number():
 
 
 @pytest.mark.spec(29)
-def test_xavier_begins_uniform_by_fan_in_and_fan_out():
+def test_xavier_is_uniform_by_fan_in_and_fan_out():
     torch.manual_seed(0)
     network = model(width=64, embed=Tokens(999), initial=Xavier()).build()
     weight = network.body.layers[0].sublayers[0].heads.out.weight
@@ -287,7 +287,7 @@ def test_xavier_begins_uniform_by_fan_in_and_fan_out():
     assert abs(network.embed.table.weight.std() * 8 - 1) < 0.05  # so that sqrt(D) times a token has variance 1
 
 
-def test_a_table_that_a_head_uses_begins_small_enough_to_tell_nothing():
+def test_a_shared_table_is_initialized_so_that_the_first_loss_is_that_of_a_guess():
     """With torch's deviation of 1 a model would echo its input: the first loss is that of a guess."""
     torch.manual_seed(0)
     value = model(width=64, embed=Tokens(256), outputs=(Language(),))
@@ -300,7 +300,7 @@ def test_a_table_that_a_head_uses_begins_small_enough_to_tell_nothing():
 
 
 @pytest.mark.parametrize("initial", [Normal(), Xavier()])
-def test_what_says_how_it_begins_begins_so(initial):
+def test_a_weight_that_its_module_initializes_is_kept(initial):
     cell = (
         Model(width=8, embed=Tokens(9), body=stack(1, Lstm()), initial=initial)
         .build()
@@ -313,7 +313,7 @@ def test_what_says_how_it_begins_begins_so(initial):
     assert abs(table.weight.std() * 2 - 1) < 0.05 and (table.bias == 0).all()
 
 
-def test_what_stands_in_padding_changes_nothing_even_if_it_is_no_number():
+def test_the_contents_of_padding_change_nothing_even_nan():
     network, x_BTF = ready(model("full", embed=Features(3), outputs=(Classify(2),))), randn(2, 5, 3)
     visible_BT = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
     wanted = network(x_BTF, visible=visible_BT).logits
@@ -323,7 +323,7 @@ def test_what_stands_in_padding_changes_nothing_even_if_it_is_no_number():
 
 
 @pytest.mark.spec(20)
-def test_a_stack_goes_round_the_layers_it_is_given():
+def test_a_stack_takes_its_layers_in_turn():
     """Layers alternate, each with weights of its own."""
     one, two = (model(pattern).body.layers[0] for pattern in ("causal & window(2)", "causal"))
     body: Any = model(layers=5).body
@@ -334,7 +334,7 @@ def test_a_stack_goes_round_the_layers_it_is_given():
 
 
 @pytest.mark.parametrize("name", ["documents", "edges", "encoder_output"])
-def test_what_nothing_reads_is_refused(name):
+def test_an_input_that_nothing_reads_is_refused(name):
     options: dict[str, Any] = {
         "documents": {"side_inputs": SideInputs(documents=torch.zeros(1, 4, dtype=torch.long))},
         "edges": {"side_inputs": SideInputs(edges=torch.ones(4, 4, dtype=torch.bool))},

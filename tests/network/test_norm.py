@@ -1,4 +1,4 @@
-"""The norms of K's comparison against their definitions; which of them keep tokens apart."""
+"""Norms against their definitions, and which of them mix positions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_batch_norm_keeps_running_averages_for_evaluation():
 
 @pytest.mark.parametrize("kind", MIXING)
 @pytest.mark.parametrize("autocast", [False, True])
-def test_half_precision_counts_as_far_as_there_are_positions(kind, autocast):
+def test_half_precision_norms_count_all_positions(kind, autocast):
     """The 76,800 numbers of a sequence are more than float16 can count."""
     norm, x_BTD = MIXING[kind].build(128).train(), randn(1, 600, 128).half()
     wanted = norm(x_BTD.float())
@@ -84,7 +84,7 @@ def test_half_precision_counts_as_far_as_there_are_positions(kind, autocast):
 
 @pytest.mark.spec(20, 23)
 @pytest.mark.parametrize("norm", [LayerNorm(), RMSNorm(), *MIXING.values()])
-def test_a_constant_token_gives_numbers_and_gradients(norm):
+def test_a_constant_token_has_finite_outputs_and_gradients(norm):
     module = norm.build(D).double().train()
     x_BTD = torch.zeros(2, T, D, dtype=torch.float64, requires_grad=True)
     y_BTD = module(x_BTD)
@@ -96,7 +96,7 @@ def test_a_constant_token_gives_numbers_and_gradients(norm):
 @pytest.mark.spec(24, 25, 26)
 @pytest.mark.parametrize("residual", [PostNorm, PreNorm])
 @pytest.mark.parametrize("norm", [*MIXING.values(), LayerNorm(), RMSNorm()])
-def test_norms_over_positions_let_the_future_into_the_past(residual, norm):
+def test_norms_over_positions_leak_the_future(residual, norm):
     """Forced into a causal model in training they leak, which is why they are refused; the others leak exactly 0."""
     value = model("causal", residual=residual(norm))
     network = ready(Network(value)).train()  # built without asking whether it is legal

@@ -1,4 +1,4 @@
-"""Heads: T's equation 9, K's next word, and the ways of reading one vector from a sequence."""
+"""Output heads: equation 9 of source T, pooling, BERT's head and the mixture of logistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VISIBLE = [[True] * 6, [False, False, True, True, True, True], [True, True, True
 @pytest.mark.spec(53, 54)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_next_words_distribution_is_equation_9(tied, bias):
+def test_the_next_token_distribution_is_equation_9(tied, bias):
     """softmax(W_z^T z), W_z the embedding itself or a map of its own; it sums to one over the vocabulary."""
     network, x = ready(model(outputs=(Language(tied=tied, bias=bias),))), tokens()
     output = network(x)
@@ -33,7 +33,7 @@ def test_the_next_words_distribution_is_equation_9(tied, bias):
 
 
 @pytest.mark.spec(54)
-def test_tied_weights_are_one_tensor_that_learns_from_both_ends():
+def test_tied_weights_are_one_tensor_with_gradients_from_both_ends():
     tied, untied = ready(model(outputs=(Language(),))), ready(model(outputs=(Language(tied=False),)))
     assert len(list(tied.outputs.parameters())) == 0
     assert sum(p.numel() for p in untied.parameters()) == sum(p.numel() for p in tied.parameters()) + 17 * 8
@@ -51,7 +51,7 @@ def test_a_tied_head_of_a_scaled_embedding_uses_the_plain_weights():
 @pytest.mark.spec(50, 51, 52)
 @pytest.mark.parametrize("reading", ["mean", "max", "last", "first"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_readings_are_of_the_visible_part(reading, padded):
+def test_pooling_leaves_padding_out(reading, padded):
     z_BTD = randn(3, 6, 4)
     visible = VISIBLE if padded else [[True] * 6] * 3
     literal = torch.stack([spec.pool(list(z), seen, reading) for z, seen in zip(z_BTD, visible, strict=True)])
@@ -63,7 +63,7 @@ def test_readings_are_of_the_visible_part(reading, padded):
 @pytest.mark.spec(50, 51, 52, 53, 65)
 @pytest.mark.parametrize("reading", ["mean", "max", "last", "first"])
 @pytest.mark.parametrize("pooler", [False, True])
-def test_a_class_is_read_then_mapped_and_padding_moves_nothing(reading, pooler):
+def test_classes_are_a_map_of_the_pooled_vector_and_padding_changes_nothing(reading, pooler):
     network, x = ready(model("full", outputs=(Classify(3, reading, pooler=pooler),))), tokens(3)
     output = network(x, visible=torch.tensor(VISIBLE))
     head = network.outputs[0]
@@ -77,7 +77,7 @@ def test_a_class_is_read_then_mapped_and_padding_moves_nothing(reading, pooler):
 
 
 @pytest.mark.spec(52)
-def test_the_class_token_stands_first_and_is_what_is_read():
+def test_the_class_token_is_first_and_is_pooled():
     network, x = ready(model("full", outputs=(Classify(3, "first"),), class_token=True)), tokens(3)
     output = network(x, visible=torch.tensor(VISIBLE))
     assert output.hidden.shape[1] == 7

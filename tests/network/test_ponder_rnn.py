@@ -1,4 +1,4 @@
-"""Recurrent nets that ponder, against the literal equations of Graves; what their steps weigh, cost and leave."""
+"""The pondering recurrent net against the literal equations of Graves: outputs, states, weights and cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(cell: str, layers: int = 1, steps: int = STEPS, **more: Any) -> Model:
 
 
 def made(value: Model) -> Any:
-    """With halting units that say different things of different positions."""
+    """With halting units that differ between positions."""
     network = ready(value)
     for layer in network.body.layers:
         layer.sublayers[0].cells[0].unit.map.weight.data *= 4
@@ -116,7 +116,7 @@ def test_steps_that_no_sequence_needs_are_not_computed(cell, monkeypatch):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_state_goes_on_through_holes_and_cuts(cell):
+def test_a_state_continues_across_padding_and_calls(cell):
     """Sequences of different lengths with padding anywhere, piece by piece, equal each of them alone, and so does the cost."""
     network, x = made(model(cell, layers=2)), tokens(3, 8)
     seen = torch.rand(3, 8, generator=torch.Generator().manual_seed(3)) < 0.6
@@ -134,7 +134,7 @@ def test_a_state_goes_on_through_holes_and_cuts(cell):
 
 
 @pytest.mark.spec(84)
-def test_the_cost_alone_teaches_a_net_to_take_fewer_steps():
+def test_the_ponder_cost_alone_reduces_the_number_of_steps():
     """Each layer by itself: their costs are added."""
     torch.manual_seed(0)
     network, x_BT, taken = model("lstm", layers=2, bias=-2.0, epsilon=0.01).build(), tokens(4, 5), list[float]()
@@ -151,7 +151,7 @@ def test_the_cost_alone_teaches_a_net_to_take_fewer_steps():
     assert len(probe.halts) == 2 and taken[0] == STEPS and taken[-1] < 2.1
 
 
-def test_every_weight_learns_and_a_new_net_remembers():
+def test_every_weight_has_a_gradient_and_the_forget_bias_starts_at_1():
     network = model("lstm", layers=2, residual=PreNorm()).build()
     output = network(tokens(2, 6))
     (output.logits.square().mean() + output.aux["ponder"]).backward()
@@ -177,7 +177,7 @@ def test_halting_in_low_precision_still_sums_to_one():
         (lambda: model("rnn").build()(tokens(), cache=cache_of("lstm")), "it is the cache of another model"),
     ],
 )
-def test_wrong_uses_are_refused_with_the_reason(call, message):
+def test_wrong_calls_are_refused_with_the_reason(call, message):
     with pytest.raises(ValueError) as caught:
         call()
     assert message in str(caught.value)
@@ -188,12 +188,12 @@ def cache_of(cell: str) -> Cache | None:
     return cache
 
 
-def test_parameters_by_hand():
+def test_the_number_of_parameters_is_the_sum_by_hand():
     """Four gates of the input with its flag and of h, with biases; the halting unit; embedding and output."""
     gates = 4 * 1500 * (1501 + 1500 + 1)
     assert parameters(member("act-rnn", "wikipedia")) == gates + 1501 + 256 * 1500 + 1501 * 256
 
 
-def test_a_kernel_of_attention_is_refused():
+def test_an_attention_kernel_is_refused():
     with pytest.raises(UnsupportedKernel, match="kernel=sdpa computes attention, but the model has none"):
         model("rnn").build()(tokens(), kernel="sdpa")

@@ -1,4 +1,4 @@
-"""Positions against T's equations 10 and 11, Vaswani's sinusoids, and what each scheme promises past its length."""
+"""Positions against equations 10 and 11 of source T and Vaswani's sinusoids, and their behaviour past their length."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_separate_mlp_is_equation_11():
 
 
 @pytest.mark.spec(34)
-def test_sinusoids_are_the_papers_and_begin_at_position_0():
+def test_sinusoids_are_the_papers_and_start_at_position_0():
     table = Sinusoidal().build_table(WIDTH)
     close(table(PLACES), sin_cos(PLACES, WIDTH))
     assert table(PLACES)[0, 0].tolist() == [0, 1] * (WIDTH // 2)
@@ -74,7 +74,7 @@ def test_the_two_layouts_are_a_permutation_of_the_features():
 
 
 @pytest.mark.spec(34)
-def test_wavelengths_go_from_2_pi_to_10000_times_2_pi():
+def test_wavelengths_are_2_pi_to_10000_times_2_pi():
     width, start = 512, torch.tensor([[0.0, 3.0, 17.5]], dtype=torch.float64)
     table = Sinusoidal().build_table(width)
     lengths = [2 * math.pi * 10000 ** (2 * m / width) for m in range(width // 2)]
@@ -119,7 +119,7 @@ def test_sinusoids_stay_exact_far_out_in_float32():
     ],
 )
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_table_knows_its_length_and_refuses_more(position, cached):
+def test_a_table_refuses_positions_past_its_length(position, cached):
     network = ready(model(position=position))
     network(tokens(length=6))
     with pytest.raises(ValueError, match=r"position 6 is past the 6 positions .* longer table"):
@@ -143,7 +143,7 @@ def test_learned_positions_are_rows_of_a_table():
 @pytest.mark.parametrize(
     "position", [None, Sinusoidal(), Sinusoidal("halves"), TimePosition(), Concatenated(Sinusoidal(), 4)]
 )
-def test_a_formula_goes_on_past_any_length(position):
+def test_sinusoids_have_no_last_position(position):
     network, x = ready(model(position=position)), tokens(length=300)
     close(network(x).hidden[:, :6], network(x[:, :6]).hidden)
     assert network(x).hidden.isfinite().all()
@@ -159,7 +159,7 @@ def test_time_and_position_are_ordinary_sums_of_sinusoids(step):
 
 @pytest.mark.spec(40)
 @pytest.mark.parametrize("scheme", [Sinusoidal(), Learned(9)])
-def test_concatenated_positions_stand_after_the_token(scheme):
+def test_concatenated_positions_are_the_last_features(scheme):
     network, x = ready(model(position=Concatenated(scheme, 2))), tokens()
     found = placed(network, x)
     place = sin_cos(PLACES, 2)[0] if isinstance(scheme, Sinusoidal) else network.position.table.weight[:LENGTH]
@@ -170,7 +170,7 @@ def test_concatenated_positions_stand_after_the_token(scheme):
 
 @pytest.mark.spec(41)
 @pytest.mark.parametrize("learned", [False, True])
-def test_a_grid_tells_the_row_by_one_half_and_the_column_by_the_other(learned):
+def test_a_grid_encodes_the_row_in_one_half_and_the_column_in_the_other(learned):
     table = ready(Grid(2, 3, learned=learned).build_table(WIDTH))
     for place in range(6):
         row, column = place // 3, place % 3
@@ -203,7 +203,7 @@ def test_an_array_has_one_vector_for_each_coordinate():
         Axial(())
 
 
-def test_positions_begin_where_a_call_says():
+def test_positions_start_at_the_position_offset():
     """One place for each sequence, past padding and in what comes after; a model of distances knows no difference."""
     begin, x_BT = torch.tensor([5, 0]), tokens(2, LENGTH)
     visible_BT = torch.tensor([[False] + [True] * 5, [True] * 6])
@@ -222,13 +222,13 @@ def test_positions_begin_where_a_call_says():
 @pytest.mark.parametrize(
     "begin, message",
     [
-        (torch.tensor([1]), "give 2 whole numbers"),
+        (torch.tensor([1]), "give 2 integers"),
         (torch.tensor([1.0, 2.0]), "position_offset is torch.float32 of the shape (2,)"),
         (torch.tensor([0, -1]), "a position_offset must be 0 or more, not -1"),
-        (torch.tensor([0, 3]), "position 8 is past the 8 positions that the model knows"),
+        (torch.tensor([0, 3]), "position 8 is past the 8 positions of the model"),
     ],
 )
-def test_wrong_beginnings_are_refused(begin, message):
+def test_a_wrong_position_offset_is_refused(begin, message):
     network = ready(model(position=Learned(8)))
     with pytest.raises(ValueError) as caught:
         network(tokens(2, LENGTH), position_offset=begin)

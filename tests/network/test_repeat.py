@@ -1,4 +1,4 @@
-"""Repeated depths against the literal equations of Graves and of the Universal Transformer; what halting saves and leaves."""
+"""Repeated depths against the literal equations of Graves and of the Universal Transformer, and what halting skips."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def model(mode: str, *arguments: Any, **more: Any) -> Model:
 
 
 def made(value: Model) -> Any:
-    """With halting units that say different things of different positions."""
+    """With halting units that differ between positions."""
     network = ready(value)
     if network.body.unit:
         network.body.unit.map.weight.data *= 2
@@ -171,7 +171,7 @@ def test_weights_that_sum_to_one_and_those_of_the_published_code():
 
 
 @pytest.mark.spec(84)
-def test_the_ponder_cost_learns_through_the_remainder_only():
+def test_the_ponder_cost_has_a_gradient_through_the_remainder_only():
     h = [torch.tensor([[number]], dtype=torch.float64, requires_grad=True) for number in (0.2, 0.3, 0.9, 0.4)]
     act = ActState("graves", EPSILON, torch.ones(1, 1, dtype=torch.bool))
     for n, one in enumerate(h):
@@ -182,8 +182,8 @@ def test_the_ponder_cost_learns_through_the_remainder_only():
 
 
 @pytest.mark.spec(84, 124)
-def test_steps_that_nobody_needs_are_not_computed(monkeypatch):
-    """Without a past none is; with one, frozen states still give their keys, and other states go on."""
+def test_steps_after_all_positions_halted_are_not_computed(monkeypatch):
+    """Without a cache none is. With one, frozen states still compute their keys, and other states continue."""
     calls: list[int] = []
     for mode, place in [(mode, None) for mode in MODES] + [
         ("freeze", Sinusoidal())
@@ -215,8 +215,8 @@ def test_steps_that_nobody_needs_are_not_computed(monkeypatch):
 @pytest.mark.parametrize("pattern", ("causal", "full", "causal & window(3)"))
 @pytest.mark.parametrize("cross", (False, True), ids=("alone", "cross"))
 @pytest.mark.parametrize("kernel", ("auto", "reference"))
-def test_halted_positions_are_computed_no_more(pattern, cross, kernel, monkeypatch):
-    """Gathered, the net sees only the positions that still run, and all is equal: output, cost, past and gradients."""
+def test_gathered_steps_compute_only_running_positions(pattern, cross, kernel, monkeypatch):
+    """The net gets only the running positions, and output, cost, cache and gradients are equal."""
     network, x_BT, seen = made(model("freeze", pattern, cross=cross, place=Sinusoidal())), tokens(2, 7), list[int]()
     monkeypatch.setattr("everyformer.network.repeat.GATHER_SHARE", 1.0)
     visible_BT = torch.tensor([[True] * 7, [False] + [True] * 5 + [False]])
@@ -245,7 +245,7 @@ def test_halted_positions_are_computed_no_more(pattern, cross, kernel, monkeypat
 @pytest.mark.parametrize("net", (NET, Convolution(12, kernels=(2, 3))), ids=("feedforward", "convolution"))
 @pytest.mark.parametrize("mode", ("fixed", *MODES))
 @pytest.mark.parametrize("hidden", (False, True), ids=("keys", "memory"))
-def test_holes_in_the_past_change_nothing(mode, net, hidden):
+def test_padding_in_the_cache_changes_nothing(mode, net, hidden):
     """Prompts of unequal length, padded on the right, and then a token at a time; two layers in a step."""
     network, x_BT = made(model(mode, net=net, times=2)), tokens(2, 7)
     visible_BT = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
@@ -263,7 +263,7 @@ def test_holes_in_the_past_change_nothing(mode, net, hidden):
 @pytest.mark.parametrize("net", (NET, Convolution(12, kernels=(2, 3))), ids=("feedforward", "convolution"))
 @pytest.mark.parametrize("mode", ("fixed", "freeze"))
 @pytest.mark.parametrize("hidden", (False, True), ids=("keys", "memory"))
-def test_after_a_reset_a_row_begins_anew_in_every_step(mode, net, hidden):
+def test_after_a_reset_a_row_starts_anew_in_every_step(mode, net, hidden):
     network, x_BT = made(model(mode, net=net)), tokens(2, 7)
     cache = network(x_BT[:, :4], cache=Cache(segment_memory=hidden)).cache.reset(torch.tensor([False, True]))
     found_BTD = network(x_BT[:, 4:], cache=cache).hidden
@@ -291,13 +291,13 @@ def test_the_convolution_is_its_equation(causal):
     close(layer(wide_BTD, context, None)[0][seen_BT], torch.stack(x))
 
 
-def test_what_cannot_be_gathered_is_refused():
+def test_gathering_is_refused_where_it_is_not_possible():
     for value in (model("graves"), model("fixed"), model("freeze", net=Convolution(4)), model("freeze", times=2)):
         with pytest.raises(ValueError, match="no depth of this model copies halted positions"):
             set_gather(value.build(), True)
 
 
-def test_padding_neither_ponders_nor_prolongs():
+def test_padding_does_not_change_the_ponder_cost():
     network, x_BT = made(model("graves")), tokens(2, 5)
     visible_BT = torch.ones(2, 8, dtype=torch.bool)
     visible_BT[:, 5:] = False
@@ -328,14 +328,14 @@ def test_halting_in_low_precision_still_sums_to_one():
     assert (probe.halts[0].sum(-1) - 1).abs().max() < 1e-6
 
 
-def test_a_convolution_to_both_sides_reads_its_sequence_at_once():
+def test_a_convolution_to_both_sides_needs_its_whole_sequence_in_one_call():
     network = made(model("fixed", net=Convolution(4, causal=False)))
     cache = network(tokens(), cache=Cache()).cache
     with pytest.raises(ValueError, match="the outputs of Convolution depend on later positions"):
         network(tokens(), cache=cache)
 
 
-def test_a_depth_looks_back_only_if_all_its_parts_do():
+def test_a_depth_is_causal_if_all_its_sublayers_are():
     each = Convolution(12), Convolution(12, causal=False)
     for mode in ("fixed", "freeze"):
         looks = [body(mode, pattern, net).is_causal() for pattern in ("causal", "full") for net in each]
@@ -343,7 +343,7 @@ def test_a_depth_looks_back_only_if_all_its_parts_do():
     assert [Stack(1, (Layer((net,)),), PreNorm()).is_causal() for net in (*each, NET)] == [True, False, False]
 
 
-def test_a_past_of_a_window_keeps_what_a_convolution_reads():
+def test_the_memory_of_a_window_keeps_what_a_convolution_reads():
     """The window shows 2 tokens, the convolution reaches back 3: a memory of 64 is cut to what is read of it."""
     value = replace(model("fixed", "causal & window(2)", net=Convolution(4, kernels=(2, 3))), memory=SegmentMemory(64))
     network, x_BT = made(value), tokens(2, 12)

@@ -1,4 +1,4 @@
-"""The blocks against T's equations 1-8 and K's, and what a Transformer is: only attention lets tokens meet."""
+"""Residual blocks against equations 1-8 of source T and those of source K. Only attention mixes tokens."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_stack_is_its_equations(residual, pattern):
 
 @pytest.mark.spec(15, 20, 62)
 @pytest.mark.parametrize("residual", BLOCKS)
-def test_the_decoder_block_attends_to_itself_then_to_the_memory(residual):
+def test_the_decoder_block_attends_to_itself_then_to_the_encoder_output(residual):
     side = {"form": HEADS, "net": NET, "residual": BLOCKS[residual]}
     decoder = model("causal", cross=CrossAttention(HEADS), outputs=(Language(),), **side)
     pair = ready(EncoderDecoder(encoder=model("full", **side), decoder=decoder))
@@ -132,7 +132,7 @@ def test_the_gated_stack_is_its_equations(gate):
 @pytest.mark.parametrize(
     "kind", [torch.float32, torch.bfloat16]
 )  # of the stream: tokens come in full, features in low precision
-def test_gates_take_a_stream_and_an_answer_of_different_precision(gate, kind):
+def test_gates_take_a_stream_and_an_output_of_different_dtypes(gate, kind):
     torch.manual_seed(0)
     built, x_BTD, y_BTD = Gated(gate).build(8).gate, torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     with torch.autocast("cpu", torch.bfloat16):
@@ -142,7 +142,7 @@ def test_gates_take_a_stream_and_an_answer_of_different_precision(gate, kind):
 
 @pytest.mark.spec(127)
 @pytest.mark.parametrize("gate", GATES[2:])
-def test_gates_begin_near_the_identity_and_b_says_how_near(gate):
+def test_gates_start_near_the_identity_as_the_bias_sets(gate):
     """Of the candidate, the share s(-b) comes through where the maps are 0; with a large b nothing does, to the bit."""
     x_BTD, y_BTD = randn(2, 3, 8), randn(2, 3, 8, seed=1)
     share = 1 / (1 + math.exp(2.0 if gate == "gru" else 1.0))
@@ -166,7 +166,7 @@ PLACES = [None, Sinusoidal(), Learned(9), JointMlp(9, 4), SeparateMlp(9, 4), Con
 @pytest.mark.spec(22, 69)
 @pytest.mark.parametrize("position", PLACES)
 @pytest.mark.parametrize("residual", [PostNorm(), PreNorm(), PreNorm(RMSNorm()), PostNorm(RMSNorm()), Gated()])
-def test_only_attention_lets_tokens_meet(residual, position):
+def test_without_attention_a_token_changes_only_itself(residual, position):
     """Without attention a changed token moves itself and nobody else, by exactly 0; with it, everybody."""
     for pattern in (None, "full"):
         network = ready(model(pattern, residual=residual, position=position, net=FeedForward(12, "gelu", gated=True)))
@@ -201,7 +201,7 @@ def test_a_pre_norm_block_is_the_identity_and_a_correction():
 
 
 @pytest.mark.spec(27)
-def test_a_silent_post_norm_block_only_norms():
+def test_a_post_norm_block_with_zero_branches_only_normalizes():
     network, x = ready(model("full", residual=PostNorm(), layers=1)), tokens()
     silence(network, 0)
     first, second = (step.norm for step in network.body.layers[0].residuals)
@@ -216,7 +216,7 @@ class Plain(nn.Module):
 @pytest.mark.spec(30)
 @pytest.mark.parametrize("left", ["nothing", "softmax", "relu", "norm"])
 @pytest.mark.parametrize("residual", [PostNorm(), PreNorm()])
-def test_softmax_relu_and_norm_are_all_that_is_not_linear(residual, left, monkeypatch):
+def test_softmax_relu_and_norm_are_the_only_nonlinear_parts(residual, left, monkeypatch):
     """With the weights uniform, ReLU the identity and no norm the network is affine; with any one of them it is not."""
     network = ready(model("causal", residual=residual, embed=Features(5)))
     if left != "relu":

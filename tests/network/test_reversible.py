@@ -1,4 +1,4 @@
-"""The reversible stack: its equations, its inverse, and a backward pass that keeps nothing of the depth."""
+"""The reversible stack: its equations, its inverse, and a backward pass whose memory does not grow with the depth."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def worst(one: list[Tensor], two: list[Tensor]) -> float:
 
 
 @pytest.mark.spec(117, 118)
-def test_the_stack_is_its_equations_and_goes_back():
+def test_the_reversible_stack_is_its_equations_and_is_invertible():
     """Both streams begin as the tokens, the output is the mean of the last two, normed."""
     network = ready(model("causal", form=HEADS, net=NET, residual=Reversible(LayerNorm(EPS)), layers=3))
     token_BT = tokens(batch=1, length=5)
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_the_plain_computation(dropout, kernel):
 
 @pytest.mark.spec(118)
 @pytest.mark.parametrize("left", ["net", "attention", "cross"])
-def test_layers_of_one_and_three_sublayers_go_back_too(left):
+def test_layers_of_one_and_three_sublayers_have_the_same_gradients(left):
     """And the source of a decoder, and what comes before the stack, get their gradients."""
     side = {"layers": 3, "residual": Reversible()}
     decoder = {
@@ -92,7 +92,7 @@ def test_layers_of_one_and_three_sublayers_go_back_too(left):
 
 
 @pytest.mark.spec(118)
-def test_a_second_backward_pass_goes_back_again():
+def test_a_second_backward_pass_has_the_same_gradients():
     network = ready(model("causal", residual=Reversible(), layers=4))
     loss = network(tokens()).hidden.square().sum()
     weights = list(network.parameters())
@@ -101,7 +101,7 @@ def test_a_second_backward_pass_goes_back_again():
 
 
 @pytest.mark.spec(118)
-def test_frozen_layers_are_gone_back_through():
+def test_gradients_pass_through_frozen_layers():
     network = ready(model("causal", residual=Reversible(), layers=4))
     wanted = gradients(network, network(tokens()).hidden)
     for layer in network.body.layers[2:]:
@@ -129,7 +129,7 @@ def kept(residual: Any, layers: int) -> tuple[int, int]:
 
 
 @pytest.mark.spec(118)
-def test_what_is_kept_does_not_grow_with_the_depth():
+def test_memory_does_not_grow_with_the_depth():
     """Not by a byte, nor does the most in the backward pass; pre-norm keeps five streams and more for each layer.
 
     What is not counted: the state of the random numbers at each sublayer, 5 kB on a CPU.
@@ -140,7 +140,7 @@ def test_what_is_kept_does_not_grow_with_the_depth():
 
 
 @pytest.mark.spec(118)
-def test_autocast_is_entered_again():
+def test_recomputation_uses_autocast_again():
     """Streams stay in float32: going back costs no more than the rounding of bfloat16 itself."""
     network = model("causal", residual=Reversible(), layers=4).build()
     found = []
@@ -153,7 +153,7 @@ def test_autocast_is_entered_again():
 
 
 @pytest.mark.spec(118)
-def test_a_past_is_returned_and_not_kept():
+def test_a_reversible_stack_returns_a_cache():
     network = ready(model("causal", residual=Reversible(), layers=3))
     cache = network(tokens()[:, :4], cache=Cache()).cache
     assert len(cache.entries) == 3 and all(isinstance(keys, KVCache) for keys in cache.entries)
@@ -163,7 +163,7 @@ def test_a_past_is_returned_and_not_kept():
     assert len(probe.weights) == 3  # looked at once, though computed in the backward pass too
 
 
-def test_sections_change_nothing_of_what_recomputes_already():
+def test_checkpoint_segments_change_nothing_in_a_reversible_stack():
     network = ready(model("causal", residual=Reversible(), layers=4)).train()
     wanted = gradients(network, network(tokens()).hidden)
     set_checkpoint_segments(network, 2)

@@ -1,4 +1,4 @@
-"""Segment memory (Dai et al. 2019): what entered a layer is kept, and later segments see its keys.
+"""Segment memory (Dai et al. 2019): the inputs of a layer are kept, and later segments attend to them.
 
 The definition is `literal`: one layer after the other, one position after the other, on plain lists.
 """
@@ -74,7 +74,7 @@ def literal(network: Any, x_BT: Tensor, length: int, memory: int) -> Tensor:
 
 @pytest.mark.spec(86, 87)
 @pytest.mark.parametrize("memory", [1, 3, 5, 20])
-def test_the_memory_is_the_papers(memory: int) -> None:
+def test_the_segment_memory_is_the_papers(memory: int) -> None:
     """Values and gradients: the maps to keys and values learn from the memory, what was before it does not."""
     network, x_BT = ready(model(residual=PostNorm(), memory=SegmentMemory(memory))), tokens(2, 11)
     found, wanted = read(network, x_BT, 3, Cache(segment_memory=True))[0], literal(network, x_BT, 3, memory)
@@ -95,7 +95,7 @@ def test_the_memory_is_the_papers(memory: int) -> None:
 @pytest.mark.parametrize("how", HOW, ids=lambda how: str(how.get("score_mods", "sinusoidal")))
 @pytest.mark.parametrize("residual", RESIDUALS, ids=["post", "pre"])
 @pytest.mark.parametrize("hidden", [True, False])
-def test_segments_with_enough_memory_are_one_long_pass(hidden: bool, residual: Any, how: dict[str, Any]) -> None:
+def test_segments_with_enough_memory_equal_one_pass(hidden: bool, residual: Any, how: dict[str, Any]) -> None:
     network, x_BT = ready(model(residual=residual, memory=SegmentMemory(20), **how)), tokens(2, 13)
     for length in (1, 4):
         close(read(network, x_BT, length, Cache(segment_memory=hidden))[0], network(x_BT).hidden)
@@ -131,7 +131,7 @@ def test_the_memory_may_have_another_length_in_evaluation() -> None:
 
 @pytest.mark.spec(86)
 @pytest.mark.parametrize("residual", RESIDUALS, ids=["post", "pre"])
-def test_memories_follow_the_weights_and_keys_do_not(residual: Any) -> None:
+def test_a_segment_memory_uses_new_weights_and_cached_keys_do_not(residual: Any) -> None:
     """With the weights at rest both are the same. When they have moved, the memory is seen through the new ones."""
     network, x_BT = ready(model(residual=residual, score_mods=(FourTerm(4),))), tokens(2, 8)
     keys, hidden = (network(x_BT[:, :4], cache=begin).cache for begin in (Cache(), Cache(segment_memory=True)))
@@ -153,7 +153,7 @@ def test_memories_follow_the_weights_and_keys_do_not(residual: Any) -> None:
 @pytest.mark.spec(86)
 @pytest.mark.parametrize("holes", [1, 3])
 @pytest.mark.parametrize("length", [2, 5])
-def test_empty_slots_of_a_memory_are_not_seen(holes: int, length: int) -> None:
+def test_padding_in_a_segment_memory_changes_nothing(holes: int, length: int) -> None:
     """Padding before and within the segments, a memory shorter than the text: each row is as it would be alone."""
     network, x_BT = (
         ready(model("causal & window(4)", memory=SegmentMemory(4), score_mods=(FourTerm(4),))),
@@ -193,7 +193,7 @@ def test_a_memory_is_reordered_rolled_back_and_trimmed() -> None:
 
 
 @pytest.mark.spec(86, 131)
-def test_recomputed_sections_keep_the_same_memory_and_gradients() -> None:
+def test_activation_checkpointing_keeps_the_same_memory_and_gradients() -> None:
     network, x_BT = ready(model(layers=3, score_mods=(FourTerm(4),), outputs=(Language(),))).train(), tokens(2, 8)
     found = []
     for checkpoint_segments in (0, 2):
@@ -212,7 +212,7 @@ EPISODES = pytest.mark.parametrize("hidden", [True, False])
 @pytest.mark.spec(86)
 @pytest.mark.parametrize("how", HOW, ids=lambda how: str(how.get("score_mods", "sinusoidal")))
 @EPISODES
-def test_after_a_reset_a_row_begins_anew_and_the_others_go_on(hidden: bool, how: dict[str, Any]) -> None:
+def test_after_a_reset_a_row_starts_anew_and_the_others_continue(hidden: bool, how: dict[str, Any]) -> None:
     """In a memory that is full, with rows reset at different times: each episode is as it would be alone."""
     network, x_BT = ready(model("causal & window(4)", residual=Gated(), memory=SegmentMemory(4), **how)), tokens(3, 14)
     ends = {3: [0], 6: [0, 2], 9: [1]}  # before which segment which rows begin anew
@@ -230,7 +230,7 @@ def test_after_a_reset_a_row_begins_anew_and_the_others_go_on(hidden: bool, how:
 
 @pytest.mark.spec(86)
 @EPISODES
-def test_nothing_crosses_a_reset(hidden: bool) -> None:
+def test_nothing_from_before_a_reset_changes_the_outputs_after_it(hidden: bool) -> None:
     """What was before changes nothing, by exactly 0, even where it was no number; all rows reset are a fresh start to the bit."""
     network, x_BT = ready(model(residual=Gated(), memory=SegmentMemory(6), score_mods=(FourTerm(4),))), tokens(2, 9)
     caches = [network(part[:, :5], cache=Cache(segment_memory=hidden)).cache for part in (x_BT, tokens(2, 9, seed=1))]
@@ -270,7 +270,7 @@ def test_episodes_end_within_a_segment_and_between_them(hidden: bool) -> None:
 @pytest.mark.parametrize(
     "given", [torch.tensor([1, 0]), torch.tensor([True]), torch.tensor(True), [True, False]], ids=str
 )
-def test_a_wrong_reset_is_named(given: Any) -> None:
+def test_a_wrong_argument_of_reset_is_refused(given: Any) -> None:
     cache = ready(model())(tokens(2, 3), cache=Cache()).cache
     with pytest.raises(ValueError, match="reset takes booleans, one for each of the 2 sequences"):
         cache.reset(given)

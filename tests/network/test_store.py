@@ -1,7 +1,9 @@
-"""Saving and loading: equal to the last bit, and a reason where a folder is not what it should be."""
+"""Saving and loading: bit-equal, and damaged folders are refused with a reason."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,16 +12,28 @@ import torch
 from safetensors.torch import save_file
 
 from everyformer import (
+    Attention,
     BatchNorm,
+    Convolution,
     CrossAttention,
     EncoderDecoder,
+    Grid,
     Language,
+    Layer,
     Learned,
+    Lstm,
+    Model,
+    PonderRnn,
     PostNorm,
+    Rotary,
+    Sinusoidal,
+    Stack,
     Standard,
+    Tokens,
     build,
     load,
     members,
+    parse,
     save,
 )
 from everyformer.network.network import PairNetwork
@@ -35,7 +49,7 @@ PAIR = EncoderDecoder(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", members())
-def test_every_member_comes_back_to_the_last_bit(name, dtype, tmp_path):
+def test_every_member_is_bit_equal_after_loading(name, dtype, tmp_path):
     network = build(name, "tiny").to(dtype).eval()
     again = load(save(network, tmp_path / "deep" / "folder"))
     assert again.value == network.value and not again.training
@@ -120,7 +134,7 @@ def test_a_damaged_folder_is_refused_with_the_reason(harm, tmp_path):
         load(tmp_path)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere has no model\.json"):
         load(tmp_path / "nowhere")
 
@@ -130,3 +144,14 @@ def test_a_damaged_pair_is_refused_too(tmp_path):
     rewrite('"share_embedding": true', '"share_embedding": 1')(tmp_path)
     with pytest.raises(ValueError, match=r"not a EncoderDecoder: Expected `bool`"):
         load(tmp_path)
+
+
+def test_a_fresh_process_loads_every_kind_of_part(tmp_path):
+    """Values are found by name among imported classes, so loading a model imports all of them."""
+    sublayers = (Lstm(), Convolution(4), PonderRnn(2), Attention(Standard(2), parse("causal"), (Rotary(),)))
+    body = Stack(1, (Layer(sublayers),), PostNorm())
+    for number, position in enumerate((Grid(2, 4), Sinusoidal(), None)):
+        value = Model(width=8, embed=Tokens(9), body=body, position=position, outputs=(Language(),))
+        save(value.build(), tmp_path / str(number))
+    code = "import sys, everyformer; [everyformer.load(folder) for folder in sys.argv[1:]]"
+    subprocess.run([sys.executable, "-c", code, *map(str, tmp_path.iterdir())], check=True, timeout=120)

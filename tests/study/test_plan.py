@@ -20,7 +20,7 @@ from everyformer.study import plan as plans
 from everyformer.study.cost import FREED, CostCounter
 from everyformer.study.plan import plan
 from everyformer.task.table import TASKS, task_for
-from everyformer.task.work import Work
+from everyformer.task.task import TaskData
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World
 from everyformer.train.loop import Loop
@@ -60,17 +60,17 @@ def tokenizers_are_made_once(monkeypatch):
 
 
 @cache
-def open_once(task: Any, data: str | None, context: int | None) -> Work:
+def open_once(task: Any, data: str | None, context: int | None) -> TaskData:
     return OPEN[type(task)](task, data, context, None)
 
 
-def opened(one: Recipe) -> Work:
+def opened(one: Recipe) -> TaskData:
     return one.task.open(one.data, one.model.get("context"), None)
 
 
 def begin(one: Recipe, folder: Path | None = None) -> Loop:
-    work = opened(one)
-    return Loop(one, work, work.adapt(one.value(work.changes())), folder, World(device=CPU), ())
+    data = opened(one)
+    return Loop(one, data, data.adapt(one.value(data.member_settings())), folder, World(device=CPU), ())
 
 
 @pytest.mark.spec(131, 132)
@@ -110,7 +110,7 @@ def test_a_checkpoint_has_the_planned_size(member, settings, tmp_path):
     loop = begin(one, tmp_path)
     loop._step(0, Records(None))
     loop._save(1, Records(None))
-    files = checkpoint.place(tmp_path, 1).glob("*.safetensors")
+    files = checkpoint.path_of(tmp_path, 1).glob("*.safetensors")
     assert plan(one).checkpoint == sum(x.numel() * x.element_size() for file in files for x in load_file(file).values())
 
 
@@ -168,8 +168,8 @@ def test_planned_steps_do_not_change_weights():
     loop = begin(one)
     learner = loop.learner
     before = [p.detach().clone() for p in learner.network.parameters()]
-    batch = plans._largest(one, loop.work)
-    plans._step(learner, batch, loop.work.count(batch))
+    batch = plans._largest(one, loop.task.data)
+    plans._step(learner, batch, loop.task.data.count(batch))
     assert all(torch.equal(a, b) for a, b in zip(before, learner.network.parameters(), strict=True))
 
 

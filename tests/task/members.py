@@ -1,4 +1,4 @@
-"""Members for sets and graphs, and recipes, as the tests of tasks need them."""
+"""Models of sets and graphs for the tests of tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from everyformer.network.output_head import Classify
 
 
 def features(inputs: int = 3, classes: int = 3, width: int = 32) -> Model:
-    """Reads sets: vectors without positions."""
+    """A model of sets: vectors without positions."""
     layer = Layer((Attention(Standard(4, bias=True), Full()), FeedForward(2 * width, "gelu")))
     return Model(
         width=width, embed=Features(inputs), body=Stack(2, (layer,), PreNorm()), outputs=(Classify(classes, "mean"),)
@@ -15,6 +15,6 @@ def features(inputs: int = 3, classes: int = 3, width: int = 32) -> Model:
 
 
 def nodes(inputs: int = 3, classes: int = 3, width: int = 32) -> Model:
-    """Reads graphs: attention along the edges, a class for each node."""
+    """A model of graphs: attention along the edges, and a class for each node."""
     layer = Layer((Attention(Standard(4, bias=True), Graph()), FeedForward(2 * width, "gelu")))
     return Model(width=width, embed=Features(inputs), body=Stack(2, (layer,), PreNorm()), outputs=(PerToken(classes),))

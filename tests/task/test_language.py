@@ -1,4 +1,4 @@
-"""Language: windows, and bits per byte by the bytes that the text really has."""
+"""Language: windows of the text, and bits per byte by the number of bytes of the text."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ def poem(tmp_path):
 
 
 def opened(data, context=16, **fields):
-    work = Language(**fields).open(data, context)
-    work.fit(build("gpt2", "tiny", vocabulary=work.tokenizer.vocabulary).value)
-    return work
+    task_data = Language(**fields).open(data, context)
+    return task_data.fit(build("gpt2", "tiny", vocabulary=task_data.tokenizer.vocabulary).value)
 
 
 def published(folder, monkeypatch):
-    """Files in GPT-2's form: every byte, and no pairs."""
-    work = Language(tokenizer="bpe", vocabulary=300).open(str(folder / "poem.txt"), 16)
-    names = {name: number for name, number in work.tokenizer.inner.get_vocab().items() if len(name) == 1}
-    order = {name: place for place, name in enumerate(sorted(names))}
+    """Files in the format of GPT-2's tokenizer: one token per byte, and no merges."""
+    data = Language(tokenizer="bpe", vocabulary=300).open(str(folder / "poem.txt"), 16)
+    names = {name: number for name, number in data.tokenizer.inner.get_vocab().items() if len(name) == 1}
+    order = {name: index for index, name in enumerate(sorted(names))}
     (folder / "encoder.json").write_text(json.dumps(order))
     (folder / "vocab.bpe").write_text("#version: 0.2\n")
     sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("encoder.json", "vocab.bpe")}
@@ -47,56 +46,56 @@ def published(folder, monkeypatch):
 
 @pytest.mark.spec(59)
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bpe", "gpt2"])
-def test_bits_per_byte_are_of_the_real_bytes(poem, kind, tmp_path, monkeypatch):
-    """A uniform model of V tokens needs log2 V bits a token, whatever a token is."""
+def test_bits_per_byte_count_the_bytes_of_the_text(poem, kind, tmp_path, monkeypatch):
+    """A uniform model of V tokens needs log2 V bits per token, whatever a token is."""
     fields = published(tmp_path, monkeypatch) if kind == "gpt2" else {"tokenizer": kind, "vocabulary": 400}
-    work = opened(poem, **fields)
-    network = build("gpt2", "tiny", vocabulary=work.tokenizer.vocabulary)
+    task = opened(poem, **fields)
+    network = build("gpt2", "tiny", vocabulary=task.data.tokenizer.vocabulary)
     with torch.no_grad():
         network.embed.table.weight.zero_()  # tied: all logits are 0
-    ids = work.splits["valid"]
-    whole = work.evaluate(network, "valid", None, "auto")
-    first = len(work.tokenizer.decode(ids[:1].tolist()).encode())
-    size = len(work.text.splits["valid"]) - first
-    bits = math.log2(work.tokenizer.vocabulary)
+    ids = task.data.splits["valid"]
+    whole = task.objective.evaluate(network, "valid", None, "auto")
+    first = len(task.data.tokenizer.decode(ids[:1].tolist()).encode())
+    size = len(task.data.text.splits["valid"]) - first
+    bits = math.log2(task.data.tokenizer.vocabulary)
     assert whole["bits_per_byte"] == pytest.approx((len(ids) - 1) * bits / size)
-    assert whole["perplexity"] == pytest.approx(work.tokenizer.vocabulary)
-    part = work.evaluate(network, "valid", 3, "auto")
+    assert whole["perplexity"] == pytest.approx(task.data.tokenizer.vocabulary)
+    part = task.objective.evaluate(network, "valid", 3, "auto")
     scored = ids[: 3 * 16 + 1]
-    text = work.tokenizer.decode(scored.tolist()).encode()
+    text = task.data.tokenizer.decode(scored.tolist()).encode()
     assert part["targets"] == 48
     assert part["bits_per_byte"] == pytest.approx(48 * bits / (len(text) - first))
 
 
 @pytest.mark.spec(56)
-def test_batches_are_windows_that_begin_anywhere(poem):
-    work = opened(poem)
-    text = work.splits["train"]
-    places = set()
+def test_batches_are_windows_at_random_positions(poem):
+    task = opened(poem)
+    text = task.data.splits["train"]
+    offsets = set()
     for step in range(30):
-        for row in work.batch(step, 32, 0)["token_BT"].numpy():
+        for row in task.data.batch(step, 32, 0)["token_BT"].numpy():
             window = np.lib.stride_tricks.sliding_window_view(text, 17)
-            found = np.flatnonzero((window[:, :4] == row[:4]).all(1))
-            assert any(np.array_equal(text[n : n + 17], row) for n in found)
-            places.add(int(found[0]) % 17)
-    assert len(places) == 17
+            starts = np.flatnonzero((window[:, :4] == row[:4]).all(1))
+            assert any(np.array_equal(text[n : n + 17], row) for n in starts)
+            offsets.add(int(starts[0]) % 17)
+    assert len(offsets) == 17
 
 
-def test_batches_follow_from_seed_and_step(poem):
+def test_batches_are_a_function_of_seed_and_step(poem):
     one, other = opened(poem, tokenizer="bpe", vocabulary=300), opened(poem, tokenizer="bpe", vocabulary=300)
-    assert torch.equal(one.batch(5, 4, 1)["token_BT"], other.batch(5, 4, 1)["token_BT"])
-    assert not torch.equal(one.batch(5, 4, 1)["token_BT"], one.batch(6, 4, 1)["token_BT"])
-    assert not torch.equal(one.batch(5, 4, 1)["token_BT"], one.batch(5, 4, 2)["token_BT"])
+    assert torch.equal(one.data.batch(5, 4, 1)["token_BT"], other.data.batch(5, 4, 1)["token_BT"])
+    assert not torch.equal(one.data.batch(5, 4, 1)["token_BT"], one.data.batch(6, 4, 1)["token_BT"])
+    assert not torch.equal(one.data.batch(5, 4, 1)["token_BT"], one.data.batch(5, 4, 2)["token_BT"])
 
 
 @pytest.mark.parametrize("kind", ["characters", "bpe"])
-def test_a_run_goes_on_with_its_tokenizer(poem, tmp_path, kind):
-    """Other data would learn another one."""
-    work = opened(poem, tokenizer=kind, vocabulary=300)
-    work.save(tmp_path)
+def test_the_tokenizer_of_a_run_is_used_again(poem, tmp_path, kind):
+    """Training on the other data would give another tokenizer."""
+    task = opened(poem, tokenizer=kind, vocabulary=300)
+    task.data.save(tmp_path)
     (tmp_path / "other.txt").write_text(POEM[5000:9000])
     again = Language(tokenizer=kind, vocabulary=300).open(str(tmp_path / "other.txt"), 16, tmp_path)
-    assert again.tokenizer.key == work.tokenizer.key
+    assert again.tokenizer.key == task.data.tokenizer.key
 
 
 @pytest.mark.parametrize(
@@ -113,42 +112,42 @@ def test_a_run_goes_on_with_its_tokenizer(poem, tmp_path, kind):
 def test_bad_data_are_refused(tmp_path, content, fields, message):
     (tmp_path / "a.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
-        opened(str(tmp_path / "a.txt"), **fields).examples()
+        opened(str(tmp_path / "a.txt"), **fields).data.examples()
 
 
-def test_binary_data_can_be_learned_as_bytes(tmp_path):
+def test_binary_data_are_read_as_bytes(tmp_path):
     (tmp_path / "a.bin").write_bytes(bytes(range(256)) * 4)
-    assert opened(str(tmp_path / "a.bin")).batch(0, 2, 0)["token_BT"].shape == (2, 17)
+    assert opened(str(tmp_path / "a.bin")).data.batch(0, 2, 0)["token_BT"].shape == (2, 17)
 
 
-def test_a_vocabulary_that_does_not_fit_is_refused(poem):
-    work = Language(tokenizer="bpe", vocabulary=300).open(poem, 16)
-    with pytest.raises(ValueError, match=r"has 300 tokens, but the model knows 256; set model\.vocabulary to 300"):
-        work.fit(build("gpt2", "tiny").value)
+def test_a_vocabulary_larger_than_the_models_is_refused(poem):
+    data = Language(tokenizer="bpe", vocabulary=300).open(poem, 16)
+    with pytest.raises(ValueError, match=r"has 300 tokens, but the model has 256; set model\.vocabulary to 300"):
+        data.fit(build("gpt2", "tiny").value)
 
 
-def test_a_model_of_episodes_is_refused_because_a_text_marks_none(poem):
-    with pytest.raises(ValueError, match=r"same_document.* marks none; .* leave model\.episodes out"):
+def test_a_model_that_separates_documents_is_refused(poem):
+    with pytest.raises(ValueError, match=r"same_document.* marks no documents; .* leave model\.episodes out"):
         Language().open(poem, 16).fit(build("gtrxl", "tiny", episodes=True).value)
 
 
-def test_models_that_do_not_fit_are_refused(poem):
-    work = Language().open(poem, 16)
-    with pytest.raises(ValueError, match="needs a head Language, the model has Masked, Classify"):
-        work.fit(build("bert", "tiny").value)
+def test_unsuitable_models_are_refused(poem):
+    data = Language().open(poem, 16)
+    with pytest.raises(ValueError, match="needs an output head Language, the model has Masked, Classify"):
+        data.fit(build("bert", "tiny").value)
     with pytest.raises(ValueError, match="language needs a model of one sequence"):
-        work.fit(build("transformer", "tiny").value)
+        data.fit(build("transformer", "tiny").value)
     with pytest.raises(ValueError, match="has no split 'test'; it has train, valid"):
-        work.evaluate(build("gpt2", "tiny"), "test", None, "auto")
+        opened(poem).objective.evaluate(build("gpt2", "tiny"), "test", None, "auto")
 
 
-def test_only_tokenizers_that_give_the_text_back_are_taken():
+def test_lossy_tokenizers_are_refused():
     with pytest.raises(ValueError, match=r"language\.tokenizer is 'wordpiece'"):
         Language(tokenizer="wordpiece")
 
 
-def test_tasks_are_known_to_json():
-    from everyformer.task.work import Task
+def test_tasks_round_trip_through_json():
+    from everyformer.task.task import Task
 
     for name in ("language", "masked", "classify", "translate"):
         value = from_json(f'{{"type": "{name}"}}', Task)
@@ -156,56 +155,59 @@ def test_tasks_are_known_to_json():
 
 
 @pytest.fixture
-def writer(poem):
-    work = opened(poem, tokenizer="bpe", vocabulary=300)
+def generator(poem):
+    task = opened(poem, tokenizer="bpe", vocabulary=300)
     torch.manual_seed(0)
-    return work, build("gpt2", "tiny", vocabulary=work.tokenizer.vocabulary)
+    return task, build("gpt2", "tiny", vocabulary=task.data.tokenizer.vocabulary)
 
 
-def test_what_to_try_next_is_of_characters_that_are_known(tmp_path):
+def test_the_example_prompt_has_only_characters_of_the_text(tmp_path):
     (tmp_path / "greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 60)
-    assert opened(tmp_path / "greek.txt").hint == "--prompt 'Once'"
-    assert opened(tmp_path / "greek.txt", tokenizer="characters").hint == "--prompt 'μῆνιν'"
+    assert opened(tmp_path / "greek.txt").inference.example == "--prompt 'Once'"
+    assert opened(tmp_path / "greek.txt", tokenizer="characters").inference.example == "--prompt 'μῆνιν'"
 
 
-def test_writing_begins_with_the_prompt(writer):
-    work, network = writer
-    written = [work.write(network, "Before we", 10, temperature=1.0, seed=seed, top_k=None) for seed in (1, 1, 2)]
-    assert all(text.startswith("Before we") for text in written)
-    assert written[0] == written[1] != written[2]
+def test_generated_text_begins_with_the_prompt_and_follows_from_the_seed(generator):
+    task, network = generator
+    texts = [
+        task.inference.generate_text(network, "Before we", 10, temperature=1.0, seed=seed, top_k=None)
+        for seed in (1, 1, 2)
+    ]
+    assert all(text.startswith("Before we") for text in texts)
+    assert texts[0] == texts[1] != texts[2]
 
 
-def test_a_beam_looks_for_the_end_of_the_line(writer, monkeypatch):
-    work, network = writer
-    asked: dict[str, Any] = {}
+def test_a_beam_search_ends_at_the_end_of_the_line(generator, monkeypatch):
+    task, network = generator
+    options_given: dict[str, Any] = {}
 
     def search(network, inputs, **options):
-        asked.update(options, inputs=inputs)
-        return [work.tokenizer.encode(b" go").tolist()]
+        options_given.update(options, inputs=inputs)
+        return [task.data.tokenizer.encode(b" go").tolist()]
 
     monkeypatch.setattr("everyformer.task.language.beam_search", search)
-    assert work.write(network, "Before we", 10, beam=2) == "Before we go"
-    newline = work.tokenizer.encode(b"\n").tolist()
-    assert asked == {
-        "inputs": [work.tokenizer.encode(b"Before we").tolist()],
+    assert task.inference.generate_text(network, "Before we", 10, beam=2) == "Before we go"
+    newline = task.data.tokenizer.encode(b"\n").tolist()
+    assert options_given == {
+        "inputs": [task.data.tokenizer.encode(b"Before we").tolist()],
         "end": newline[0],
-        "longest": 10,
+        "max_tokens": 10,
         "beam": 2,
     }
 
 
-def test_a_stream_is_what_is_written(writer):
-    work, network = writer
+def test_a_stream_yields_the_generated_text(generator):
+    task, network = generator
     choices = {"temperature": 1.0, "seed": 3}
     for prompt in ("Before", "kïng"):
-        pieces = list(work.stream(network, prompt, 60, **choices))
-        assert prompt + "".join(pieces) == work.write(network, prompt, 60, **choices)
+        pieces = list(task.inference.stream(network, prompt, 60, **choices))
+        assert prompt + "".join(pieces) == task.inference.generate_text(network, prompt, 60, **choices)
         assert len(pieces) > 20
 
 
-def test_a_character_comes_when_it_is_whole(monkeypatch, poem):
+def test_a_character_is_yielded_when_all_its_tokens_are_there(monkeypatch, poem):
     """The two bytes of one character are two tokens."""
-    work = opened(poem)
+    task = opened(poem)
     parts = [[byte] for byte in "aïb".encode()]
     monkeypatch.setattr("everyformer.task.language.stream", lambda *_, **__: iter(parts))
-    assert list(work.stream(build("gpt2", "tiny"), "x", 4)) == ["a", "ï", "b"]
+    assert list(task.inference.stream(build("gpt2", "tiny"), "x", 4)) == ["a", "ï", "b"]

@@ -1,4 +1,4 @@
-"""Each task's tiny member learns its embedded set in seconds, through the same call that users make."""
+"""The tiny member of each task learns its embedded data in seconds, through the public API."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.task.members import features, nodes
 
 
 @pytest.fixture(autouse=True)
-def own(monkeypatch):
+def custom_members(monkeypatch):
     for name, make in (("features", features), ("nodes", nodes)):
-        monkeypatch.setitem(MEMBERS, name, Member(name, "", "", make, {"tiny": {}}, "tiny"))
+        monkeypatch.setitem(MEMBERS, name, Member(name, paper="", make=make, sizes={"tiny": {}}, size="tiny"))
 
 
 def learn(member, task, steps, batch=16, lr=3e-3, model=None, data=None):
@@ -26,7 +26,7 @@ def learn(member, task, steps, batch=16, lr=3e-3, model=None, data=None):
     ).metrics
 
 
-# Chance is one in nine plays, three centres, four shapes, four groups.
+# Chance level: one of nine plays, three centres, four shapes, four groups.
 @pytest.mark.spec(49, 63, 64, 71)
 @pytest.mark.parametrize(
     "member, kind, steps, batch, at_least",
@@ -38,18 +38,18 @@ def learn(member, task, steps, batch=16, lr=3e-3, model=None, data=None):
     ],
 )
 def test_classes_are_learned(member, kind, steps, batch, at_least):
-    found = learn(member, Classify(kind=kind, vocabulary=2000), steps, batch, lr=5e-3)
-    assert found["accuracy"] > at_least
-    assert found["split"] == "valid"
+    metrics = learn(member, Classify(kind=kind, vocabulary=2000), steps, batch, lr=5e-3)
+    assert metrics["accuracy"] > at_least
+    assert metrics["split"] == "valid"
 
 
 @pytest.mark.spec(66)
 def test_masked_words_are_learned():
-    """From 1,000 words that are all as likely to less than half, with the next sentence learned beside."""
-    found = learn("bert", Masked(vocabulary=1000), 50, model={"context": 32, "dropout": 0.0})
-    assert found["masked_perplexity"] < 500
-    assert found["masked_accuracy"] > 0.03
-    assert 0.3 < found["next_sentence_accuracy"] < 0.7
+    """The perplexity falls from 1,000 equally likely words to less than half."""
+    metrics = learn("bert", Masked(vocabulary=1000), 50, model={"context": 32, "dropout": 0.0})
+    assert metrics["masked_perplexity"] < 500
+    assert metrics["masked_accuracy"] > 0.03
+    assert 0.3 < metrics["next_sentence_accuracy"] < 0.7
 
 
 @pytest.fixture
@@ -59,32 +59,34 @@ def little(tmp_path):
 
 
 def test_masked_words_are_learned_from_single_runs(little):
-    found = learn("bert", Masked(vocabulary=500, next_sentence=False), 50, data=little, model={"context": 32})
-    assert found["masked_perplexity"] < 350
-    assert "next_sentence_accuracy" not in found
+    metrics = learn("bert", Masked(vocabulary=500, next_sentence=False), 50, data=little, model={"context": 32})
+    assert metrics["masked_perplexity"] < 350
+    assert "next_sentence_accuracy" not in metrics
 
 
 @pytest.mark.spec(62)
 def test_translation_is_learned():
-    found = learn("transformer", Translate(longest=24, valid=0.01, beam=2), 160, 24, lr=5e-3, model={"dropout": 0.0})
-    assert found["perplexity"] < 2
-    assert found["bleu"] > 40
-    assert "version:" in found["bleu_signature"]
+    metrics = learn(
+        "transformer", Translate(max_length=24, valid=0.01, beam=2), 160, 24, lr=5e-3, model={"dropout": 0.0}
+    )
+    assert metrics["perplexity"] < 2
+    assert metrics["bleu"] > 40
+    assert "version:" in metrics["bleu_signature"]
 
 
 @pytest.mark.spec(56, 59)
 def test_language_is_learned():
-    """By their frequencies alone Shakespeare's letters take 4.9 bits each."""
-    found = learn("byte-language", Language(valid=0.005), 60, lr=1e-2, model={"context": 32})
-    assert found["bits_per_byte"] < 4.5
+    """The entropy of Shakespeare's letter frequencies is 4.9 bits."""
+    metrics = learn("byte-language", Language(valid=0.005), 60, lr=1e-2, model={"context": 32})
+    assert metrics["bits_per_byte"] < 4.5
 
 
 @pytest.mark.parametrize("kind, bits", [("characters", 4.5), ("bpe", 4.2)])
 def test_language_is_learned_from_other_tokens(kind, bits, little):
-    """A uniform guess takes log2 of the vocabulary a token: above 5.5 bits a byte."""
+    """A uniform guess needs log2 of the vocabulary per token: more than 5.5 bits per byte."""
     task = Language(tokenizer=kind, vocabulary=400, valid=0.05)
-    found = learn("byte-language", task, 60, lr=1e-2, data=little, model={"context": 32})
-    assert found["bits_per_byte"] < bits
+    metrics = learn("byte-language", task, 60, lr=1e-2, data=little, model={"context": 32})
+    assert metrics["bits_per_byte"] < bits
 
 
 @pytest.mark.spec(98, 99, 100, 101)
@@ -96,12 +98,12 @@ def test_language_is_learned_from_other_tokens(kind, bits, little):
         (Image(levels=4, size=4, shrink=2), {}),
     ],
 )
-def test_pictures_are_learned(task, model):
-    """A level by its frequency alone takes 0.9 bits."""
-    found = learn("image-transformer", task, 80, lr=4e-3, model=model | {"dropout": 0.0})
-    assert found["bits_per_dimension"] < 0.75
+def test_images_are_learned(task, model):
+    """The entropy of the frequencies of the levels is 0.9 bits."""
+    metrics = learn("image-transformer", task, 80, lr=4e-3, model=model | {"dropout": 0.0})
+    assert metrics["bits_per_dimension"] < 0.75
 
 
-def test_learning_is_the_same_every_time(little):
-    found = [learn("bert", Masked(vocabulary=400), 4, 4, data=little, model={"context": 32}) for _ in range(2)]
-    assert found[0] == found[1]
+def test_training_is_deterministic(little):
+    metrics = [learn("bert", Masked(vocabulary=400), 4, 4, data=little, model={"context": 32}) for _ in range(2)]
+    assert metrics[0] == metrics[1]

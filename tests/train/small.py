@@ -1,4 +1,4 @@
-"""A run small enough for tests, and the command that makes one in a process of its own."""
+"""A small run for tests, and a command that trains it in another process."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from everyformer.train.loop import resume, train
 from tests.train.small import recipe
 torch.set_num_threads(1)
 folder, data, verb, *settings = sys.argv[1:]
-def slowly(line):
+def slow(record):
     time.sleep(0.01)  # so that a run does not end before it is killed
-train(recipe(data, *settings), folder, listeners=(slowly,)) if verb == "train" else resume(folder, listeners=(slowly,))
+train(recipe(data, *settings), folder, callbacks=(slow,)) if verb == "train" else resume(folder, callbacks=(slow,))
 """
 
 
@@ -68,8 +68,8 @@ def finish(command: list[str]) -> str:
     return output
 
 
-def same(one: Path, two: Path, names: tuple[str, ...] = ("model", "optimizer", "average")) -> bool:
-    """Are two checkpoints equal to the last bit?"""
+def same(one: Path, two: Path, names: tuple[str, ...] = ("model", "optimizer", "ema")) -> bool:
+    """Returns True if two checkpoints are bitwise equal."""
     from safetensors.torch import load_file
 
     for name in names:

@@ -1,4 +1,4 @@
-"""Two processes on gloo: the same curve, the same checkpoints, and a worker that dies and comes back."""
+"""Two processes on gloo: equal curves, equal checkpoints, and a worker that is restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TORCHRUN = (
     "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
 )  # fmt: skip
 
-# All that two processes are to do, in one launch: most of its time is the launch.
+# Everything that needs two processes, in one launch: most of the time is the launch.
 ALL = """
 import os, shutil, sys, time
 from pathlib import Path
@@ -35,22 +35,22 @@ from everyformer.train.recipe import Recipe, override
 from tests.train.small import recipe
 from tests.train.test_distributed import SETTINGS, WAYS
 torch.set_num_threads(1)
-here, data = Path(sys.argv[1]), sys.argv[2]
+folder, data = Path(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo")
 for way, setting in WAYS.items():
-    train(recipe(data, *SETTINGS, setting), here / way)
-    resume(here / f"one-{way}", settings=[setting])
-shared = Recipe(member="adaptive-span", size="tiny", task=Language(), data=data)  # one table for all layers
+    train(recipe(data, *SETTINGS, setting), folder / way)
+    resume(folder / f"one-{way}", settings=[setting])
+shared = Recipe(member="adaptive-span", size="tiny", task=Language(), data=data)  # one table shared by all layers
 settings = ["run.steps=4", "run.save=2", "run.keep=5", "run.batch=8", "run.evaluate=0", "run.device=cpu", "run.shard=true"]
-train(override(shared, settings), here / "shared")
+train(override(shared, settings), folder / "shared")
 if os.environ["RANK"] == "0":
-    shutil.copytree(here / "shared", here / "again")
+    shutil.copytree(folder / "shared", folder / "again")
 dist.barrier()
-resume(here / "again", step=2)
+resume(folder / "again", step=2)
 train_tokenizer = tokenizer.train
 def learned(*args):
-    (here / f"learned-{os.environ['RANK']}").touch()
-    time.sleep(1)  # time for the other to begin too, if it may
+    (folder / f"learned-{os.environ['RANK']}").touch()
+    time.sleep(1)  # so that the other process would start too, if it did not wait
     return train_tokenizer(*args)
 tokenizer.train = learned
 train(recipe(data, *SETTINGS, "task.tokenizer=bpe", "task.vocabulary=300", "run.steps=1"))
@@ -80,33 +80,33 @@ def torchrun(folder, script, *options):
     return finish([*TORCHRUN, *options, str(folder / "script.py"), str(folder), str(folder / "text.txt")])
 
 
-def said(folder, kind, name):
+def recorded(folder, kind, name):
     return [line[name] for line in read(folder / "records.jsonl") if line["kind"] == kind]
 
 
 def same_run(one, two):
-    """The same losses, the same metrics and the same weights."""
+    """Asserts equal losses, metrics and weights."""
     for kind, name in (("step", "loss"), ("step", "norm"), ("evaluate", "bits_per_byte")):
-        torch.testing.assert_close(torch.tensor(said(one, kind, name)), torch.tensor(said(two, kind, name)))
-    for name in ("model", "average"):
-        a, b = (load_file(checkpoint.place(folder, 12) / f"{name}.safetensors") for folder in (one, two))
+        torch.testing.assert_close(torch.tensor(recorded(one, kind, name)), torch.tensor(recorded(two, kind, name)))
+    for name in ("model", "ema"):
+        a, b = (load_file(checkpoint.path_of(folder, 12) / f"{name}.safetensors") for folder in (one, two))
         assert a.keys() == b.keys()
         for key in a:
             torch.testing.assert_close(a[key], b[key], rtol=1e-4, atol=1e-5)
 
 
 def cut(folder, new):
-    """A copy of a run that ended after step 6."""
+    """Copies a run as if it had ended after step 6."""
     shutil.copytree(folder, new)
     for step in (9, 12):
-        shutil.rmtree(checkpoint.place(new, step))
+        shutil.rmtree(checkpoint.path_of(new, step))
 
 
-def test_two_processes_follow_the_curve_of_one_and_go_on_as_one_and_back(tmp_path, monkeypatch):
+def test_two_processes_have_the_curve_of_one_and_resume_each_others_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("EVERYFORMER_CACHE", str(tmp_path / "cache"))
     one = tmp_path / "one"
     train(recipe(text(tmp_path), *SETTINGS), one)
-    assert len(said(one, "step", "loss")) == 12 and len(said(one, "evaluate", "bits_per_byte")) == 2
+    assert len(recorded(one, "step", "loss")) == 12 and len(recorded(one, "evaluate", "bits_per_byte")) == 2
     for way in WAYS:
         cut(one, tmp_path / f"one-{way}")
     torchrun(tmp_path, ALL)
@@ -116,24 +116,24 @@ def test_two_processes_follow_the_curve_of_one_and_go_on_as_one_and_back(tmp_pat
         cut(tmp_path / way, tmp_path / f"{way}-one")
         resume(tmp_path / f"{way}-one")  # saved by two, resumed by one
         same_run(one, tmp_path / f"{way}-one")
-    places = (checkpoint.place(tmp_path / name, 4) for name in ("shared", "again"))
-    a, b = (load_file(place / "model.safetensors") for place in places)
+    paths = (checkpoint.path_of(tmp_path / name, 4) for name in ("shared", "again"))
+    a, b = (load_file(path / "model.safetensors") for path in paths)
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    # The first learned the tokenizer, the second found it in the cache.
+    # The main process learned the tokenizer, the other one found it in the cache.
     assert [(tmp_path / f"learned-{rank}").exists() for rank in (0, 1)] == [True, False]
 
 
-def test_a_killed_worker_is_restarted_and_goes_on(tmp_path):
+def test_a_killed_worker_is_restarted_and_the_run_is_resumed(tmp_path):
     train(recipe(text(tmp_path), *SETTINGS), tmp_path / "one")
     torchrun(tmp_path, DIES, "--max-restarts=1")
     same_run(tmp_path / "one", tmp_path / "run")
-    assert said(tmp_path / "run", "begin", "step") == [0, 6]
+    assert recorded(tmp_path / "run", "begin", "step") == [0, 6]
 
 
-def test_one_process_alone_takes_its_turn_and_its_error_comes_out():
+def test_main_first_runs_in_a_single_process_and_propagates_errors():
     done = []
-    with World().in_turn():
+    with World().main_first():
         done.append(1)
     assert done == [1]
-    with pytest.raises(OSError, match="full"), World().in_turn():
+    with pytest.raises(OSError, match="full"), World().main_first():
         raise OSError("full")

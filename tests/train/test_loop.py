@@ -1,4 +1,4 @@
-"""The loop: the same run twice is the same run, however it is cut up."""
+"""The training loop: equal runs are bitwise equal, however they are interrupted."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from safetensors.torch import load_file
 
 import everyformer
 from everyformer import build, member
+from everyformer.cli.main import main
 from everyformer.cli.thread import one_thread
-from everyformer.task.language import Language, LanguageWork
+from everyformer.task.language import Language, LanguageInference, LanguageObjective
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World
-from everyformer.train.finished import open_run
 from everyformer.train.folder import read_model, read_recipe
+from everyformer.train.gradient_watch import GradientWatch, Unstable
 from everyformer.train.init_from import load_weights
 from everyformer.train.loop import Loop, resume, train
 from everyformer.train.optimizer import optimizers
 from everyformer.train.recipe import Optim, Recipe, override
 from everyformer.train.record import read
-from everyformer.train.watch import Unstable, Watch
+from everyformer.train.trained import open_run
 from tests.train.small import BASE, command, finish, recipe, same, start, text
 
 
@@ -44,7 +45,7 @@ def equal(one, two):
     return all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_two_runs_with_a_seed_are_equal_to_the_last_bit_and_another_seed_is_not(tmp_path):
+def test_runs_with_equal_seeds_are_bitwise_equal(tmp_path):
     data = text(tmp_path)
     one, two, other = (train(recipe(data, f"run.seed={seed}")) for seed in (1, 1, 2))
     assert equal(weights(one), weights(two)) and not equal(weights(one), weights(other))
@@ -55,53 +56,55 @@ def test_a_resumed_run_ends_with_the_same_weights_and_records(tmp_path):
     whole = train(recipe(data), tmp_path / "whole")
     train(override(recipe(data), ["run.steps=12"]), tmp_path / "cut")
     for step in (9, 12):
-        for file in checkpoint.place(tmp_path / "cut", step).iterdir():
+        for file in checkpoint.path_of(tmp_path / "cut", step).iterdir():
             file.unlink()
-        checkpoint.place(tmp_path / "cut", step).rmdir()
+        checkpoint.path_of(tmp_path / "cut", step).rmdir()
     again = resume(tmp_path / "cut")
     assert equal(weights(whole), weights(again)) and again.step == 12
     assert losses(tmp_path / "whole") == losses(tmp_path / "cut")
-    assert same(checkpoint.place(tmp_path / "whole", 12), checkpoint.place(tmp_path / "cut", 12))
+    assert same(checkpoint.path_of(tmp_path / "whole", 12), checkpoint.path_of(tmp_path / "cut", 12))
 
 
-def test_a_run_goes_on_with_other_settings_of_the_run_and_keeps_them(tmp_path):
+def test_a_run_is_resumed_with_other_run_settings_which_are_saved(tmp_path):
     train(recipe(text(tmp_path), "run.steps=3"), tmp_path / "run")
-    with pytest.raises(ValueError, match=r"model.width=32 cannot change in a run that goes on"):
+    with pytest.raises(ValueError, match=r"model.width=32 cannot change when a run is resumed"):
         resume(tmp_path / "run", settings=["model.width=32"])
     resume(tmp_path / "run", steps=4, settings=["run.accumulate=2"])
     assert resume(tmp_path / "run").recipe.run == recipe("x", "run.steps=4", "run.accumulate=2").run
 
 
-def left(folder, *settings):
-    """What a run that goes on with settings takes over from the step before."""
+def restored_cache(folder, *settings):
+    """The cache of a run that is resumed with settings."""
     recipe, value = override(read_recipe(folder), settings), read_model(folder)
     loop = Loop(recipe, recipe.task.open(recipe.data, None, folder), value, folder, World(), ())
     loop._restore(checkpoint.steps(folder)[-1])
-    return loop.learner.carried
+    return loop.learner.carried_cache
 
 
-def test_a_memory_is_left_behind_where_a_run_goes_on_with_other_rows(tmp_path):
-    own = Recipe(member="transformer-xl", size="tiny", task=Language(), data=str(text(tmp_path)))
+def test_the_cache_is_dropped_when_a_run_is_resumed_with_another_batch_size(tmp_path):
+    start = Recipe(member="transformer-xl", size="tiny", task=Language(), data=str(text(tmp_path)))
     small = [one for one in BASE if "context" not in one]
-    train(override(own, [*small, "task.segment=8", "model.memory=8", "run.steps=3"]), tmp_path / "run")
-    assert left(tmp_path / "run", "run.batch=4") != [None] and left(tmp_path / "run", "run.batch=2") == [None]
+    train(override(start, [*small, "task.segment=8", "model.memory=8", "run.steps=3"]), tmp_path / "run")
+    assert restored_cache(tmp_path / "run", "run.batch=4") != [None] and restored_cache(
+        tmp_path / "run", "run.batch=2"
+    ) == [None]
     assert resume(tmp_path / "run", steps=4, settings=["run.batch=2"]).step == 4
     assert resume(tmp_path / "run", steps=5).step == 5
 
 
-def test_an_evaluation_that_fails_does_not_take_what_was_learned_with_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(LanguageWork, "evaluate", lambda *_: 1 / 0)
+def test_a_failed_evaluation_still_saves_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(LanguageObjective, "evaluate", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(recipe(text(tmp_path), "run.save=0", "run.evaluate=0", "run.steps=2"), tmp_path / "run")
     assert checkpoint.steps(tmp_path / "run") == [2]
 
 
-def test_every_batch_must_be_cut_into_the_pieces_asked_for(tmp_path):
-    with pytest.raises(ValueError, match=r"a batch of 1 cannot be cut into 1 processes x 2 pieces; raise it"):
+def test_a_batch_smaller_than_its_pieces_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"a batch of 1 cannot be split into 1 processes x 2 pieces; raise it"):
         train(recipe(text(tmp_path), "run.accumulate=2", "run.batch_schedule=[[2,1]]"), tmp_path / "run")
 
 
-def test_a_run_that_broke_before_its_first_checkpoint_begins_anew_with_its_records(tmp_path):
+def test_a_run_that_failed_before_its_first_checkpoint_is_resumed_from_the_start(tmp_path):
     data = text(tmp_path)
     train(recipe(data), tmp_path / "whole")
     with full_disk(20_000), pytest.raises(ValueError, match="File too large"):
@@ -112,27 +115,29 @@ def test_a_run_that_broke_before_its_first_checkpoint_begins_anew_with_its_recor
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
 
 
-def test_the_average_follows_the_weights_by_its_decay(tmp_path):
+def test_the_ema_follows_its_formula(tmp_path):
     """a_t = d a_{t-1} + (1 - d) w_t, of every weight."""
     settings = ("run.steps=3", "run.save=1", "run.keep=3", "run.evaluate=0", "optim.ema=0.8")
     train(recipe(text(tmp_path), *settings), tmp_path / "run")
-    kept = [checkpoint.place(tmp_path / "run", step) for step in (1, 2, 3)]
-    average, weight = ([load_file(one / f"{name}.safetensors") for one in kept] for name in ("average", "model"))
+    paths = [checkpoint.path_of(tmp_path / "run", step) for step in (1, 2, 3)]
+    ema, weight = ([load_file(path / f"{name}.safetensors") for path in paths] for name in ("ema", "model"))
     for step in (1, 2):
-        for name, found in average[step].items():
-            torch.testing.assert_close(found, 0.8 * average[step - 1][name] + 0.2 * weight[step][name])
-        assert any(not torch.equal(found, average[step - 1][name]) for name, found in average[step].items())
+        for name, result in ema[step].items():
+            torch.testing.assert_close(result, 0.8 * ema[step - 1][name] + 0.2 * weight[step][name])
+        assert any(not torch.equal(result, ema[step - 1][name]) for name, result in ema[step].items())
 
 
-def test_an_average_is_opened_under_every_name_of_a_shared_weight(tmp_path, monkeypatch):
-    """From a GPU, or from shards, each name of a shared weight comes as a tensor of its own."""
-    gathered = checkpoint.gathered
-    monkeypatch.setattr(checkpoint, "gathered", lambda one: {name: x.clone() for name, x in gathered(one).items()})
+def test_the_ema_of_a_shared_weight_is_loaded_under_all_its_names(tmp_path, monkeypatch):
+    """On a GPU, or sharded, each name of a shared weight has a separate tensor in the state dict."""
+    original = checkpoint.full_state_dict
+    monkeypatch.setattr(
+        checkpoint, "full_state_dict", lambda one: {name: x.clone() for name, x in original(one).items()}
+    )
     start = Recipe(member="adaptive-span", size="tiny", task=Language(), data=str(text(tmp_path)))
     settings = ["run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "optim.ema=0.9"]
     trained = train(override(start, settings), tmp_path / "run")
-    place = checkpoint.place(tmp_path / "run", 3)
-    assert sum("key_RE" in name for name in load_file(place / "model.safetensors")) == 1
+    path = checkpoint.path_of(tmp_path / "run", 3)
+    assert sum("key_RE" in name for name in load_file(path / "model.safetensors")) == 1
     network = build("adaptive-span", "tiny")
     load_weights(network, tmp_path / "run")
     for one in (network, open_run(tmp_path / "run").network):
@@ -151,23 +156,23 @@ def test_accumulated_gradients_equal_the_big_batch(tmp_path):
 
 @pytest.mark.spec(131)
 @pytest.mark.parametrize("checkpoint_segments", [1, 2])
-def test_recomputed_sections_give_the_same_gradients_with_dropout(checkpoint_segments):
+def test_activation_checkpointing_gives_equal_gradients_with_dropout(checkpoint_segments):
     network = everyformer.build("gpt2", "tiny", layers=3, dropout=0.3).double().train()
     token_BT = torch.randint(0, 256, (2, 16))
-    found = []
+    result = []
     for number in (0, checkpoint_segments):
         network.body.checkpoint_segments = number
         network.zero_grad()
         torch.manual_seed(0)
         network(token_BT).logits.square().sum().backward()
-        found.append([p.grad.clone() for p in network.parameters()])
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+        result.append([p.grad.clone() for p in network.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*result, strict=True))
 
 
 @pytest.mark.spec(131)
-def test_sections_keep_less_for_the_backward_pass():
+def test_activation_checkpointing_saves_fewer_tensors():
     network = everyformer.build("gpt2", "tiny", layers=8, dropout=0.0).train()
-    kept = []
+    saved = []
     for checkpoint_segments in (0, 8):
         network.body.checkpoint_segments, count = checkpoint_segments, 0
 
@@ -178,34 +183,34 @@ def test_sections_keep_less_for_the_backward_pass():
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             network(torch.randint(0, 256, (2, 32)))
-        kept.append(count)
-    assert kept[1] < kept[0] / 3
+        saved.append(count)
+    assert saved[1] < saved[0] / 3
 
 
 @pytest.mark.spec(134)
-def test_clipping_bounds_what_the_optimizer_sees(tmp_path, monkeypatch):
-    seen = []
+def test_clipping_bounds_the_gradient_norm_of_the_optimizer(tmp_path, monkeypatch):
+    norms = []
     original = torch.optim.AdamW.step
 
     def step(optimizer, *args, **options):
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        seen.append(float(torch.nn.utils.get_total_norm(gradients)))
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
         return original(optimizer, *args, **options)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     train(recipe(text(tmp_path), "optim.clip=0.25", "run.steps=3"))
-    assert len(seen) == 3 and all(norm <= 0.2501 for norm in seen)
+    assert len(norms) == 3 and all(norm <= 0.2501 for norm in norms)
 
 
 @pytest.mark.spec(136)
-def test_a_growing_batch_takes_more_sequences(tmp_path):
+def test_the_batch_schedule_changes_the_batch_size(tmp_path):
     train(recipe(text(tmp_path), "run.batch_schedule=[[6, 8]]"), tmp_path / "run")
     sizes = [line["batch"] for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "step"]
     assert sizes == [4] * 6 + [8] * 6
 
 
 @pytest.mark.spec(133)
-def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest():
+def test_muon_gets_the_matrices_of_the_layers_and_adamw_the_rest():
     network = everyformer.build("gpt2", "tiny")
     adamw, muon = optimizers(network, Optim(name="muon"))
     inner = {id(p) for group in muon.param_groups for p in group["params"]}
@@ -235,55 +240,107 @@ def test_bf16_computes_the_loss_in_float32_and_fp16_on_a_cpu_is_refused(tmp_path
 
 
 @pytest.mark.spec(137)
-def test_the_watch_skips_what_is_not_finite_and_spikes_and_stops_in_time():
-    watch = Watch(patience=3)
-    assert all(watch.look(1.0, 1.0) is None for _ in range(30))
-    assert "more than 10 times" in watch.look(1.0, 50.0)
-    assert "loss is nan" in watch.look(float("nan"), 1.0)
-    assert watch.look(1.0, 1.0) is None and watch.bad == 0 and watch.skipped == 2
-    watch.look(1.0, float("inf"))
-    watch.look(1.0, float("inf"))
-    with pytest.raises(Unstable, match="3 bad steps in a row"):
-        watch.look(1.0, float("inf"))
+def test_the_watch_skips_spikes_and_non_finite_steps_and_stops_after_its_patience():
+    watch = GradientWatch(patience=3)
+    assert all(watch.check(1.0, 1.0) is None for _ in range(30))
+    assert "more than 10 times" in watch.check(1.0, 50.0)
+    assert "loss is nan" in watch.check(float("nan"), 1.0)
+    assert watch.check(1.0, 1.0) is None and watch.skipped_in_a_row == 0 and watch.skipped_steps == 2
+    watch.check(1.0, float("inf"))
+    watch.check(1.0, float("inf"))
+    with pytest.raises(Unstable, match="3 skipped steps in a row"):
+        watch.check(1.0, float("inf"))
 
 
 @pytest.mark.spec(137)
-def test_gradients_that_have_grown_for_good_are_soon_the_usual_ones():
+def test_gradients_that_have_grown_for_good_are_accepted_after_a_few_steps():
     """As when a run leaves a plateau: 20 times the norm, and a falling loss."""
-    watch = Watch(patience=20)
-    assert all(watch.look(0.69, 0.7) is None for _ in range(100))
-    found = [watch.look(0.6, 14.0) for _ in range(30)]
-    assert found[0] is not None and sum(one is not None for one in found) < 8 and found[-1] is None
+    watch = GradientWatch(patience=20)
+    assert all(watch.check(0.69, 0.7) is None for _ in range(100))
+    result = [watch.check(0.6, 14.0) for _ in range(30)]
+    assert result[0] is not None and sum(one is not None for one in result) < 8 and result[-1] is None
 
 
 @pytest.mark.spec(137)
-def test_a_loss_that_leaps_is_skipped_and_one_hard_example_is_not():
-    watch = Watch(patience=20)
-    assert all(watch.look(1.2, 1.0) is None for _ in range(30))
-    assert "far above the usual" in watch.look(5.5, 1.0)
-    watch = Watch(patience=20)
-    assert all(watch.look(0.001, 1.0) is None for _ in range(30))
-    assert watch.look(0.4, 2.0) is None
+def test_a_spike_of_the_loss_is_skipped_and_one_hard_example_is_not():
+    watch = GradientWatch(patience=20)
+    assert all(watch.check(1.2, 1.0) is None for _ in range(30))
+    assert "far above its average" in watch.check(5.5, 1.0)
+    watch = GradientWatch(patience=20)
+    assert all(watch.check(0.001, 1.0) is None for _ in range(30))
+    assert watch.check(0.4, 2.0) is None
 
 
 @pytest.mark.spec(137)
-def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(tmp_path, monkeypatch):
-    original = LanguageWork.read
+def test_a_diverging_run_stops_and_keeps_its_last_checkpoint(tmp_path, monkeypatch):
+    original = LanguageObjective.loss_with_cache
 
-    def broken(work, network, batch, kernel, cache):
+    def broken(objective, network, batch, kernel, cache):
         calls.append(1)
-        loss, cache = original(work, network, batch, kernel, cache)
+        loss, cache = original(objective, network, batch, kernel, cache)
         return loss * (float("nan") if len(calls) > 7 else 1.0), cache
 
     calls: list[int] = []
-    monkeypatch.setattr(LanguageWork, "read", broken)
+    monkeypatch.setattr(LanguageObjective, "loss_with_cache", broken)
     with pytest.raises(Unstable, match="the loss is nan"):
         train(recipe(text(tmp_path), "optim.patience=3", "run.steps=40"), tmp_path / "run")
-    assert checkpoint.steps(tmp_path / "run") == [3, 6, 9]  # step 9 was skipped, its weights are those of step 7
+    assert checkpoint.steps(tmp_path / "run") == [
+        3,
+        6,
+        9,
+    ]  # steps 8 and 9 were skipped: their weights are those of step 7
     assert [line["kind"] for line in read(tmp_path / "run" / "records.jsonl")][-1] == "end"
 
 
-def test_a_run_is_used_from_anywhere_and_says_when_its_data_are_gone(tmp_path, monkeypatch):
+@pytest.mark.spec(137)
+def test_without_skip_spikes_only_non_finite_steps_are_skipped():
+    watch = GradientWatch(patience=3, skip_spikes=False)
+    assert all(watch.check(1.0, 1.0) is None for _ in range(30))
+    assert watch.check(1.0, 50.0) is None and watch.check(99.0, 1.0) is None and watch.skipped_steps == 0
+    assert "norm is inf" in watch.check(1.0, float("inf")) and watch.skipped_steps == 1
+
+
+@pytest.mark.spec(137)
+@pytest.mark.parametrize("skip", [True, False])
+def test_skipped_steps_are_recorded_with_their_reason_and_counted(tmp_path, monkeypatch, skip):
+    """A spike in step 25 is skipped, unless optim.skip_spikes=false; the count survives an interruption."""
+    original = LanguageObjective.loss_with_cache
+
+    def spike(objective, network, batch, kernel, cache):
+        loss, cache = original(objective, network, batch, kernel, cache)
+        return loss * (1000.0 if objective.progress == 24 / 30 else 1.0), cache
+
+    monkeypatch.setattr(LanguageObjective, "loss_with_cache", spike)
+    settings = ("run.steps=30", "run.evaluate=0", "run.keep=30", f"optim.skip_spikes={skip}", "optim.lr=1e-6")
+    trained = train(recipe(text(tmp_path), *settings), tmp_path / "run")
+    records = list(read(tmp_path / "run" / "records.jsonl"))
+    skips = [record for record in records if record["kind"] == "skip"]
+    assert [(record["step"], record["skipped_steps"]) for record in skips] == [(25, 1)] * skip
+    assert all("gradient norm" in record["reason"] for record in skips)
+    assert records[-1]["kind"] == "end" and records[-1]["skipped_steps"] == int(skip)
+    assert trained.skipped_steps == trained.metrics["skipped_steps"] == int(skip)
+    assert open_run(tmp_path / "run", device="cpu").skipped_steps == int(skip)
+    assert resume(tmp_path / "run", step=27).skipped_steps == int(skip)
+
+
+@pytest.mark.spec(137)
+def test_train_prints_skipped_steps(tmp_path, monkeypatch, capsys):
+    original = LanguageObjective.loss_with_cache
+
+    def broken(objective, network, batch, kernel, cache):
+        loss, cache = original(objective, network, batch, kernel, cache)
+        return loss * (float("nan") if objective.progress == 1 / 3 else 1.0), cache
+
+    monkeypatch.setattr(LanguageObjective, "loss_with_cache", broken)
+    settings = ["run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "model.context=8"]
+    command = ["train", "byte-language", "--size", "tiny", *settings, "--data", str(text(tmp_path))]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "step 2 skipped: the loss is nan" in shown and "skipped steps 1" in shown
+    assert "1 of 3 steps were skipped; the reasons are in records.jsonl" in shown
+
+
+def test_a_run_is_used_from_any_folder_and_missing_data_are_refused(tmp_path, monkeypatch):
     text(tmp_path)
     monkeypatch.chdir(tmp_path)
     train(recipe("text.txt", "run.steps=3"), "run")
@@ -292,27 +349,25 @@ def test_a_run_is_used_from_anywhere_and_says_when_its_data_are_gone(tmp_path, m
     assert open_run("../run").evaluate()["bits_per_byte"] > 0
     (tmp_path / "text.txt").unlink()
     for use in (open_run, resume):
-        with pytest.raises(
-            ValueError, match=r"what ../run learned from is gone: there is no \S+text.txt; bring it back"
-        ):
+        with pytest.raises(ValueError, match=r"the data of ../run are missing: there is no \S+text.txt; restore them"):
             use("../run")
 
 
-def test_a_model_of_ones_own_is_trained_as_a_member_is(tmp_path):
-    """Given as a value or as a file of one, it is kept whole in the recipe."""
+def test_a_custom_model_is_trained_like_a_member(tmp_path):
+    """Given as a value or as a file; the recipe contains it."""
     value = member("gpt2", "tiny", width=16, layers=1, context=16)
     (tmp_path / "mine.json").write_text(everyformer.to_json(value))
-    given = {"data": text(tmp_path), "task": "language"}
+    options = {"data": text(tmp_path), "task": "language"}
     settings = ("run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu")
-    runs = [train(Recipe.of(one, *settings, **given), tmp_path / f"run-{number}")
+    runs = [train(Recipe.of(one, *settings, **options), tmp_path / f"run-{number}")
             for number, one in enumerate((value, tmp_path / "mine.json"))]  # fmt: skip
     assert equal(weights(runs[0]), weights(runs[1]))
     opened = open_run(tmp_path / "run-1")
     assert opened.recipe.member == opened.network.value == value
-    assert opened.write("the", tokens=3, seed=0).startswith("the")
+    assert opened.generate("the", tokens=3, seed=0).startswith("the")
     assert resume(tmp_path / "run-0", steps=4).step == 4
     for wrong, reason in (
-        (lambda: Recipe.of(value, "model.width=8"), "model has no 'width' to set; change the model itself"),
+        (lambda: Recipe.of(value, "model.width=8"), "model has no setting 'width'; change the model itself"),
         (lambda: Recipe.of("no.json"), "there is no model in no.json; write one with everyformer family"),
         (lambda: Recipe.of(str(text(tmp_path)).replace("text.txt", "mine.json"), size="big"), "mine has no size 'big'"),
     ):
@@ -338,7 +393,7 @@ def test_a_folder_that_exists_is_not_overwritten(tmp_path):
         train(recipe(data), tmp_path / "run")
 
 
-def test_changed_data_are_named_and_refused(tmp_path):
+def test_a_run_with_changed_data_is_not_resumed(tmp_path):
     data = text(tmp_path)
     train(recipe(data, "run.steps=3"), tmp_path / "run")
     text(tmp_path, "other text\n" * 300)
@@ -346,12 +401,12 @@ def test_changed_data_are_named_and_refused(tmp_path):
         resume(tmp_path / "run", steps=6)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "average.safetensors", "state.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "ema.safetensors", "state.json"])
 @pytest.mark.parametrize("harm", ["cut", "flip", "lose"])
-def test_a_damaged_checkpoint_is_named_and_refused_and_the_one_before_serves(tmp_path, name, harm):
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_earlier_one_can_be_used(tmp_path, name, harm):
     data = text(tmp_path)
     whole = train(recipe(data, "run.steps=6"), tmp_path / "run")
-    path = checkpoint.place(tmp_path / "run", 6) / name
+    path = checkpoint.path_of(tmp_path / "run", 6) / name
     content = path.read_bytes()
     if harm == "cut":
         path.write_bytes(content[: len(content) // 2])
@@ -366,13 +421,13 @@ def test_a_damaged_checkpoint_is_named_and_refused_and_the_one_before_serves(tmp
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path):
     train(recipe(text(tmp_path), "run.steps=3"), tmp_path / "run")
-    path = checkpoint.place(tmp_path / "run", 3) / "state.json"
+    path = checkpoint.path_of(tmp_path / "run", 3) / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
-    with pytest.raises(ValueError, match="version 99, this program reads version 1"):
+    with pytest.raises(ValueError, match="version 99, but this program reads version 2"):
         resume(tmp_path / "run")
 
 
-def test_a_checkpoint_that_a_kill_left_half_removed_is_none_and_goes_with_the_next(tmp_path, monkeypatch):
+def test_a_half_removed_checkpoint_is_ignored_and_removed_with_the_next_one(tmp_path, monkeypatch):
     train(recipe(text(tmp_path), "run.steps=3"), tmp_path / "run")
 
     def killed(path, *args, **options):
@@ -383,14 +438,14 @@ def test_a_checkpoint_that_a_kill_left_half_removed_is_none_and_goes_with_the_ne
     with pytest.raises(KeyboardInterrupt):
         resume(tmp_path / "run", steps=6, settings=["run.keep=1", "run.evaluate=0"])
     monkeypatch.undo()
-    checkpoint.check(tmp_path / "run", *checkpoint.steps(tmp_path / "run"))
+    checkpoint.verify(tmp_path / "run", *checkpoint.steps(tmp_path / "run"))
     resume(tmp_path / "run", steps=7)
     assert [one.name for one in (tmp_path / "run" / "checkpoints").iterdir()] == ["00000007"]
 
 
 @contextmanager
 def full_disk(size):
-    """No file may grow beyond a size: what a full disk does, really, and an error of the writer's own."""
+    """Limits the size of files, which raises the error of a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -400,9 +455,12 @@ def full_disk(size):
 
 
 @pytest.mark.parametrize("size", [20_000, 100], ids=["checkpoint", "recipe"])
-def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, size):
+def test_a_full_disk_leaves_the_earlier_checkpoint_intact(tmp_path, size):
     train(recipe(text(tmp_path), "run.steps=3"), tmp_path / "run")
-    with full_disk(size), pytest.raises(ValueError, match=r"cannot write to .*run \(.*File too large.*which is kept"):
+    with (
+        full_disk(size),
+        pytest.raises(ValueError, match=r"cannot write to .*run \(.*File too large.*checkpoint is intact"),
+    ):
         resume(tmp_path / "run", steps=6)
     assert checkpoint.steps(tmp_path / "run") == [3]
     assert not [one for one in (tmp_path / "run" / "checkpoints").iterdir() if not one.name.isdigit()]
@@ -413,10 +471,10 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, size):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Metrics by the step, as a table says; the last step has two: of all examples, and of some."""
+    """Replaces the metrics by a table; the last step has two: on all examples, and on some."""
     original, step = Loop._evaluate, 0
 
-    def evaluate(work, network, split, limit, kernel):
+    def evaluate(objective, network, split, limit, kernel):
         return {"bits_per_byte": float(table[step, "some" if limit else "all"])}
 
     def at(loop, number, *args, **options):
@@ -426,11 +484,11 @@ def scripted(monkeypatch):
 
     def script(new, higher=False):
         table.update(new)
-        monkeypatch.setattr(LanguageWork, "higher_is_better", higher)
+        monkeypatch.setattr(LanguageObjective, "higher_is_better", higher)
 
     table: dict[tuple[int, str], float] = {}
-    monkeypatch.setattr(LanguageWork, "evaluate", evaluate)
-    monkeypatch.setattr(LanguageWork, "sample", lambda *args: None)
+    monkeypatch.setattr(LanguageObjective, "evaluate", evaluate)
+    monkeypatch.setattr(LanguageInference, "sample", lambda *args: None)
     monkeypatch.setattr(Loop, "_evaluate", at)
     return script
 
@@ -440,7 +498,7 @@ def scripted(monkeypatch):
 def test_the_best_checkpoint_is_kept_and_found(tmp_path, scripted, higher, end, best):
     sign = -1 if higher else 1
     scores = {(3, "some"): 2.0, (6, "some"): 1.0, (9, "some"): 1.5, (12, "all"): 0.5, (12, "some"): end}
-    scripted({place: sign * score for place, score in scores.items()}, higher)
+    scripted({key: sign * score for key, score in scores.items()}, higher)
     folder = tmp_path / "run"
     trained = train(recipe(text(tmp_path), "run.evaluate=3", "run.keep=1"), folder)
     assert checkpoint.steps(folder) == sorted({best, 12})
@@ -448,27 +506,27 @@ def test_the_best_checkpoint_is_kept_and_found(tmp_path, scripted, higher, end, 
     assert open_run(folder, step="best", device="cpu").step == best and open_run(folder, device="cpu").step == 12
 
 
-def test_only_evaluations_with_a_checkpoint_count_and_a_resumed_run_knows_its_best(tmp_path, scripted):
+def test_only_evaluations_with_a_checkpoint_count_and_a_resumed_run_restores_its_best(tmp_path, scripted):
     scores = {(2, "some"): 0.1, (4, "some"): 0.1, (6, "some"): 1.0, (8, "some"): 0.1, (10, "some"): 0.1}
     scripted(scores | {(12, "all"): 3.0, (12, "some"): 2.0})
     data, settings = text(tmp_path), ("run.evaluate=2", "run.save=3")
     whole = train(recipe(data, *settings), tmp_path / "whole")
     train(recipe(data, *settings), tmp_path / "cut")
-    shutil.rmtree(checkpoint.place(tmp_path / "cut", 12))
+    shutil.rmtree(checkpoint.path_of(tmp_path / "cut", 12))
     again = resume(tmp_path / "cut")
     assert whole.best == again.best == {"step": 6, "bits_per_byte": 1.0}
-    assert same(checkpoint.place(tmp_path / "whole", 12), checkpoint.place(tmp_path / "cut", 12))
+    assert same(checkpoint.path_of(tmp_path / "whole", 12), checkpoint.path_of(tmp_path / "cut", 12))
 
 
 def test_a_run_without_evaluations_at_checkpoints_has_no_best(tmp_path):
     train(recipe(text(tmp_path), "run.evaluate=0"), tmp_path / "run")
-    assert open_run(tmp_path / "run", step="best", device="cpu").step == 12  # the end is evaluated always
-    shutil.rmtree(checkpoint.place(tmp_path / "run", 12))
+    assert open_run(tmp_path / "run", step="best", device="cpu").step == 12  # the last step is always evaluated
+    shutil.rmtree(checkpoint.path_of(tmp_path / "run", 12))
     with pytest.raises(ValueError, match=r"no best checkpoint: none was evaluated; let run\.save"):
         open_run(tmp_path / "run", step="best", device="cpu")
 
 
-def test_the_checkpoints_of_a_run_that_goes_on_from_an_earlier_step_replace_those_after_it(tmp_path):
+def test_a_run_resumed_from_an_earlier_step_replaces_the_later_checkpoints(tmp_path):
     train(recipe(text(tmp_path), "run.keep=4", "run.evaluate=0"), tmp_path / "run")
     resume(tmp_path / "run", step=3, steps=7, settings=["run.keep=2"])
     assert checkpoint.steps(tmp_path / "run") == [6, 7]
@@ -487,72 +545,72 @@ def test_a_stop_signal_saves_and_ends_cleanly(tmp_path):
     assert last["stopped"] == "asked to stop by SIGTERM" and last["step"] == checkpoint.steps(tmp_path / "run")[-1]
 
 
-def test_an_evaluation_is_given_up_for_a_stop_signal_and_the_last_step_is_saved(tmp_path, monkeypatch):
-    def endless(*given):
+def test_a_stop_signal_aborts_an_evaluation_and_the_last_step_is_saved(tmp_path, monkeypatch):
+    def endless(*arguments):
         signal.raise_signal(signal.SIGTERM)
         raise AssertionError("it went on")
 
-    monkeypatch.setattr(LanguageWork, "evaluate", endless)
+    monkeypatch.setattr(LanguageObjective, "evaluate", endless)
     trained = train(recipe(text(tmp_path), "run.evaluate=0"), tmp_path / "run")
-    assert trained.stopped is None and trained.metrics == {}  # nothing is left to do but what was given up
+    assert trained.stopped is None and trained.metrics == {}  # only the evaluation is missing
     assert checkpoint.steps(tmp_path / "run")[-1] == 12
     monkeypatch.undo()
     assert open_run(tmp_path / "run", device="cpu").evaluate()["bits_per_byte"] > 0
 
 
-def test_one_ctrl_c_saves_the_step_in_hand_and_a_second_stops_at_once(tmp_path):
+def test_one_ctrl_c_saves_the_current_step_and_a_second_stops_at_once(tmp_path):
     def press(times):
-        def listener(line):
-            if line["kind"] == "step" and line["step"] == 2:
+        def callback(record):
+            if record["kind"] == "step" and record["step"] == 2:
                 for _ in range(times):
                     signal.getsignal(signal.SIGINT)(signal.SIGINT, None)
 
-        return (listener,)
+        return (callback,)
 
     data = text(tmp_path)
-    trained = train(recipe(data), tmp_path / "once", listeners=press(1))
+    trained = train(recipe(data), tmp_path / "once", callbacks=press(1))
     assert trained.stopped == "asked to stop by SIGINT" and checkpoint.steps(tmp_path / "once") == [2]
     with pytest.raises(KeyboardInterrupt):
-        train(recipe(data), tmp_path / "twice", listeners=press(2))
+        train(recipe(data), tmp_path / "twice", callbacks=press(2))
     assert checkpoint.steps(tmp_path / "twice") == []
 
 
 def killed_and_resumed(tmp_path, kills, steps, seed):
-    """Kill a run at random moments, look at all it has saved, let it go on; against a run that was left alone.
+    """Kills a run at random moments, compares its checkpoints with those of an uninterrupted run, and resumes it.
 
-    How many checkpoints were looked at comes back.
+    Returns the number of checkpoints that were compared.
     """
     data, settings = text(tmp_path), (f"run.steps={steps}", "run.save=5", "run.evaluate=0")
     whole, killed, dice = tmp_path / "whole", tmp_path / "killed", random.Random(seed)
     records = killed / "records.jsonl"
     with one_thread():
         train(recipe(data, *settings, "run.keep=1000"), whole)
-    found = 0
+    result = 0
     for number in range(kills):
         process = start(command(killed, data, "resume" if number else "train", *settings))
         while not records.exists() or records.read_text().count('"begin"') <= number:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.01)
         time.sleep(dice.random() / 2)
-        assert process.poll() is None, "the run was done before it was killed"
+        assert process.poll() is None, "the run ended before it was killed"
         process.kill()
         process.communicate()
         for step in checkpoint.steps(killed):
-            assert same(checkpoint.place(whole, step), checkpoint.place(killed, step)), (seed, number, step)
-            found += 1
+            assert same(checkpoint.path_of(whole, step), checkpoint.path_of(killed, step)), (seed, number, step)
+            result += 1
     finish(command(killed, data, "resume"))
-    assert same(checkpoint.place(whole, steps), checkpoint.place(killed, steps))
+    assert same(checkpoint.path_of(whole, steps), checkpoint.path_of(killed, steps))
     assert losses(whole) == losses(killed)
-    return found
+    return result
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
+def test_a_killed_run_is_resumed_to_equal_weights(tmp_path):
     killed_and_resumed(tmp_path, kills=2, steps=120, seed=os.getpid())
 
 
 @pytest.mark.slow
 def test_fifty_kills_at_random_moments(tmp_path):
-    found = killed_and_resumed(tmp_path, kills=50, steps=2600, seed=0)
-    begun = [line["step"] for line in read(tmp_path / "killed" / "records.jsonl") if line["kind"] == "begin"]
-    print(f"{found} checkpoints compared; went on from step {', '.join(map(str, begun[1:]))}")  # seen with -s
-    assert found >= 50
+    result = killed_and_resumed(tmp_path, kills=50, steps=2600, seed=0)
+    resumed = [line["step"] for line in read(tmp_path / "killed" / "records.jsonl") if line["kind"] == "begin"]
+    print(f"{result} checkpoints compared; resumed from steps {', '.join(map(str, resumed[1:]))}")  # shown with -s
+    assert result >= 50

@@ -7,8 +7,8 @@ The output of a query without keys is zero. Every kernel computes the same funct
     fused       Triton programs for windows, blocks, strides, summaries, hashes and spans; half precision on CUDA
     hashed      sorts the keys by bucket; the pattern `hashed` by itself, on any device
     tiled       dense attention in other views of the memory: windows, blocks, strides, summaries; whole causal passes
-    blocked     gathers the keys of any sparse pattern and calls SDPA, on any device
     flex        FlexAttention; training on CUDA only, no dropout
+    blocked     gathers the keys of any sparse pattern and calls SDPA, on any device
     sdpa        PyTorch's fused attention; everything that does not need the weights
     reference   the equation as written; everything
     auto        the first of these that supports the request and computes few enough of the scores: each kernel states up to
@@ -39,8 +39,8 @@ KERNELS: dict[str, Kernel] = {  # in the order in which `auto` asks them
     "fused": fused,
     "hashed": hashed,
     "tiled": tiled,
-    "blocked": blocked,
     "flex": flex,
+    "blocked": blocked,
     "sdpa": sdpa,
     "reference": reference,
 }

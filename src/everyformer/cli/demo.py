@@ -35,8 +35,8 @@ def demo(*, out: Path | None = None) -> int:
     recipe = Recipe.of("byte-language", *SETTINGS, f"run.steps={STEPS}", size="tiny")
     folder = run_folder(out, "demo")
     screen.print("training byte-language (4 layers, width 128) on the bytes of Shakespeare; the last tenth is held out")
-    with show_progress(screen) as listener:
-        trained = train(recipe, folder, listeners=(listener,))
+    with show_progress(screen) as callback:
+        trained = train(recipe, folder, callbacks=(callback,))
     if trained.stopped:
         next_command(screen, "resume", folder)
         return exit_code(trained)
@@ -48,9 +48,9 @@ def demo(*, out: Path | None = None) -> int:
     screen.print(f"for comparison: xz -9 needs {XZ_BITS} for the whole text, uniform guessing 8")
     screen.print("\nsampled at temperature 0.5", style="dim")
     choices = {"tokens": 300, "temperature": 0.5, "seed": 0}
-    screen.print(trained.work.write(trained.network, PROMPT, **choices), soft_wrap=True)
+    screen.print(trained.generate(PROMPT, **choices), soft_wrap=True)
     attention = folder / "attention.png"
-    attention_maps.draw(attention_maps.attention_maps(trained.network, trained.work)).savefig(attention)
+    attention_maps.draw(attention_maps.attention_maps(trained.network, trained.task.data)).savefig(attention)
     screen.print(f"\ncurves: {curves.draw(folder)}\nattention: {attention}", soft_wrap=True)
     next_command(screen, "generate", folder, "--prompt", "JULIET:", "--tokens", "300", "--stream")
     return 0

@@ -53,24 +53,24 @@ def evaluate(
         Compile the network first. This pays off for a long evaluation on a GPU.
     """
     import_parts(imports, run)
-    from everyformer.train.finished import open_run
+    from everyformer.train.trained import open_run
 
     if limit is not None and limit < 1:
         raise ValueError(f"--limit {limit} is less than 1; give the number of examples to evaluate")
     options: dict[str, Any] = {"stride": stride, "memory": memory}
     options = {name: number for name, number in options.items() if number is not None}
-    finished = open_run(run, step=step, device=device, **options)
+    trained = open_run(run, step=step, device=device, **options)
     if compiled:
-        finished.network.compile()
-    result = finished.evaluate(split, limit, kernel, precision)
+        trained.network.compile()
+    result = trained.evaluate(split, limit, kernel, precision)
     if as_json:
         print(json.dumps(result))
         return 0
     screen = console()
     screen.print(metrics(result))
-    if finished.writes:
-        next_command(screen, "generate", run, hint=finished.work.hint)
+    if trained.can_generate:
+        next_command(screen, "generate", run, hint=trained.task.inference.example)
     else:
-        more = [] if finished.step < finished.recipe.run.steps else ["--steps", str(2 * finished.step)]
+        more = [] if trained.step < trained.recipe.run.steps else ["--steps", str(2 * trained.step)]
         next_command(screen, "resume", run, *more)
     return 0

@@ -69,7 +69,7 @@ def generate(
     import_parts(imports, run)
     options = {
         "prompt": prompt, "tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "beam": beam, "seed": seed, "stream": stream or None, "out": out, "pictures": images, "given": given,
+        "beam": beam, "seed": seed, "stream": stream or None, "out": out, "images": images, "given": given,
     }  # fmt: skip
     _generate(run, step, device, {name: value for name, value in options.items() if value is not None})
     return 0
@@ -77,25 +77,25 @@ def generate(
 
 def _generate(run: Path, step: Step, device: str, options: dict[str, Any]) -> None:
     """Generate with the options that were given, and print or write the result."""
-    from everyformer.train.finished import open_run
+    from everyformer.train.trained import open_run
 
     if options.get("tokens", 0) < 0:
         raise ValueError(f"--tokens {options['tokens']} is negative; give the number of tokens to generate")
     if options.get("beam", 1) < 1:
         raise ValueError(f"--beam {options['beam']} is less than 1; give the width of the beam, or leave it out")
-    finished = open_run(run, step=step, device=device, data=False)
+    trained = open_run(run, step=step, device=device, data=False)
     if "stream" in options and "beam" in options:
         raise ValueError("--beam returns the whole text at once and cannot be streamed; leave out --stream or --beam")
     screen = console()
-    if finished.work.paints:
-        file = options.pop("out", run / finished.work.file)
-        screen.print(finished.paint(file, **options), soft_wrap=True)
+    if trained.task.inference.generates_images:
+        file = options.pop("out", run / trained.task.inference.file)
+        screen.print(trained.generate_images(file, **options), soft_wrap=True)
     else:
         prompt = str(options.pop("prompt", "\n"))
         if options.pop("stream", False):
-            pieces: Iterable[str] = chain([prompt], finished.stream(prompt, **options))
+            pieces: Iterable[str] = chain([prompt], trained.stream(prompt, **options))
         else:
-            pieces = [finished.write(prompt, **options)]
+            pieces = [trained.generate(prompt, **options)]
         for piece in pieces:
             sys.stdout.write(escape_controls(piece))
             sys.stdout.flush()

@@ -38,7 +38,7 @@ def import_parts(names: Sequence[str], run: Path | None = None) -> None:
 
 
 def recorder(names: Sequence[str], folder: Path) -> Callable[[dict[str, Any]], None]:
-    """A listener that records in a run's folder what was imported: copies of files, names of modules."""
+    """A callback that records in a run's folder what was imported: copies of files, names of modules."""
 
     def listen(record: dict[str, Any]) -> None:
         if record["kind"] != "begin" or not names:

@@ -20,7 +20,7 @@ GAP = "  "
 
 @contextmanager
 def show_progress(screen: Console) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yields a listener for the records of a run."""
+    """Yields a callback for the records of a run."""
     state = Progress()
     if screen.is_terminal and not screen.is_dumb_terminal:
         with Live(state, console=screen, refresh_per_second=8):

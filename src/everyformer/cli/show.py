@@ -52,12 +52,12 @@ def attention(
     from everyformer.family.table import find
     from everyformer.study.attention_maps import attention_maps, draw
     from everyformer.study.pattern_images import check_file
-    from everyformer.train.finished import open_run
+    from everyformer.train.trained import open_run
 
     check_file(out)
-    finished = open_run(run, step=step)
-    runs = [finished] if beside is None else [finished, open_run(beside)]
-    maps = [attention_maps(one.network, one.work, text) for one in runs]
+    trained = open_run(run, step=step)
+    runs = [trained] if beside is None else [trained, open_run(beside)]
+    maps = [attention_maps(one.network, one.task.data, text) for one in runs]
     if beside is not None:
         maps = [
             replace(one_map, title=f"{find(one.recipe.member).name}: {one_map.title}")
@@ -66,8 +66,8 @@ def attention(
     draw(*maps).savefig(out)
     screen = console()
     screen.print(f"attention: {out}", soft_wrap=True)
-    if finished.writes:
-        next_command(screen, "generate", run, hint=finished.work.hint)
+    if trained.can_generate:
+        next_command(screen, "generate", run, hint=trained.task.inference.example)
     else:
         next_command(screen, "evaluate", run)
 
@@ -94,12 +94,12 @@ def spans(
     import_parts(imports, run)
     from everyformer.study.attention_maps import draw_spans, spans_of
     from everyformer.study.pattern_images import check_file
-    from everyformer.train.finished import open_run
+    from everyformer.train.trained import open_run
 
     if out is not None:
         check_file(out)
-    finished = open_run(run, step=step)
-    result = spans_of(finished.network, finished.work)
+    trained = open_run(run, step=step)
+    result = spans_of(trained.network, trained.task.data)
     if out is not None:
         draw_spans(result).savefig(out)
     if as_json:

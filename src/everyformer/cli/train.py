@@ -15,7 +15,7 @@ from everyformer.cli.progress import metrics, show_progress
 from everyformer.cli.terminal import UnbreakableConsole, console, next_command
 
 if TYPE_CHECKING:
-    from everyformer.train.loop import Trained
+    from everyformer.train.trained import TrainedRun
 
 
 def train(
@@ -55,9 +55,9 @@ def train(
     screen = console(UnbreakableConsole)
     recipe = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from)
     folder = run_folder(out, find(member).name)
-    with show_progress(screen) as listener:
-        listeners = (recorder(imports, folder), listener)
-        trained = explain_out_of_memory(recipe, lambda: start(recipe, folder, listeners=listeners))
+    with show_progress(screen) as callback:
+        callbacks = (recorder(imports, folder), callback)
+        trained = explain_out_of_memory(recipe, lambda: start(recipe, folder, callbacks=callbacks))
     _finish(screen, trained, folder)
     return exit_code(trained)
 
@@ -85,16 +85,16 @@ def resume(
     """
     import_parts(imports, run)
     from everyformer.train import checkpoint
-    from everyformer.train.folder import changed, read_recipe
+    from everyformer.train.folder import override_run, read_recipe
     from everyformer.train.loop import resume as continue_run
 
     screen = console(UnbreakableConsole)
-    recipe = changed(read_recipe(run), settings)
+    recipe = override_run(read_recipe(run), settings)
     if not checkpoint.steps(run):
         screen.print(f"{run} has no checkpoint, so it starts from step 0", soft_wrap=True)
-    with show_progress(screen) as listener:
+    with show_progress(screen) as callback:
         trained = explain_out_of_memory(
-            recipe, lambda: continue_run(run, step=step, steps=steps, settings=settings, listeners=(listener,))
+            recipe, lambda: continue_run(run, step=step, steps=steps, settings=settings, callbacks=(callback,))
         )
     _finish(screen, trained, run)
     return exit_code(trained)
@@ -111,7 +111,7 @@ def run_folder(out: Path | None, name: str) -> Path:
     return folder
 
 
-def exit_code(trained: Trained) -> int:
+def exit_code(trained: TrainedRun) -> int:
     """0 if the run reached its end, else 128 plus the number of the signal that stopped it, as in a shell."""
     if trained.stopped is None:
         return 0
@@ -128,11 +128,14 @@ def _free_folder(parent: Path, name: str) -> Path:
     return parent / f"{name}-{max(1, number - restarted())}"
 
 
-def _finish(screen: Console, trained: Trained, folder: Path) -> None:
+def _finish(screen: Console, trained: TrainedRun, folder: Path) -> None:
     if screen.quiet:
         return
     if trained.metrics:
         screen.print(f"\n{metrics(trained.metrics)}", style="bold")
+    if trained.skipped_steps:
+        reasons = "the reasons are in records.jsonl, in the lines of the kind skip"
+        screen.print(f"{trained.skipped_steps} of {trained.step} steps were skipped; {reasons}", style="yellow")
     if trained.best and trained.best["step"] != trained.step:
         screen.print(f"best checkpoint (--step best): step {trained.best['step']}, {metrics(trained.best)}")
     try:
@@ -144,7 +147,7 @@ def _finish(screen: Console, trained: Trained, folder: Path) -> None:
     screen.print(f"run: {folder}")
     if trained.stopped:
         next_command(screen, "resume", folder)
-    elif trained.writes:
-        next_command(screen, "generate", folder, hint=trained.work.hint)
+    elif trained.can_generate:
+        next_command(screen, "generate", folder, hint=trained.task.inference.example)
     else:
         next_command(screen, "evaluate", folder)

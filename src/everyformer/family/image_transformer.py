@@ -20,12 +20,12 @@ from everyformer.family.member import Member
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Embed, Features, Tokens
 from everyformer.network.feedforward import FeedForward
+from everyformer.network.grid import Grid
 from everyformer.network.initial import Xavier
 from everyformer.network.layer import Layer
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.multi_head_attention import Attention, CrossAttention
 from everyformer.network.output_head import Language, Logistics, OutputHead
-from everyformer.network.position import Grid
 from everyformer.network.residual import PostNorm
 from everyformer.network.sublayer import Sublayer
 from everyformer.value import Share, Size

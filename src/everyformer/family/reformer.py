@@ -20,12 +20,12 @@ from everyformer.family.member import Member
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
+from everyformer.network.grid import Axial
 from everyformer.network.initial import Normal
 from everyformer.network.layer import Layer
 from everyformer.network.model import Model
 from everyformer.network.multi_head_attention import Attention
 from everyformer.network.output_head import Language
-from everyformer.network.position import Axial
 from everyformer.network.residual import Reversible
 from everyformer.value import Share, Size
 

@@ -20,8 +20,8 @@ from everyformer.network.layer import Layer
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.multi_head_attention import Attention, CrossAttention
 from everyformer.network.output_head import Language
-from everyformer.network.position import Sinusoidal
 from everyformer.network.residual import PostNorm
+from everyformer.network.sinusoid import Sinusoidal
 from everyformer.value import Share, Size
 
 

@@ -25,9 +25,9 @@ from everyformer.network.layer import Layer
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.multi_head_attention import Attention, CrossAttention
 from everyformer.network.output_head import Language
-from everyformer.network.position import TimePosition
 from everyformer.network.repeat import Halt, Repeat
 from everyformer.network.residual import PostNorm
+from everyformer.network.sinusoid import TimePosition
 from everyformer.network.sublayer import Sublayer
 from everyformer.value import NotNegative, Share, Size
 

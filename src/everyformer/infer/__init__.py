@@ -1,1 +1,1 @@
-"""Using a trained model."""
+"""Inference: text and image generation, beam search, rollouts of agents, and evaluation of language models."""

@@ -1,14 +1,14 @@
-"""Beam search: the most probable answer, as far as a beam of so many hypotheses finds it.
+"""Beam search: the most probable output, as far as a beam of hypotheses finds it.
 
-Paper: Wu et al. 2016 (GNMT), eq. 14 without the coverage term. Of all answers Y that end with `end`, the one with the largest
-    s(Y) = log P(Y | X) / lp(Y),    lp(Y) = ((5 + |Y|) / 6)^penalty
-Symbols: penalty alpha; |Y| the number of tokens, `end` included; `longest` the largest |Y|.
+Paper: Wu et al. 2016 (GNMT), eq. 14 without the coverage term. Of all outputs Y that end with `end`, the one with the largest
+    s(Y) = log P(Y | X) / lp(Y),    lp(Y) = ((5 + |Y|) / 6)^length_penalty
+Symbols: length_penalty alpha; |Y| the number of tokens including `end`; `max_tokens` the largest |Y|.
 
-At each step every hypothesis is followed by every token, and the `beam` most probable are looked at: those that end are
-answers, and the most probable that do not end go on. A sentence is done when it has `beam` answers, or when no hypothesis
-can become better than its best answer (log P only falls, and lp is at most that of the longest). Where nothing has ended
-after `longest` tokens the most probable hypothesis is the answer. With a beam of 1 this is the most likely token, again
-and again; with a beam of all hypotheses it is exhaustive.
+At each step every hypothesis is extended by every token, and the `beam` most probable extensions are examined: those that end
+are finished outputs, and the most probable ones that do not end continue. A sentence is done when it has `beam` finished
+outputs, or when no hypothesis can still beat its best one (log P only decreases, and lp is at most that of `max_tokens`).
+If nothing has ended after `max_tokens` tokens, the most probable hypothesis is the output. A beam of 1 is greedy decoding; a
+beam of all hypotheses is exhaustive search.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everyformer.infer.generate import language_head, pad, prompt_rows
+from everyformer.infer.generate import language_head, pad_left, prompt_rows
 from everyformer.infer.sample import check_logits
 from everyformer.network.cache import Cache
 from everyformer.network.network import EncoderOutput, Network, PairNetwork, evaluating
@@ -30,48 +30,53 @@ def beam_search(
     inputs: Any,
     *,
     end: int,
-    longest: int,
+    max_tokens: int,
     start: int | None = None,
     visible: Tensor | None = None,
     beam: int = 5,
-    penalty: float = 0.6,
+    length_penalty: float = 0.6,
     cached: bool = True,
     kernel: str = "auto",
 ) -> list[list[int]]:
-    """The best answer for each row of the inputs, without `start` and `end`.
+    """Returns the best output for each row of the inputs, without `start` and `end`.
 
-    inputs    for a pair what its encoder takes, with its `visible`; for a language model prompts, as lists of tokens
-    start     the token that a pair's answer begins with; a language model begins with its prompts
-    cached    False computes everything anew at each step: the same, slowly
+    inputs    for an encoder-decoder the encoder's inputs, with their `visible`; for a language model prompts, as lists of tokens
+    start     the first token of a decoder's input; a language model starts with its prompts
+    cached    False computes everything again at each step: equal outputs, but slow
     """
-    if not (beam >= 1 and longest >= 1 and 0 <= penalty < float("inf")):
+    if not (beam >= 1 and max_tokens >= 1 and 0 <= length_penalty < float("inf")):
         raise ValueError(
-            f"a beam of {beam}, at most {longest} tokens and a penalty of {penalty}: give a beam and a length of 1 or more, "
-            "and a penalty of 0 or more"
+            f"beam is {beam}, max_tokens {max_tokens} and length_penalty {length_penalty}: give a beam and max_tokens of 1 or "
+            "more, and a finite length_penalty of 0 or more"
         )
     with evaluating(network):
         hypotheses = (
-            _begin_pair(network, inputs, start, visible, kernel)
+            _start_pair(network, inputs, start, visible, kernel)
             if isinstance(network, PairNetwork)
-            else _begin_language(network, inputs, start, visible, longest, kernel)
+            else _start_language(network, inputs, start, visible, max_tokens, kernel)
         )
-        return _search(hypotheses, end, longest, beam, penalty, cached)
+        return _search(hypotheses, end, max_tokens, beam, length_penalty, cached)
 
 
 class _Hypotheses:
-    """The open hypotheses of all sentences, W for each, and what the network has read of them."""
+    """The open hypotheses of all sentences, W for each, and the network's cache of them."""
 
     def __init__(
-        self, network: Network, token_BT: Tensor, visible_BT: Tensor | None, memory: EncoderOutput | None, kernel: str
+        self,
+        network: Network,
+        token_BT: Tensor,
+        visible_BT: Tensor | None,
+        encoder_output: EncoderOutput | None,
+        kernel: str,
     ):
-        self.network, self.number, self.kernel = network, language_head(network), kernel
-        self.token_BT, self.visible_BT, self.memory = token_BT, visible_BT, memory
-        self.begun = token_BT.shape[1]
+        self.network, self.head, self.kernel = network, language_head(network), kernel
+        self.token_BT, self.visible_BT, self.encoder_output = token_BT, visible_BT, encoder_output
+        self.prompt_length = token_BT.shape[1]
         self.cache = Cache()
 
-    def read(self, cached: bool) -> Tensor:
-        """log P of the next token after each hypothesis."""
-        options: dict[str, Any] = {} if self.memory is None else {"encoder_output": self.memory}
+    def next_log_probabilities(self, cached: bool) -> Tensor:
+        """Returns log P of every next token after each hypothesis."""
+        options: dict[str, Any] = {} if self.encoder_output is None else {"encoder_output": self.encoder_output}
         first = not cached or self.cache.length == 0
         token_BT = self.token_BT if first else self.token_BT[:, -1:]
         output = self.network(
@@ -82,93 +87,95 @@ class _Hypotheses:
             **options,
         )
         self.cache = output.cache or self.cache
-        logits_BV = check_logits(output.logits_of(self.number)[:, -1])
+        logits_BV = check_logits(output.logits_of(self.head)[:, -1])
         return logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
 
-    def follow(self, row_B: Tensor, new_B: Tensor) -> None:
-        """Go on with these hypotheses, each followed by its token."""
-        self.token_BT = torch.cat((self.token_BT[row_B], new_B[:, None]), dim=1)
+    def extend(self, row_B: Tensor, token_B: Tensor) -> None:
+        """Continue with these hypotheses, each extended by its token."""
+        self.token_BT = torch.cat((self.token_BT[row_B], token_B[:, None]), dim=1)
         if self.visible_BT is not None:
-            seen_B1 = self.visible_BT.new_ones(len(row_B), 1)
-            self.visible_BT = torch.cat((self.visible_BT[row_B], seen_B1), dim=1)
+            visible_B1 = self.visible_BT.new_ones(len(row_B), 1)
+            self.visible_BT = torch.cat((self.visible_BT[row_B], visible_B1), dim=1)
         if self.cache.length:
             self.cache = self.cache.reorder(row_B)
-        if self.memory is not None:
-            visible_BS = self.memory.visible_BS
-            self.memory = EncoderOutput(self.memory.x_BSD[row_B], None if visible_BS is None else visible_BS[row_B])
+        if self.encoder_output is not None:
+            x_BSD, visible_BS = self.encoder_output.x_BSD, self.encoder_output.visible_BS
+            self.encoder_output = EncoderOutput(x_BSD[row_B], None if visible_BS is None else visible_BS[row_B])
 
-    def answers(self) -> Tensor:
-        return self.token_BT[:, self.begun :]
+    def outputs(self) -> Tensor:
+        return self.token_BT[:, self.prompt_length :]
 
 
-def _begin_pair(pair: PairNetwork, inputs: Any, start: int | None, visible: Tensor | None, kernel: str) -> _Hypotheses:
+def _start_pair(pair: PairNetwork, inputs: Any, start: int | None, visible: Tensor | None, kernel: str) -> _Hypotheses:
     if start is None:
-        raise ValueError("the answers of a pair begin with a token of their own; give start=")
-    memory = pair.encode(inputs, visible=visible, kernel=kernel)
-    token_B1 = torch.full((len(memory.x_BSD), 1), start, device=memory.x_BSD.device)
-    return _Hypotheses(pair.decoder, token_B1, None, memory, kernel)
+        raise ValueError("the outputs of an encoder-decoder begin with a start token, but none is given; give start=")
+    encoder_output = pair.encode(inputs, visible=visible, kernel=kernel)
+    token_B1 = torch.full((len(encoder_output.x_BSD), 1), start, device=encoder_output.x_BSD.device)
+    return _Hypotheses(pair.decoder, token_B1, None, encoder_output, kernel)
 
 
-def _begin_language(
-    network: Network, inputs: Any, start: int | None, visible: Tensor | None, longest: int, kernel: str
+def _start_language(
+    network: Network, inputs: Any, start: int | None, visible: Tensor | None, max_tokens: int, kernel: str
 ) -> _Hypotheses:
     if start is not None or visible is not None:
-        raise ValueError("a language model goes on from its prompts, lists of tokens; leave start= and visible= out")
+        raise ValueError("a language model starts from its prompts, lists of tokens; leave start= and visible= out")
     rows = prompt_rows(inputs)
-    token_BT, visible_BT = pad(rows, next(network.parameters()).device)
-    length = token_BT.shape[1] + longest - 1  # the last token is not read
+    token_BT, visible_BT = pad_left(rows, next(network.parameters()).device)
+    length = token_BT.shape[1] + max_tokens - 1  # the last token is not read
     if network.limit is not None and length > network.limit:
         raise ValueError(
-            f"a prompt of {token_BT.shape[1]} tokens and {longest} more need {length} positions, but the model knows "
-            f"{network.limit}; lower longest or cut the prompts"
+            f"a prompt of {token_BT.shape[1]} tokens and {max_tokens} more need {length} positions, but the model has "
+            f"{network.limit}; lower max_tokens or shorten the prompts"
         )
     return _Hypotheses(network, token_BT, None if bool(visible_BT.all()) else visible_BT, None, kernel)
 
 
-def _search(beams: _Hypotheses, end: int, longest: int, beam: int, penalty: float, cached: bool) -> list[list[int]]:
-    def worth(total: float, length: int) -> float:
-        return total / ((5 + length) / 6) ** penalty
+def _search(
+    hypotheses: _Hypotheses, end: int, max_tokens: int, beam: int, length_penalty: float, cached: bool
+) -> list[list[int]]:
+    def score(total: float, length: int) -> float:
+        return total / ((5 + length) / 6) ** length_penalty
 
-    left = list(range(len(beams.token_BT)))  # the sentences that are not done
-    found: list[list[tuple[float, list[int]]]] = [[] for _ in left]
-    total_BW = torch.zeros(len(left), 1, device=beams.token_BT.device)
-    for length in range(1, longest + 1):
-        best_BN, new_BN, row_BN = _candidates(total_BW, beams.read(cached), end, beam)
-        ends_BN = new_BN == end
-        for number, rank in ends_BN[:, :beam].nonzero().tolist():
-            answer = beams.answers()[row_BN[number, rank]].tolist()
-            found[left[number]].append((worth(best_BN[number, rank].item(), length), answer))
-        # Those that do not end, in their order.
-        on_BW = ends_BN.to(torch.uint8).argsort(dim=1, stable=True)[:, : min(beam, int((~ends_BN).sum(1).min()))]
-        total_BW, new_BW, row_BW = (x.gather(1, on_BW) for x in (best_BN, new_BN, row_BN))
-        if length == longest or on_BW.shape[1] == 0:
-            for number, sentence in enumerate(left):
-                if not found[sentence]:
-                    answer = [*beams.answers()[row_BW[number, 0]].tolist(), int(new_BW[number, 0])]
-                    found[sentence].append((-torch.inf, answer))
+    unfinished = list(range(len(hypotheses.token_BT)))  # sentences
+    finished: list[list[tuple[float, list[int]]]] = [[] for _ in unfinished]
+    total_BW = torch.zeros(len(unfinished), 1, device=hypotheses.token_BT.device)
+    for length in range(1, max_tokens + 1):
+        best_BN, token_BN, row_BN = _candidates(total_BW, hypotheses.next_log_probabilities(cached), end, beam)
+        ends_BN = token_BN == end
+        for index, rank in ends_BN[:, :beam].nonzero().tolist():
+            output = hypotheses.outputs()[row_BN[index, rank]].tolist()
+            finished[unfinished[index]].append((score(best_BN[index, rank].item(), length), output))
+        # Those that do not end continue, in their order.
+        open_BW = ends_BN.to(torch.uint8).argsort(dim=1, stable=True)[:, : min(beam, int((~ends_BN).sum(1).min()))]
+        total_BW, token_BW, row_BW = (x.gather(1, open_BW) for x in (best_BN, token_BN, row_BN))
+        if length == max_tokens or open_BW.shape[1] == 0:
+            for index, sentence in enumerate(unfinished):
+                if not finished[sentence]:
+                    output = [*hypotheses.outputs()[row_BW[index, 0]].tolist(), int(token_BW[index, 0])]
+                    finished[sentence].append((-torch.inf, output))
             break
-        hopes = [worth(total, longest) for total in total_BW[:, 0].tolist()]
-        stay = [
-            number
-            for number, (sentence, hope) in enumerate(zip(left, hopes, strict=True))
-            if not found[sentence] or (len(found[sentence]) < beam and max(found[sentence])[0] < hope)
+        bounds = [score(total, max_tokens) for total in total_BW[:, 0].tolist()]
+        keep = [
+            index
+            for index, (sentence, bound) in enumerate(zip(unfinished, bounds, strict=True))
+            if not finished[sentence] or (len(finished[sentence]) < beam and max(finished[sentence])[0] < bound)
         ]
-        if not stay:
+        if not keep:
             break
-        left = [left[number] for number in stay]
-        stay_B = torch.tensor(stay, device=row_BW.device)
-        total_BW = total_BW[stay_B]
-        beams.follow(row_BW[stay_B].flatten(), new_BW[stay_B].flatten())
-    return [max(answers)[1] for answers in found]
+        unfinished = [unfinished[index] for index in keep]
+        keep_B = torch.tensor(keep, device=row_BW.device)
+        total_BW = total_BW[keep_B]
+        hypotheses.extend(row_BW[keep_B].flatten(), token_BW[keep_B].flatten())
+    return [max(outputs)[1] for outputs in finished]
 
 
 def _candidates(total_BW: Tensor, log_RV: Tensor, end: int, beam: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The most probable of all hypotheses followed by all tokens: log P, the token, and the hypothesis' row R = B W."""
+    """The most probable extensions of all hypotheses: log P, the token, and the row R = B W of the hypothesis."""
     (sentences, width), vocabulary = total_BW.shape, log_RV.shape[1]
     if not 0 <= end < vocabulary:
-        raise ValueError(f"end is {end}, but the model knows the tokens 0 to {vocabulary - 1}; give one of those")
+        raise ValueError(f"end is {end}, but the model's tokens are 0 to {vocabulary - 1}; give one of those")
     sum_BN = (total_BW[:, :, None] + log_RV.view(sentences, width, vocabulary)).flatten(1)
-    # A hypothesis ends in one way only, so among twice the beam there is a beam of those that go on.
-    best_BN, place_BN = sum_BN.topk(min(2 * beam, width * vocabulary))
-    row_BN = place_BN // vocabulary + torch.arange(sentences, device=place_BN.device)[:, None] * width
-    return best_BN, place_BN % vocabulary, row_BN
+    # A hypothesis has one extension that ends, so twice the beam contains a beam of extensions that do not end.
+    best_BN, index_BN = sum_BN.topk(min(2 * beam, width * vocabulary))
+    row_BN = index_BN // vocabulary + torch.arange(sentences, device=index_BN.device)[:, None] * width
+    return best_BN, index_BN % vocabulary, row_BN

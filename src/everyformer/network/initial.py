@@ -1,13 +1,14 @@
-"""How weights begin.
+"""Initialization of weights.
 
-AsTorch   what each torch layer does by itself; but a table of tokens that a head uses too begins with deviation 1/sqrt(width),
-          because with torch's 1 the first logits are so large that a model would echo its input
-Normal    normal with one deviation, biases 0 (BERT, GPT-2); `by_depth` divides the maps that end a residual branch
-          by sqrt(number of branches) (Child et al. 2019: 1/sqrt(2N) for N layers of two; Radford et al. 2019);
-          `by_width` divides by sqrt(inputs of the map), for tables by sqrt(width) (Child et al. 2019: 0.125/sqrt(d))
-Xavier    uniform by fan-in and fan-out (Glorot & Bengio 2010), as tensor2tensor began the Transformer
+AsTorch   the defaults of torch, except that an embedding table which an output head shares has the std 1/sqrt(width): with torch's
+          std of 1 the first logits are so large that the model repeats its input
+Normal    normal with one std, biases 0 (BERT, GPT-2). `by_depth` divides the maps that end a residual branch by
+          sqrt(number of branches) (Child et al. 2019: 1/sqrt(2N) for N layers of two; Radford et al. 2019). `by_width` divides by
+          sqrt(inputs of the map), for tables by sqrt(width) (Child et al. 2019: 0.125/sqrt(d))
+Xavier    uniform by fan-in and fan-out (Glorot & Bengio 2010), as tensor2tensor initializes the Transformer
 
-A weight whose module says how it begins (`initialized`), as the bias of an LSTM's forget gate does, is left alone.
+A weight that its module initializes itself and marks with `keep_initialized`, such as the bias of an LSTM's forget gate, is not
+changed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from everyformer.value import Positive, Value
 
 
 class Initial:
-    """A value that fills the weights of a built network."""
+    """A value that initializes the weights of a built network."""
 
     __slots__ = ()
 
@@ -56,9 +57,9 @@ class Normal(Initial, Value, frozen=True):
         ends = {last for sublayer in sublayers if (last := sublayer.output_map()) is not None}
         for module in network.modules():
             if isinstance(module, nn.Linear | nn.Embedding) and _free(module.weight):
-                shrink = len(ends) ** -0.5 if self.by_depth and module in ends else 1.0
-                shrink *= module.weight.shape[1] ** -0.5 if self.by_width else 1.0
-                nn.init.normal_(module.weight, std=self.std * shrink)
+                scale = len(ends) ** -0.5 if self.by_depth and module in ends else 1.0
+                scale *= module.weight.shape[1] ** -0.5 if self.by_width else 1.0
+                nn.init.normal_(module.weight, std=self.std * scale)
             if isinstance(module, nn.Linear) and _free(module.bias):
                 nn.init.zeros_(module.bias)
 
@@ -75,4 +76,4 @@ class Xavier(Initial, Value, frozen=True):
         for module in network.modules():
             if isinstance(module, LinearProjectionModule) and module.qkv is not None:
                 for weight in module.qkv.weight.split([n for n in (module.queries, module.keys, module.values) if n]):
-                    nn.init.xavier_uniform_(weight)  # three maps in one matrix: each by its own size
+                    nn.init.xavier_uniform_(weight)  # queries, keys and values share a matrix; each has its own fan-out

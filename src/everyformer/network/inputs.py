@@ -1,4 +1,4 @@
-"""The inputs of a call besides its tokens: checks, and joining them with what the cache holds."""
+"""Checks of the inputs of a call besides its tokens, and joining them with those of the cache."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from torch import Tensor
 
 from everyformer.network.cache import Cache
 from everyformer.network.describe import describe
-from everyformer.network.embed import WHOLE
+from everyformer.network.embed import INDEX_DTYPES
 
 
 def check_visible(visible: Tensor | None, batch: int, length: int) -> None:
+    """Raises ValueError if `visible` is not B, T booleans with a token in every sequence."""
     if visible is None:
         return
     if not isinstance(visible, Tensor) or visible.dtype != torch.bool or tuple(visible.shape) != (batch, length):
@@ -19,20 +20,20 @@ def check_visible(visible: Tensor | None, batch: int, length: int) -> None:
         )
     if not torch.compiler.is_compiling() and not bool(visible.any(1).all()):
         row = int((~visible.any(1)).nonzero()[0])
-        raise ValueError(f"sequence {row} of the batch is all padding; leave it out or give it a token")
+        raise ValueError(f"sequence {row} of the batch is all padding; leave it out, or give it a token")
 
 
 def check_ids(x: Tensor, x_BTD: Tensor, name: str) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in WHOLE or x.shape != x_BTD.shape[:2]:
+    if not isinstance(x, Tensor) or x.dtype not in INDEX_DTYPES or x.shape != x_BTD.shape[:2]:
         raise ValueError(
-            f"{name} are {describe(x)}: give whole numbers (int64 or int32) of the shape {tuple(x_BTD.shape[:2])}, one a token"
+            f"{name} are {describe(x)}: give integers (int64 or int32) of the shape {tuple(x_BTD.shape[:2])}, one per token"
         )
 
 
 def check_range(x: Tensor, size: int, name: str) -> None:
     if not torch.compiler.is_compiling() and not 0 <= int(x.min()) <= int(x.max()) < size:
         raise ValueError(
-            f"{name}s go from {int(x.min())} to {int(x.max())}, but the model knows 0 to {size - 1}; build it for more"
+            f"{name}s go from {int(x.min())} to {int(x.max())}, but the model has 0 to {size - 1}; build it with more"
         )
 
 
@@ -44,11 +45,11 @@ def count_positions(visible_BT: Tensor, start: Tensor | int) -> Tensor:
 def check_position_offset(position_offset: Tensor, batch: int, cache: Cache) -> None:
     if (
         not isinstance(position_offset, Tensor)
-        or position_offset.dtype not in WHOLE
+        or position_offset.dtype not in INDEX_DTYPES
         or tuple(position_offset.shape) != (batch,)
     ):
         raise ValueError(
-            f"position_offset is {describe(position_offset)}: give {batch} whole numbers (int64 or int32), one per sequence"
+            f"position_offset is {describe(position_offset)}: give {batch} integers (int64 or int32), one per sequence"
         )
     if cache.length:
         raise ValueError("positions continue from those of the cache; give position_offset= with the first call only")
@@ -66,16 +67,17 @@ def joined_positions(
     if visible is None and cache.position_BK is None and position_offset is None:
         return None
     visible = torch.ones(batch, length, dtype=torch.bool, device=x_BTD.device) if visible is None else visible
-    before_BK = cache.position_BK
-    if before_BK is None:
-        before_BK = torch.arange(cache.length, device=x_BTD.device)[None]
+    cached_BK = cache.position_BK
+    if cached_BK is None:
+        cached_BK = torch.arange(cache.length, device=x_BTD.device)[None]
     if cache.length == 0:
         return count_positions(visible, 0 if position_offset is None else position_offset[:, None])
-    start_B1 = before_BK.amax(1, keepdim=True) + 1
-    return torch.cat((before_BK.expand(batch, -1), count_positions(visible, start_B1)), dim=1)
+    start_B1 = cached_BK.amax(1, keepdim=True) + 1
+    return torch.cat((cached_BK.expand(batch, -1), count_positions(visible, start_B1)), dim=1)
 
 
 def joined_documents(cache: Cache, documents: Tensor | None, x_BTD: Tensor) -> Tensor | None:
+    """The documents of cached and new keys."""
     if documents is None:
         if cache.document_BK is not None:
             raise ValueError("the cache has documents, these tokens have none; give documents with every call")
@@ -87,15 +89,16 @@ def joined_documents(cache: Cache, documents: Tensor | None, x_BTD: Tensor) -> T
 
 
 def by_position(document_BK: Tensor | None, position_BK: Tensor | None) -> Tensor | None:
-    """Documents as a table by position, if positions are not indices."""
+    """The documents indexed by position instead of by key, if the two differ."""
     if document_BK is None or position_BK is None:
         return document_BK
-    spare = int(position_BK.max()) + 1  # the column of padding
-    table_BP = document_BK.new_full((document_BK.shape[0], spare + 1), -1)
-    return table_BP.scatter(1, position_BK.masked_fill(position_BK < 0, spare).expand_as(document_BK), document_BK)
+    padding = int(position_BK.max()) + 1  # the last column takes the documents of padding
+    table_BP = document_BK.new_full((document_BK.shape[0], padding + 1), -1)
+    return table_BP.scatter(1, position_BK.masked_fill(position_BK < 0, padding).expand_as(document_BK), document_BK)
 
 
 def checked_edges(edges: Tensor | None, batch: int, keys: int, position_BK: Tensor | None) -> Tensor | None:
+    """The edges as B or 1, N, N. Raises ValueError if they are not booleans of that shape for every node."""
     if edges is None:
         return None
     nodes = keys if position_BK is None or torch.compiler.is_compiling() else int(position_BK.max()) + 1

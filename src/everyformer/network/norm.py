@@ -1,16 +1,16 @@
-"""Norms: the four ways of K's comparison, and RMSNorm.
+"""Norms: LayerNorm and RMSNorm of each token, and the norms over positions that source K compares them with.
 
 Equations, for x of B sequences, T positions, D features; mean and variance (population, 1/n) over:
-    LayerNorm ("TokenNorm")   the features of one token                          T eq. 7-8
+    LayerNorm                 the features of one token ("TokenNorm" in source K)        Thickstun (source T) eq. 7-8
     BatchNorm                 batch and positions, for each feature
     InstanceNorm              the positions of one sequence, for each feature
     SequenceNorm              positions and features of one sequence (the LayerNorm of convolutional nets)
     RMSNorm                   x / sqrt(mean x^2) over the features, no mean, no shift        Zhang & Sennrich 2019
 then gamma x + beta with gamma, beta of D numbers.
 
-Departures: an epsilon under the root (T divides by zero where a token is constant); K's BatchNorm "over the feature and
-batch dimension together" is per feature. Padding is left out of every mean. Batch, instance and sequence norms let
-positions speak to each other: a causal model refuses them.
+Departures: an epsilon is added under the root (source T divides by zero where a token is constant). BatchNorm "over the feature and
+batch dimension together" (source K) is per feature. Padding is left out of every mean. Batch, instance and sequence norms mix
+positions, so a causal model refuses them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Norm:
     """A value that builds a module `norm(x_BTD, visible_BT)`."""
 
     __slots__ = ()
-    mixes_positions: ClassVar[bool] = False  # does a token's norm depend on other tokens?
+    mixes_positions: ClassVar[bool] = False  # whether the norm of a token depends on other tokens
 
     def build(self, width: int) -> nn.Module:
         raise NotImplementedError
@@ -38,14 +38,14 @@ class LayerNorm(Norm, Value, frozen=True):
     bias: bool = True
 
     def build(self, width: int) -> nn.Module:
-        return TokenNorm(width, self.eps, bias=self.bias)
+        return LayerNormModule(width, self.eps, bias=self.bias)
 
 
 class RMSNorm(Norm, Value, frozen=True):
     eps: Positive = 1e-6
 
     def build(self, width: int) -> nn.Module:
-        return RootNorm(width, self.eps)
+        return RMSNormModule(width, self.eps)
 
 
 class BatchNorm(Norm, Value, frozen=True):
@@ -54,7 +54,7 @@ class BatchNorm(Norm, Value, frozen=True):
     mixes_positions: ClassVar[bool] = True
 
     def build(self, width: int) -> nn.Module:
-        return RunningNorm(width, self.eps, self.momentum)
+        return BatchNormModule(width, self.eps, self.momentum)
 
 
 class InstanceNorm(Norm, Value, frozen=True):
@@ -62,7 +62,7 @@ class InstanceNorm(Norm, Value, frozen=True):
     mixes_positions: ClassVar[bool] = True
 
     def build(self, width: int) -> nn.Module:
-        return SharedNorm(width, self.eps, dims=(1,))
+        return SequenceNormModule(width, self.eps, dims=(1,))
 
 
 class SequenceNorm(Norm, Value, frozen=True):
@@ -70,11 +70,11 @@ class SequenceNorm(Norm, Value, frozen=True):
     mixes_positions: ClassVar[bool] = True
 
     def build(self, width: int) -> nn.Module:
-        return SharedNorm(width, self.eps, dims=(1, 2))
+        return SequenceNormModule(width, self.eps, dims=(1, 2))
 
 
-class TokenNorm(nn.LayerNorm):
-    """torch's LayerNorm; what is padding does not matter to it."""
+class LayerNormModule(nn.LayerNorm):
+    """torch's LayerNorm. Padding does not affect it."""
 
     def __init__(self, width: int, eps: float, bias: bool):
         super().__init__(width, eps, bias=bias)
@@ -83,7 +83,9 @@ class TokenNorm(nn.LayerNorm):
         return super().forward(x_BTD)
 
 
-class RootNorm(nn.RMSNorm):
+class RMSNormModule(nn.RMSNorm):
+    """torch's RMSNorm. Padding does not affect it."""
+
     def __init__(self, width: int, eps: float):
         super().__init__(width, eps)
 
@@ -91,8 +93,8 @@ class RootNorm(nn.RMSNorm):
         return super().forward(x_BTD)
 
 
-class SharedNorm(nn.Module):
-    """Mean and variance over positions, or over positions and features, of each sequence's visible part."""
+class SequenceNormModule(nn.Module):
+    """InstanceNorm with dims=(1,), SequenceNorm with dims=(1, 2): mean and variance over the tokens of each sequence."""
 
     def __init__(self, width: int, eps: float, dims: tuple[int, ...]):
         super().__init__()
@@ -105,8 +107,8 @@ class SharedNorm(nn.Module):
         return _normed(x_BTD, mean, variance, self)
 
 
-class RunningNorm(nn.Module):
-    """Mean and variance per feature over the batch in training; their running averages in evaluation."""
+class BatchNormModule(nn.Module):
+    """Mean and variance of each feature over the batch in training, their running averages in evaluation."""
 
     mean_D: Tensor
     variance_D: Tensor
@@ -130,14 +132,16 @@ class RunningNorm(nn.Module):
 
 
 def moments(x_BTD: Tensor, visible_BT: Tensor | None, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Mean and population variance over `dims`, padding left out; at least in float32, as half precision cannot count so far."""
+    """Returns mean and population variance over `dims` without padding, in float32 or better: float16 cannot count above 65,504."""
     x_BTD = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
-    here = torch.ones_like(x_BTD) if visible_BT is None else visible_BT[..., None].to(x_BTD.dtype).expand_as(x_BTD)
-    count = here.sum(dims, keepdim=True).clamp(min=1)
-    mean = (x_BTD * here).sum(dims, keepdim=True) / count
-    return mean, ((x_BTD - mean).square() * here).sum(dims, keepdim=True) / count
+    counts_BTD = (
+        torch.ones_like(x_BTD) if visible_BT is None else visible_BT[..., None].to(x_BTD.dtype).expand_as(x_BTD)
+    )
+    count = counts_BTD.sum(dims, keepdim=True).clamp(min=1)
+    mean = (x_BTD * counts_BTD).sum(dims, keepdim=True) / count
+    return mean, ((x_BTD - mean).square() * counts_BTD).sum(dims, keepdim=True) / count
 
 
-def _normed(x_BTD: Tensor, mean: Tensor, variance: Tensor, norm: SharedNorm | RunningNorm) -> Tensor:
+def _normed(x_BTD: Tensor, mean: Tensor, variance: Tensor, norm: SequenceNormModule | BatchNormModule) -> Tensor:
     normed_BTD = (x_BTD - mean) * (variance + norm.eps).rsqrt() * norm.weight + norm.bias
     return normed_BTD.to(torch.promote_types(x_BTD.dtype, norm.weight.dtype))

@@ -1,8 +1,8 @@
-"""Heads of a model: what is read from the last layer.
+"""Output heads: what a model predicts from its last layer z.
 
-    Language   logits of the next token at every position, softmax(W z) (T eq. 9); the weights may be the embedding's
+    Language   logits of the next token at every position, softmax(W z) (Thickstun (source T) eq. 9); W may be the embedding table
     Masked     logits of the token itself, for masked language modelling (BERT): W_e LN(gelu(W z)) + b
-    Classify   one vector read from the sequence (mean, max, last or first token), then logits of classes
+    Classify   logits of classes, from one vector of the sequence (mean, max, last or first token)
     PerToken   logits at every position
     Logistics  a mixture of logistic distributions of the next pixel's channels (Salimans et al. 2017, PixelCNN++; Parmar et al. 2018)
 
@@ -10,9 +10,9 @@ A mixture of K logistics for the C channels of a pixel, values scaled to -1 .. 1
     p(x) = sum_k pi_k prod_c P(x_c | mu_kc, s_kc),   mu_kc = m_kc + sum_{d<c} tanh(a_kcd) x_d
     P(x | mu, s) = sigma((x + h - mu) / s) - sigma((x - h - mu) / s), without the second term for the least value and with 1 for
     the first for the greatest. With a the larger and b the smaller argument this is sigma(a) sigma(-b) (1 - e^{b - a}), and
-    b - a = -2 h / s: exact in the tails, where PixelCNN++ takes the density for it.
+    b - a = -2 h / s: exact in the tails, where PixelCNN++ uses the density instead.
 
-Departures: T's eq. 9 sums to m where it means the o classes. Pooling leaves padding out; B's averages it in.
+Departures: the sum of eq. 9 of source T runs to m, but the classes are o. Pooling leaves padding out; source B's includes it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Reading = Literal["mean", "max", "last", "first"]
 
 
 class OutputHead:
-    """A value that builds a module `head(z_BTD, visible_BT, embed)`; `embed` lends its weights where they are tied."""
+    """A value that builds a module `head(z_BTD, visible_BT, embed)`. A tied head uses the weights of `embed`."""
 
     __slots__ = ()
 
     @property
     def uses_table(self) -> bool:
-        """Does it turn the embedding's table around?"""
+        """Whether the embedding table is also the output map."""
         return False
 
     def build(self, width: int, embed: Embed) -> nn.Module:
@@ -47,11 +47,11 @@ class OutputHead:
 
 
 class Language(OutputHead, Value, frozen=True):
-    """The next token. Only a model that does not look ahead may have it."""
+    """Predicts the next token. The model must be causal. `tied` shares the embedding table."""
 
     tied: bool = True
     bias: bool = False
-    vocabulary: Size | None = None  # that of the embedding, unless the model's inputs are not tokens
+    vocabulary: Size | None = None  # Default: that of the embedding. Needed if the inputs are not tokens
 
     @property
     def uses_table(self) -> bool:
@@ -63,7 +63,7 @@ class Language(OutputHead, Value, frozen=True):
 
 
 class Masked(OutputHead, Value, frozen=True):
-    """The token that was masked, as in BERT: a dense layer, GELU, a norm, then the embedding's weights and a bias."""
+    """Predicts the masked token, as in BERT: a dense layer, GELU, a norm, then the embedding table and a bias."""
 
     eps: float = 1e-12
 
@@ -76,7 +76,7 @@ class Masked(OutputHead, Value, frozen=True):
 
 
 class Classify(OutputHead, Value, frozen=True):
-    """`pooler` puts BERT's tanh layer between the vector that is read and the classes."""
+    """Predicts a class of the sequence. `pooler` adds BERT's tanh layer before the logits."""
 
     classes: Size
     reading: Reading = "mean"
@@ -88,6 +88,8 @@ class Classify(OutputHead, Value, frozen=True):
 
 
 class PerToken(OutputHead, Value, frozen=True):
+    """Predicts `outputs` logits at every position."""
+
     outputs: Size
 
     def build(self, width: int, embed: Embed) -> nn.Module:
@@ -95,39 +97,38 @@ class PerToken(OutputHead, Value, frozen=True):
 
 
 class Logistics(OutputHead, Value, frozen=True):
-    """The next pixel: for each component its weight, its means, logarithms of scales, and how means follow earlier channels.
-
-    Only a model that does not look ahead may have it.
+    """Predicts the next pixel: for each component its weight, the means and log scales of the channels, and the coefficients by which
+    means depend on earlier channels. The model must be causal.
     """
 
     channels: Size = 3
-    levels: Annotated[int, Meta(ge=2, le=65536)] = 256  # how many values a channel can have
+    levels: Annotated[int, Meta(ge=2, le=65536)] = 256  # the number of values of a channel
     components: Size = 10
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         return PerTokenModule(width, self.components * (1 + 2 * self.channels + math.comb(self.channels, 2)))
 
     def log_share(self, mixture: Tensor, value_BTC: Tensor) -> Tensor:
-        """log p(x) of whole pixels, 0 to levels - 1 in each channel: B, T. The mixture is what the module told: B, T, numbers."""
+        """Returns log p(x) of pixels with channels 0 to levels - 1: B, T. `mixture` is the output of the module: B, T, numbers."""
         weight_BTN, logistic_BTNC = self._channels(mixture, value_BTC)
         return (weight_BTN + logistic_BTNC.sum(-1)).logsumexp(-1)
 
     def next_logits(self, mixture: Tensor, earlier_BC: Tensor) -> Tensor:
-        """log p(x_c, earlier ones) for every value of the next channel: B, V. Its softmax is p(x_c | earlier). Mixture: B, numbers."""
-        done, rest = earlier_BC.shape[1], self.channels - earlier_BC.shape[1] - 1
+        """Returns log p(x_c, earlier) for every value of the next channel: B, V. The softmax is p(x_c | earlier). `mixture`: B, numbers."""
+        channel, later = earlier_BC.shape[1], self.channels - earlier_BC.shape[1] - 1
         value_BVC = torch.cat(
             (
                 earlier_BC[:, None].expand(-1, self.levels, -1),
                 torch.arange(self.levels, device=earlier_BC.device)[None, :, None].expand(len(earlier_BC), -1, -1),
-                earlier_BC.new_zeros(len(earlier_BC), self.levels, rest),
+                earlier_BC.new_zeros(len(earlier_BC), self.levels, later),
             ),
             dim=-1,
         )
         weight_BVN, logistic_BVNC = self._channels(mixture[:, None].expand(-1, self.levels, -1), value_BVC)
-        return (weight_BVN + logistic_BVNC[..., : done + 1].sum(-1)).logsumexp(-1)
+        return (weight_BVN + logistic_BVNC[..., : channel + 1].sum(-1)).logsumexp(-1)
 
     def _channels(self, mixture: Tensor, value_BTC: Tensor) -> tuple[Tensor, Tensor]:
-        """log pi_k: B, T, N. log P(x_c | mu_kc, s_kc): B, T, N, C."""
+        """Returns log pi_k: B, T, N, and log P(x_c | mu_kc, s_kc): B, T, N, C."""
         sizes = [1, self.channels, self.channels, math.comb(self.channels, 2)]
         weight, mean_BTNC, scale, earlier = mixture.unflatten(-1, (self.components, -1)).split(sizes, dim=-1)
         x_BTC = 2 * value_BTC.to(mean_BTNC.dtype) / (self.levels - 1) - 1
@@ -144,6 +145,7 @@ class Logistics(OutputHead, Value, frozen=True):
 
 
 def vocabulary_size(embed: Embed) -> int:
+    """Returns the vocabulary of a token embedding. Raises ValueError if the inputs are not tokens."""
     if isinstance(embed, Tokens):
         return embed.vocabulary
     kind = "mixed tokens" if isinstance(embed, Mixed) else type(embed).__name__.lower()
@@ -190,6 +192,8 @@ class ClassifyModule(nn.Module):
 
 
 class PerTokenModule(nn.Module):
+    """The module of PerToken and Logistics."""
+
     def __init__(self, width: int, outputs: int):
         super().__init__()
         self.map = nn.Linear(width, outputs)
@@ -199,7 +203,7 @@ class PerTokenModule(nn.Module):
 
 
 def read(z_BTD: Tensor, visible_BT: Tensor | None, reading: Reading) -> Tensor:
-    """One vector of the visible part of each sequence."""
+    """Returns one vector of each sequence, without padding."""
     if visible_BT is None:
         visible_BT = torch.ones(z_BTD.shape[:2], dtype=torch.bool, device=z_BTD.device)
     if reading == "mean":
@@ -207,9 +211,9 @@ def read(z_BTD: Tensor, visible_BT: Tensor | None, reading: Reading) -> Tensor:
         return (z_BTD * weight_BT1).sum(1) / weight_BT1.sum(1).clamp(min=1)
     if reading == "max":
         return z_BTD.masked_fill(~visible_BT[..., None], -torch.inf).amax(1)
-    number_BT = visible_BT.long().cumsum(1) * visible_BT
-    place_B = number_BT.argmax(1) if reading == "last" else (number_BT == 1).long().argmax(1)
-    return z_BTD.gather(1, place_B.view(-1, 1, 1).expand(-1, 1, z_BTD.shape[2]))[:, 0]
+    count_BT = visible_BT.long().cumsum(1) * visible_BT
+    index_B = count_BT.argmax(1) if reading == "last" else (count_BT == 1).long().argmax(1)
+    return z_BTD.gather(1, index_B.view(-1, 1, 1).expand(-1, 1, z_BTD.shape[2]))[:, 0]
 
 
 def _tied(embed: EmbedModule) -> Tensor:

@@ -1,4 +1,4 @@
-"""Saving and loading: a folder with model.json (what it is) and model.safetensors (its weights). Never pickle."""
+"""Saving and loading a network: a folder with model.json (the value) and model.safetensors (the weights). Pickle is not used."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from everyformer.value import from_json, to_json
 
 
 def save(network: Network | PairNetwork, folder: str | Path) -> Path:
-    """Write a network into a folder; the two files are enough to get it back."""
-    network = getattr(network, "_orig_mod", network)  # what torch.compile is around
+    """Writes a network into a folder, which is created if needed. Returns the folder."""
+    network = getattr(network, "_orig_mod", network)  # the module inside torch.compile's wrapper
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.json").write_text(to_json(network.value) + "\n")
@@ -23,24 +23,24 @@ def save(network: Network | PairNetwork, folder: str | Path) -> Path:
 
 
 def model_from_json(text: bytes) -> Model | EncoderDecoder:
-    """The model of either kind that `to_json` wrote."""
+    """Returns the Model or EncoderDecoder that `to_json` wrote."""
     kind: type[Model] | type[EncoderDecoder] = EncoderDecoder if b'"encoder_decoder"' in text else Model
     return from_json(text, kind)
 
 
 def load(folder: str | Path) -> Network | PairNetwork:
-    """The network that `save` wrote, in evaluation mode."""
+    """Returns the network that `save` wrote, in evaluation mode. Raises ValueError if the folder is not one of `save`."""
     folder = Path(folder)
     for name in ("model.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} has no {name}: give a folder that everyformer.save wrote")
     network = model_from_json((folder / "model.json").read_bytes()).build()
     try:
-        # What is loaded is copied into what is there, so that must have its precision first.
-        here = dict(network.named_parameters(remove_duplicate=False)) | dict(network.named_buffers())
+        # load_model copies into the existing weights, so these get the saved dtypes first.
+        weights = dict(network.named_parameters(remove_duplicate=False)) | dict(network.named_buffers())
         for name, weight in load_file(folder / "model.safetensors").items():
-            if name in here:
-                here[name].data = here[name].data.to(weight.dtype)
+            if name in weights:
+                weights[name].data = weights[name].data.to(weight.dtype)
         load_model(network, str(folder / "model.safetensors"))
     except Exception as error:
         raise ValueError(f"{folder / 'model.safetensors'} does not fit {folder / 'model.json'}: {error}") from error

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from everyformer.attention.context import Probe
 from everyformer.data.tokenizer import Tokenizer
-from everyformer.infer.spans import Spans, spans
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.repeat import Halt, Repeat
-from everyformer.task.work import Work
+from everyformer.study.spans import Spans, spans
+from everyformer.task.task import TaskData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
@@ -38,14 +38,14 @@ class AttentionMaps:
     row: str = "layer"  # label of the rows
 
 
-def attention_maps(network: Network | PairNetwork, work: Work, text: str | None = None) -> AttentionMaps:
+def attention_maps(network: Network | PairNetwork, data: TaskData, text: str | None = None) -> AttentionMaps:
     """The attention weights of a network on a text. Default: as much of EXAMPLE as the network can read.
 
     For a recurrent network they are the weights w of earlier inputs in its state (`everyformer.network.lstm`). Each element
     of the state counts as a head; the elements are sorted by their mean distance and averaged in groups.
     Raises ValueError if the network does not read a single text, or has no such weights.
     """
-    tokenizer: Tokenizer | None = getattr(work, "tokenizer", None)
+    tokenizer: Tokenizer | None = getattr(data, "tokenizer", None)
     if tokenizer is None or not isinstance(network, Network):
         raise ValueError(
             "attention can be drawn only for a model of a single text, not of pairs, images or an environment; "
@@ -59,14 +59,14 @@ def attention_maps(network: Network | PairNetwork, work: Work, text: str | None 
         try:
             ids = tokenizer.encode(EXAMPLE.encode())
         except ValueError:  # an unknown character: use validation text
-            ids = np.asarray(work.splits["valid"][: len(EXAMPLE)])  # type: ignore[attr-defined]
+            ids = np.asarray(data.splits["valid"][: len(EXAMPLE)])  # type: ignore[attr-defined]
         ids = ids[: network.limit and network.limit - network.value.class_token]
     names = [tokenizer.decode([int(one)]).replace("\n", "\\n") for one in ids]
     maps = weights(network, torch.from_numpy(ids.astype(np.int64)))
     if not maps:
+        kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in network.value.body.sublayers()))
         raise ValueError(
-            f"a {type(network.value.body).__name__.lower()} has no attention weights to draw; give the run of a "
-            "model with attention, or of lstm"
+            f"a model of {kinds} has no attention weights to draw; give a run of a model with attention, or of lstm"
         )
     if any(network.value.body.patterns()):
         row = (
@@ -79,9 +79,9 @@ def attention_maps(network: Network | PairNetwork, work: Work, text: str | None 
     return AttentionMaps([grouped(weight_DQK) for weight_DQK in maps], names, title, "group")
 
 
-def spans_of(network: Network | PairNetwork, work: Work) -> Spans:
+def spans_of(network: Network | PairNetwork, data: TaskData) -> Spans:
     """The spans of a network's heads on the validation text. Raises ValueError if it has no learned spans."""
-    text = getattr(work, "splits", {}).get("valid")
+    text = getattr(data, "splits", {}).get("valid")
     result = spans(network, text) if isinstance(network, Network) and isinstance(text, np.ndarray) else None
     if result is None:
         raise ValueError("the model has no learned spans; give the run of adaptive-span")

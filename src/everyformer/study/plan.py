@@ -36,10 +36,11 @@ from everyformer.family.table import find, parameters
 from everyformer.network.model import EncoderDecoder
 from everyformer.network.ponder_rnn import PonderCell
 from everyformer.study.cost import CostCounter
-from everyformer.task.work import Batch, Work
+from everyformer.task.batch import Batch
+from everyformer.task.task import TaskData
 from everyformer.train.distributed import World, find_device
 from everyformer.train.learner import Learner
-from everyformer.train.memory import resident, there_is
+from everyformer.train.memory import resident_memory, total_memory
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.schedule import batch_size, sequences_before
 
@@ -112,17 +113,17 @@ def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> 
         raise ValueError(f"limit is {limit} bytes; give 1 or more, or None for what the device has")
     device = find_device(recipe.run.device)
     init_from = None if recipe.init_from is None else Path(recipe.init_from)
-    work = recipe.task.open(recipe.data, recipe.model.get("context"), init_from)
-    work.examples()  # reads the data, which the process then holds
-    planned = _predict(recipe, work, device, limit or int(USABLE.get(device.type, 0.8) * there_is(device)))
+    data = recipe.task.open(recipe.data, recipe.model.get("context"), init_from)
+    data.examples()  # reads the data, which the process then holds
+    planned = _predict(recipe, data, device, limit or int(USABLE.get(device.type, 0.8) * total_memory(device)))
     if not planned.fits:
-        return dataclasses.replace(planned, changes=_first_that_fits(planned, work, device))
-    return _measure(planned, work, device) if measure else planned
+        return dataclasses.replace(planned, changes=_first_that_fits(planned, data, device))
+    return _measure(planned, data, device) if measure else planned
 
 
-def _predict(recipe: Recipe, work: Work, device: torch.device, limit: int) -> Plan:
+def _predict(recipe: Recipe, data: TaskData, device: torch.device, limit: int) -> Plan:
     process = _process_memory(device)
-    cost, learner, batch, count = _fake_steps(recipe, work, device)
+    cost, learner, batch, count = _fake_steps(recipe, data, device)
     return Plan(
         recipe=recipe,
         device=str(device),
@@ -139,7 +140,7 @@ def _predict(recipe: Recipe, work: Work, device: torch.device, limit: int) -> Pl
 
 
 def _fake_steps(
-    recipe: Recipe, work: Work, device: torch.device, pieces: int | None = None
+    recipe: Recipe, data: TaskData, device: torch.device, pieces: int | None = None
 ) -> tuple[CostCounter, Learner, Batch, int]:
     """Steps on fake tensors until a segment memory is full, and the last one again: from the second step on the optimizer has
     its state. With `pieces`, only so many pieces of an accumulated batch, which suffice for the memory."""
@@ -149,10 +150,10 @@ def _fake_steps(
     cost = CostCounter(device, fake=True)
     with torch.random.fork_rng(devices=[]):
         with cost, device:
-            learner = _learner(plain, work, device)
+            learner = _learner(plain, data, device)
         _assume_initial(learner.network)
-        batch = _largest(recipe, work)  # a real one: code reads it
-        count = work.count(batch)
+        batch = _largest(recipe, data)  # a real one: code reads it
+        count = data.count(batch)
         learner.scaler = torch.amp.GradScaler(device.type, enabled=False)  # it would read the gradients
         rows = len(batch) if pieces is None else min(len(batch), pieces * -(-len(batch) // run.accumulate))
         with cost:
@@ -173,10 +174,10 @@ def _assume_initial(network: nn.Module) -> None:
             module.max_steps = module.initial_steps
 
 
-def _learner(recipe: Recipe, work: Work, device: torch.device) -> Learner:
+def _learner(recipe: Recipe, data: TaskData, device: torch.device) -> Learner:
     """A learner with random weights: a plan does not depend on their values."""
-    value = work.adapt(recipe.value(work.changes()))
-    return Learner(replace(recipe, init_from=None), work, value, World(device=device))
+    value = data.adapt(recipe.value(data.member_settings()))
+    return Learner(replace(recipe, init_from=None), data, value, World(device=device))
 
 
 def _step(learner: Learner, batch: Batch, count: int) -> Tensor:
@@ -197,14 +198,14 @@ def _until_memory_is_full(learner: Learner) -> Iterator[None]:
 
 def _carried(learner: Learner) -> int:
     """The number of elements in the caches that the last step left for the next."""
-    return sum(x.numel() for cache in learner.carried if cache is not None for x in cache.state_dict().values())
+    return sum(x.numel() for cache in learner.carried_cache if cache is not None for x in cache.state_dict().values())
 
 
-def _largest(recipe: Recipe, work: Work) -> Batch:
+def _largest(recipe: Recipe, data: TaskData) -> Batch:
     """The batch with the most elements among the first ones of the largest batch size: texts differ in length."""
     run = recipe.run
     size = max(batch_size(run, start) for start in (0, *(start for start, _ in run.batch_schedule)))
-    batches = [work.batch(step, size, run.seed) for step in range(min(SAMPLED, run.steps))]
+    batches = [data.batch(step, size, run.seed) for step in range(min(SAMPLED, run.steps))]
     return max(batches, key=lambda batch: sum(x.numel() for x in batch.tensors.values()))
 
 
@@ -214,10 +215,10 @@ def _saved(learner: Learner) -> Iterator[Tensor]:
     for optimizer in learner.optimizers:
         for state in optimizer.state.values():
             yield from (x for x in state.values() if isinstance(x, Tensor))
-    yield from (learner.average or {}).values()
+    yield from (learner.ema or {}).values()
 
 
-def _measure(planned: Plan, work: Work, device: torch.device) -> Plan:
+def _measure(planned: Plan, data: TaskData, device: torch.device) -> Plan:
     """The plan with the time and the peak tensor memory of a few real steps."""
     seconds: list[float] = []
     on_cuda = device.type == "cuda"
@@ -225,7 +226,7 @@ def _measure(planned: Plan, work: Work, device: torch.device) -> Plan:
         if on_cuda:
             torch.cuda.reset_peak_memory_stats(device)
         with nullcontext() if on_cuda else CostCounter(device) as cost:
-            learner, batch = _learner(planned.recipe, work, device), _largest(planned.recipe, work)
+            learner, batch = _learner(planned.recipe, data, device), _largest(planned.recipe, data)
             for _ in _until_memory_is_full(learner):  # at least the first step, which takes longer
                 _step(learner, batch, planned.targets)
             if cost is not None:
@@ -240,23 +241,23 @@ def _measure(planned: Plan, work: Work, device: torch.device) -> Plan:
     return dataclasses.replace(planned, seconds=statistics.median(seconds), measured=tensors)
 
 
-def _first_that_fits(planned: Plan, work: Work, device: torch.device) -> tuple[str, ...] | None:
+def _first_that_fits(planned: Plan, data: TaskData, device: torch.device) -> tuple[str, ...] | None:
     """The mildest settings that fit: the batch in more pieces, then recomputed activations, bf16, a smaller model."""
     recipe = planned.recipe
 
     def fits(settings: tuple[str, ...]) -> bool:
         changed, available = override(recipe, settings), planned.limit - planned.process
         try:
-            if _weight_bytes(changed, work) > available:
+            if _weight_bytes(changed, data) > available:
                 return False
-            return _fake_steps(changed, work, device, pieces=2)[0].peak <= available  # a third piece needs no more
+            return _fake_steps(changed, data, device, pieces=2)[0].peak <= available  # a third piece needs no more
         except ValueError:  # for example a width that the heads do not divide
             return False
 
     pieces = [recipe.run.accumulate]
     while pieces[-1] < recipe.run.batch:
         pieces.append(min(2 * pieces[-1], recipe.run.batch))
-    for stage in _stages(recipe, work):
+    for stage in _stages(recipe, data):
         options = [(*stage, *([f"run.accumulate={number}"] if number > pieces[0] else [])) for number in pieces]
         if fits(options[-1]):
             low, high = 0, len(options) - 1  # more pieces never need more: bisect
@@ -267,17 +268,17 @@ def _first_that_fits(planned: Plan, work: Work, device: torch.device) -> tuple[s
     return None
 
 
-def _weight_bytes(recipe: Recipe, work: Work) -> int:
+def _weight_bytes(recipe: Recipe, data: TaskData) -> int:
     """Bytes of weights, gradients and optimizer state: a lower bound of the memory."""
     copies = 4 if recipe.optim.name == "adamw" else 3
-    return 4 * copies * parameters(work.adapt(recipe.value(work.changes())))
+    return 4 * copies * parameters(data.adapt(recipe.value(data.member_settings())))
 
 
-def _stages(recipe: Recipe, work: Work) -> Iterator[tuple[str, ...]]:
+def _stages(recipe: Recipe, data: TaskData) -> Iterator[tuple[str, ...]]:
     """Settings that need less and less memory; each includes those before it."""
-    value = recipe.value(work.changes())
+    value = recipe.value(data.member_settings())
     side = value.decoder if isinstance(value, EncoderDecoder) else value
-    layers, width = getattr(side.body, "layers", 1), side.width
+    layers, width = getattr(side.body, "num_layers", 1), side.width
     yield ()
     run = [] if recipe.run.checkpoint_segments >= layers else [f"run.checkpoint_segments={layers}"]
     yield tuple(run)
@@ -314,7 +315,7 @@ def _process_memory(device: torch.device) -> int:
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 layer(torch.ones(8, 64, 64, device=device)).sum().backward()
             optimizer.step()
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident()
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_memory()
 
 
 def size_of(count: int) -> str:

@@ -35,6 +35,7 @@ from everyformer.network.convolution import Convolution
 from everyformer.network.depth import Depth, Stack
 from everyformer.network.embed import Embed, Features, Tokens
 from everyformer.network.feedforward import FeedForward
+from everyformer.network.grid import Axial, Grid
 from everyformer.network.layer import Layer
 from everyformer.network.legal import illegal_reasons
 from everyformer.network.lstm import AblatedLstm, Lstm
@@ -43,20 +44,10 @@ from everyformer.network.multi_head_attention import Attention
 from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, RMSNorm, SequenceNorm
 from everyformer.network.output_head import Classify, Language, Logistics, OutputHead, PerToken
 from everyformer.network.ponder_rnn import PonderRnn
-from everyformer.network.position import (
-    Axial,
-    Concatenated,
-    Grid,
-    JointMlp,
-    Learned,
-    OneHot,
-    Position,
-    SeparateMlp,
-    Sinusoidal,
-    TimePosition,
-)
+from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
 from everyformer.network.repeat import Halt, Repeat
 from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
+from everyformer.network.sinusoid import Sinusoidal, TimePosition
 from everyformer.network.sublayer import Sublayer
 from everyformer.study.contract_report import Report
 from everyformer.study.contracts import CONTRACTS, contracts

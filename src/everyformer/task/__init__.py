@@ -1,4 +1,4 @@
-"""Tasks: data in, loss and metrics out. Importing them makes them known by name, to JSON and to the command line."""
+"""Tasks: data, objective and inference. Importing this package registers the tasks for JSON and the command line."""
 
 from everyformer.task.classify import Classify
 from everyformer.task.control import Control

@@ -1,8 +1,8 @@
-"""Image: the next channel of a picture, one after the other. Paper: Parmar et al. 2018.
+"""Image generation: predict the next channel of an image. Paper: Parmar et al. 2018.
 
-The order of generation is that of the model's grid. The number that counts is bits per dimension, the mean of -log2 p over all
-channels of all pixels; with fewer levels than 256 it is another, smaller number. A picture that has begun is completed from
-its upper rows; with `shrink` the model's encoder is shown the picture made smaller (super-resolution).
+The order of generation is that of the model's grid. The metric is bits per dimension, the mean of -log2 p over all channels of
+all pixels; with fewer than 256 levels it is a smaller number and not comparable. An image can be completed from its upper rows;
+with `shrink` the model's encoder reads a smaller version of the image (super-resolution).
 """
 
 from __future__ import annotations
@@ -22,55 +22,54 @@ from torch.nn import functional as F
 
 from everyformer.data.files import read_json
 from everyformer.data.images import Images, downsample, import_pillow, open_unlabelled_images, save_image_grid
-from everyformer.infer.paint import Scan, paint
+from everyformer.infer.generate_images import ImageSequence, generate_images
 from everyformer.network.embed import Features, Tokens
+from everyformer.network.grid import Grid
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language, Logistics
-from everyformer.network.position import Grid
-from everyformer.task.work import Batch, Task, Work, check_split, epoch_rows, which
+from everyformer.task.batch import Batch, epoch_rows
+from everyformer.task.check import check_split, head_index
+from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Share, Size, Value
 
-LONGEST = 1 << 16  # steps of a picture
-EVALUATED = 1 << 16  # steps at a time
-ACROSS = 8  # pictures beside each other where each has several below
+MAX_STEPS = 1 << 16  # of an image
+EVALUATION_STEPS = 1 << 16  # in one call
+COLUMNS = 8  # images in a row of a sheet that shows several versions of each
 
 
 class Image(Task, Value, frozen=True):
-    """Paint pictures."""
+    """Generate images."""
 
-    levels: Annotated[int, Meta(ge=2, le=256)] = 256  # values of a channel: fewer are learned sooner
-    size: Size | None = None  # crop the pictures to squares of so many points
-    shrink: Size = 1  # show the model the picture made smaller by this factor: 2 or 4 for super-resolution
-    valid: Share = 0.1  # the share of the training pictures kept for validation, where there is no split for it
+    levels: Annotated[int, Meta(ge=2, le=256)] = 256  # values of a channel; fewer are learned faster
+    size: Size | None = None  # crop the images to squares of this many pixels
+    shrink: Size = 1  # the encoder reads the image smaller by this factor: 2 or 4 for super-resolution; 1: no encoder
+    valid: Share = 0.1  # share of the training images held out for validation, if the data have no such split
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
-        return PictureWork(self, data, folder)
+    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> ImageData:
+        return ImageData(self, data, folder)
 
-    def reopen(self, data: str | None, context: int | None, folder: Path) -> Work:
-        return self.open(data, context, folder)  # what is completed or enlarged, read when it is asked for
+    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> ImageData:
+        return self.open(data, context, folder)  # the images are read only to be completed or enlarged
 
 
-class PictureWork(Work):
-    metric = "bits_per_dimension"
-    writes = paints = True
-    hint = "--out samples.png"
-    head = 0
-    mixture: Logistics | None = None  # what the head tells, where it is not a level
-    scan: Scan
-    small: Scan  # of the picture that the encoder reads
+class ImageData(TaskData):
+    """Images as sequences of steps."""
+
+    layout: ImageSequence
+    small_layout: ImageSequence  # of the smaller image that the encoder reads
 
     def __init__(self, task: Image, data: str | None, folder: Path | None):
         self.task, self.data, self.name = task, data, data or "the embedded shapes"
-        # A run knows the shape of its pictures: to paint new ones it need not read them.
-        self.asked: dict[str, Any] = {"data": data, "size": task.size}
-        known = (None if folder is None else read_json(folder / "pictures.json")) or {}
-        fits = {name: known.get(name) for name in self.asked} == self.asked
-        self.shape = tuple(known["shape"] if known and fits else self.pictures.splits["train"].shape[1:])
+        # A run's folder has the shape of its images, so that new images can be generated without reading the data.
+        self.key: dict[str, Any] = {"data": data, "size": task.size}
+        saved = (None if folder is None else read_json(folder / "images.json")) or {}
+        fits = {name: saved.get(name) for name in self.key} == self.key
+        self.shape = tuple(saved["shape"] if saved and fits else self.images.splits["train"].shape[1:])
         self.channels, self.rows, self.columns = self.shape
-        if self.values > LONGEST:
+        if self.dimensions > MAX_STEPS:
             raise ValueError(
-                f"the pictures of {self.name} have {self.columns} x {self.rows} points, which is {self.values:,} steps; "
+                f"the images of {self.name} have {self.columns} x {self.rows} pixels, which is {self.dimensions:,} steps; "
                 "make them smaller with task.size=32"
             )
         for name, length in (("rows", self.rows), ("columns", self.columns)):
@@ -81,74 +80,77 @@ class PictureWork(Work):
                 )
 
     @cached_property
-    def pictures(self) -> Images:
+    def images(self) -> Images:
         return open_unlabelled_images(self.data, self.task.valid, self.task.size)
 
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]
-        return self.pictures.fingerprint
+        return self.images.fingerprint
 
     @property
-    def values(self) -> int:
-        """Channels of all pixels of a picture."""
+    def dimensions(self) -> int:
+        """The number of channels of all pixels of an image."""
         return self.rows * self.columns * self.channels
 
-    def changes(self) -> dict[str, Any]:
+    def member_settings(self) -> dict[str, Any]:
         sizes = {"rows": self.rows, "columns": self.columns, "channels": self.channels, "downsample": self.task.shrink}
-        tokens = {"vocabulary": self.channels * self.task.levels + 1, "context": self.values}
+        tokens = {"vocabulary": self.channels * self.task.levels + 1, "context": self.dimensions}
         return sizes | tokens | {"levels": self.task.levels}
 
-    def fit(self, value: Model | EncoderDecoder) -> None:
-        shrink, paired = self.task.shrink, isinstance(value, EncoderDecoder)
-        if paired != (shrink > 1):
+    def fit(self, model: Model | EncoderDecoder) -> FittedTask:
+        shrink, has_encoder = self.task.shrink, isinstance(model, EncoderDecoder)
+        if has_encoder != (shrink > 1):
             raise ValueError(
-                f"task.shrink={shrink} and a model {'with' if paired else 'without'} an encoder do not go together: an encoder "
-                "reads the picture made smaller by 2 or more; choose image-transformer and set task.shrink alone"
+                f"task.shrink={shrink} does not fit a model {'with' if has_encoder else 'without'} an encoder: an encoder "
+                "reads the image made smaller by 2 or more; choose image-transformer and set task.shrink alone"
             )
-        decoder = value.decoder if isinstance(value, EncoderDecoder) else value
-        self.mixture = next((head for head in decoder.outputs if isinstance(head, Logistics)), None)
-        joint = self.mixture is not None
-        self.head = which(decoder, Logistics if joint else Language, "image")
-        across = self.columns if joint else self.columns * self.channels
-        plain = Grid(self.rows, across)
-        grid = decoder.position if isinstance(decoder.position, Grid) else plain
-        self.scan = Scan(self.channels, self.task.levels, grid, joint)
-        self.small = Scan(self.channels, self.task.levels, Grid(self.rows // shrink, across // shrink), joint)
-        if (grid.rows, grid.columns) != (plain.rows, plain.columns):
+        decoder = model.decoder if isinstance(model, EncoderDecoder) else model
+        mixture = next((head for head in decoder.outputs if isinstance(head, Logistics)), None)
+        joint = mixture is not None
+        index = head_index(decoder, Logistics if joint else Language, "image")
+        columns = self.columns if joint else self.columns * self.channels
+        raster = Grid(self.rows, columns)
+        grid = decoder.position if isinstance(decoder.position, Grid) else raster
+        self.layout = ImageSequence(self.channels, self.task.levels, grid, joint)
+        small = Grid(self.rows // shrink, columns // shrink)
+        self.small_layout = ImageSequence(self.channels, self.task.levels, small, joint)
+        if (grid.rows, grid.columns) != (raster.rows, raster.columns):
             raise ValueError(
-                f"the pictures of {self.name} are {plain.rows} rows of {across} steps, the model's {grid.rows} of "
+                f"the images of {self.name} are {raster.rows} rows of {columns} steps, the model's {grid.rows} of "
                 f"{grid.columns}; leave model.rows, model.columns and model.channels to the data"
             )
-        for side, scan in self._sides(value):
-            self._check(side, scan)
-        head: Any = decoder.outputs[self.head]
+        sides = [(model, self.layout)]
+        if isinstance(model, EncoderDecoder):
+            sides = [(model.encoder, self.small_layout), (model.decoder, self.layout)]
+        for side, layout in sides:
+            self._check_inputs(side, layout)
+        self._check_head(decoder.outputs[index], joint)
+        objective = ImageObjective(self, index, mixture)
+        return FittedTask(self, objective, ImageInference(self, index))
+
+    def _check_head(self, head: Any, joint: bool) -> None:
         if joint and (head.channels, head.levels) != (self.channels, self.task.levels):
             raise ValueError(
-                f"the model tells {head.channels} channels of {head.levels} levels, the pictures have {self.channels} of "
+                f"the model predicts {head.channels} channels of {head.levels} levels, the images have {self.channels} of "
                 f"{self.task.levels}; leave model.channels and model.levels to the data"
             )
         if not joint and head.vocabulary is not None and head.vocabulary < self.task.levels:
             raise ValueError(
-                f"the model tells {head.vocabulary} levels, the pictures have {self.task.levels}; set task.levels alone"
+                f"the model predicts {head.vocabulary} levels, the images have {self.task.levels}; set task.levels alone"
             )
 
-    def _sides(self, value: Model | EncoderDecoder) -> list[tuple[Model, Scan]]:
-        if isinstance(value, EncoderDecoder):
-            return [(value.encoder, self.small), (value.decoder, self.scan)]
-        return [(value, self.scan)]
-
-    def _check(self, side: Model, scan: Scan) -> None:
+    def _check_inputs(self, side: Any, layout: ImageSequence) -> None:
         limit = side.limit()
-        if limit is not None and limit < scan.length:
+        if limit is not None and limit < layout.length:
             raise ValueError(
-                f"a picture of {self.name} is {scan.length} steps, but the model knows {limit} positions; give it more"
+                f"an image of {self.name} has {layout.length} steps, but the model has {limit} positions; give it more"
             )
-        if not scan.joint:
+        if not layout.joint:
             tokens, embed = self.channels * self.task.levels + 1, side.embed
             if not isinstance(embed, Tokens) or embed.vocabulary < tokens:
                 raise ValueError(
-                    f"{self.channels} channels of {self.task.levels} levels and a start are {tokens} tokens, but the model's inputs "
-                    f"are {embed}; set task.levels alone, or give it Tokens({tokens})"
+                    f"{self.channels} channels of {self.task.levels} levels and a start token are {tokens} tokens, but the model's "
+                    f"inputs are {embed}; set task.levels alone, or give it Tokens({tokens})"
                 )
         elif not isinstance(side.embed, Features) or side.embed.inputs != self.channels:
             raise ValueError(
@@ -157,111 +159,134 @@ class PictureWork(Work):
             )
 
     def examples(self) -> int:
-        return len(self.pictures.splits["train"])
+        return len(self.images.splits["train"])
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
-        return self._batch("train", epoch_rows(self.examples(), step * size, size, seed))
+        return self.batch_of("train", epoch_rows(self.examples(), step * size, size, seed))
 
-    def _batch(self, split: str, row_B: Tensor) -> Batch:
-        image_BCYX = self.pictures.splits[split][row_B.numpy()]
-        step_BPN = self.scan.unfold(self._levels(image_BCYX))
-        found = {"step_BPN": step_BPN, "given": self.scan.begin(step_BPN[:, :-1])}
-        return Batch(found | ({"source": self._source(image_BCYX)} if self.task.shrink > 1 else {}))
+    def batch_of(self, split: str, row_B: Tensor) -> Batch:
+        image_BCYX = self.images.splits[split][row_B.numpy()]
+        step_BPN = self.layout.flatten(self.quantize(image_BCYX))
+        tensors = {"step_BPN": step_BPN, "input": self.layout.encode_from_start(step_BPN[:, :-1])}
+        return Batch(tensors | ({"source": self.encoder_input(image_BCYX)} if self.task.shrink > 1 else {}))
 
-    def _levels(self, image_BCYX: NDArray[np.uint8]) -> Tensor:
+    def quantize(self, image_BCYX: NDArray[np.uint8]) -> Tensor:
+        """Returns the levels of bytes."""
         return torch.from_numpy(image_BCYX).long() * self.task.levels // 256
 
-    def _source(self, image_BCYX: NDArray[np.uint8]) -> Tensor:
-        """What the encoder reads."""
-        return self.small.read(self.small.unfold(self._levels(downsample(image_BCYX, self.task.shrink))), 0)
+    def to_bytes(self, level_BCYX: Tensor) -> NDArray[np.uint8]:
+        """Returns levels spread over 0 to 255."""
+        return (level_BCYX * 255 // (self.task.levels - 1)).to(torch.uint8).cpu().numpy()
+
+    def encoder_input(self, image_BCYX: NDArray[np.uint8]) -> Tensor:
+        """Returns the smaller images as the encoder reads them."""
+        small_BCYX = downsample(image_BCYX, self.task.shrink)
+        return self.small_layout.encode(self.small_layout.flatten(self.quantize(small_BCYX)), 0)
 
     def count(self, batch: Batch) -> int:
         return batch["step_BPN"].numel()
 
-    def _nats(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor]:
-        """The output, and the sum of -log p over all channels."""
-        inputs = (batch["source"], batch["given"]) if self.task.shrink > 1 else (batch["given"],)
+    def save(self, folder: Path) -> None:
+        (folder / "images.json").write_text(json.dumps(self.key | {"shape": self.shape}) + "\n")
+
+
+class ImageObjective(Objective):
+    """-log p of every channel. `mixture` is the output head if it is a mixture of logistics."""
+
+    metric = "bits_per_dimension"
+
+    def __init__(self, data: ImageData, head: int, mixture: Logistics | None):
+        self.data, self.head, self.mixture = data, head, mixture
+
+    def forward(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor]:
+        """Returns the network's output, and the sum of -log p over all channels."""
+        inputs = (batch["source"], batch["input"]) if self.data.task.shrink > 1 else (batch["input"],)
         output = network(*inputs, kernel=kernel)
-        answer, step_BPN = output.logits_of(self.head).float(), batch["step_BPN"]
+        logits, step_BPN = output.logits_of(self.head).float(), batch["step_BPN"]
         if self.mixture is not None:
-            return output, -self.mixture.log_share(answer, step_BPN).sum()
-        return output, F.cross_entropy(answer.flatten(0, 1), step_BPN.flatten(), reduction="sum")
+            return output, -self.mixture.log_share(logits, step_BPN).sum()
+        return output, F.cross_entropy(logits.flatten(0, 1), step_BPN.flatten(), reduction="sum")
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
-        output, total = self._nats(network, batch, kernel)
-        return total + sum(output.aux.values()) * self.count(batch)
+        output, total = self.forward(network, batch, kernel)
+        return total + sum(output.aux.values()) * self.data.count(batch)
 
     @torch.no_grad()
     def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
-        check_split(split, self.pictures.splits, self.name)
-        whole, device, total = len(self.pictures.splits[split]), next(network.parameters()).device, 0.0
-        count = whole if limit is None else min(limit, whole)
-        row_N = torch.arange(count) * whole // count  # spread over the split
-        for row_B in row_N.split(max(1, EVALUATED // self.scan.length)):
-            total += float(self._nats(network, self._batch(split, row_B).to(device), kernel)[1])
-        mean = total / (count * self.values)
+        data, device, total = self.data, next(network.parameters()).device, 0.0
+        check_split(split, data.images.splits, data.name)
+        available = len(data.images.splits[split])
+        count = available if limit is None else min(limit, available)
+        row_N = torch.arange(count) * available // count  # spread over the split
+        for row_B in row_N.split(max(1, EVALUATION_STEPS // data.layout.length)):
+            total += float(self.forward(network, data.batch_of(split, row_B).to(device), kernel)[1])
+        mean = total / (count * data.dimensions)
         return {
             "bits_per_dimension": mean / math.log(2),
             "loss": mean,
             "split": split,
-            "pictures": count,
-            "dimensions": count * self.values,
-            "levels": self.task.levels,
+            "images": count,
+            "dimensions": count * data.dimensions,
+            "levels": data.task.levels,
         }
 
-    def paint(
-        self, network: Network | PairNetwork, file: Path, pictures: int = 16, given: float = 0.0, **choices: Any
+
+class ImageInference(Inference):
+    can_generate = generates_images = True
+    example = "--out samples.png"
+
+    def __init__(self, data: ImageData, head: int):
+        self.data, self.head = data, head
+
+    def generate_images(
+        self, network: Network | PairNetwork, file: Path, images: int = 16, given: float = 0.0, **sampling: Any
     ) -> str:
-        """A sheet of new pictures; or, where something is given of them, rows of what is given, what was made of it, and the truth."""
+        """Write a sheet of new images; if a part of each is given, rows of the given part, the completed and the true image."""
+        data = self.data
         if file.suffix != ".png" or not file.parent.is_dir():
-            raise ValueError(f"cannot write pictures to {file}; give a .png file in a folder that exists")
-        if pictures < 1 or not 0 <= given < 1:
+            raise ValueError(f"cannot write images to {file}; give a .png file in a folder that exists")
+        if images < 1 or not 0 <= given < 1:
             raise ValueError(
-                f"{pictures} pictures of which {given} is given: give 1 or more, and a share of 0 or more, below 1"
+                f"images is {images} and given is {given}: give 1 image or more, and a share of 0 or more, below 1"
             )
         import_pillow()
-        height, shrink = (self.scan.grid.block or (1, 1))[0], self.task.shrink
-        rows = int(given * self.rows) // height * height  # whole blocks: what comes before in the order of generation
+        height, shrink = (data.layout.grid.block or (1, 1))[0], data.task.shrink
+        rows = int(given * data.rows) // height * height  # whole blocks: they come first in the order of generation
         if given and not rows:
-            raise ValueError(f"--given {given} is less than one block of {height} rows of {self.rows}; give more")
+            raise ValueError(f"--given {given} is less than one block of {height} rows of {data.rows}; give more")
         if shrink == 1 and rows == 0:
-            nothing = np.zeros((pictures, self.channels, self.rows, self.columns), dtype=np.uint8)
-            made_BCYX, across = self._made(network, nothing, 0, **choices), math.ceil(math.sqrt(pictures))
-            save_image_grid([made_BCYX[start : start + across] for start in range(0, pictures, across)], file)
-            return f"{pictures} pictures: {file}"
-        truth_BCYX = self.pictures.splits["valid"][:pictures]
-        made_BCYX = self._made(network, truth_BCYX, rows, **choices)
-        three = (self._seen(truth_BCYX, rows), made_BCYX, self._bytes(self._levels(truth_BCYX)))
-        starts = range(0, len(truth_BCYX), ACROSS)
-        save_image_grid([kind[start : start + ACROSS] for start in starts for kind in three], file)
-        what = [f"{rows} of {self.rows} rows"] * (rows > 0) + [f"a picture {shrink} times smaller"] * (shrink > 1)
-        return f"{len(truth_BCYX)} pictures (given {' and '.join(what)}, painted, true): {file}"
+            empty = np.zeros((images, data.channels, data.rows, data.columns), dtype=np.uint8)
+            made_BCYX, across = self._complete(network, empty, 0, **sampling), math.ceil(math.sqrt(images))
+            save_image_grid([made_BCYX[start : start + across] for start in range(0, images, across)], file)
+            return f"{images} images: {file}"
+        true_BCYX = data.images.splits["valid"][:images]
+        made_BCYX = self._complete(network, true_BCYX, rows, **sampling)
+        versions = (self._given_part(true_BCYX, rows), made_BCYX, data.to_bytes(data.quantize(true_BCYX)))
+        starts = range(0, len(true_BCYX), COLUMNS)
+        save_image_grid([version[start : start + COLUMNS] for start in starts for version in versions], file)
+        parts = [f"{rows} of {data.rows} rows"] * (rows > 0) + [f"an image {shrink} times smaller"] * (shrink > 1)
+        return f"{len(true_BCYX)} images (given {' and '.join(parts)}, generated, true): {file}"
 
-    def _made(
-        self, network: Network | PairNetwork, truth_BCYX: NDArray[np.uint8], rows: int, **choices: Any
+    def _complete(
+        self, network: Network | PairNetwork, true_BCYX: NDArray[np.uint8], rows: int, **sampling: Any
     ) -> NDArray[np.uint8]:
-        """What is painted on from the first rows of pictures, and from them made smaller where there is an encoder."""
-        device, source = next(network.parameters()).device, None
-        given_BPN = self.scan.unfold(self._levels(truth_BCYX))[:, : rows * self.scan.grid.columns].to(device)
+        """Returns images generated from the first rows of the true ones, and from the smaller images if there is an encoder."""
+        data, device, encoder_output = self.data, next(network.parameters()).device, None
+        prefix_BPN = data.layout.flatten(data.quantize(true_BCYX))[:, : rows * data.layout.grid.columns].to(device)
         if isinstance(network, PairNetwork):
             with torch.no_grad():
-                source = network.encode(self._source(truth_BCYX).to(device))
+                encoder_output = network.encode(data.encoder_input(true_BCYX).to(device))
             network = network.decoder
-        return self._bytes(
-            self.scan.fold(paint(network, self.scan, given_BPN, head=self.head, encoder_output=source, **choices))
+        step_BPN = generate_images(
+            network, data.layout, prefix_BPN, head=self.head, encoder_output=encoder_output, **sampling
         )
+        return data.to_bytes(data.layout.unflatten(step_BPN))
 
-    def _seen(self, truth_BCYX: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:
-        """What the model is shown of pictures: them made smaller, or grey; above it the rows that are given."""
-        seen_BCYX = np.full_like(truth_BCYX, 128)
-        if self.task.shrink > 1:
-            seen_BCYX = downsample(truth_BCYX, self.task.shrink).repeat(self.task.shrink, 2).repeat(self.task.shrink, 3)
-        seen_BCYX[:, :, :rows] = truth_BCYX[:, :, :rows]
-        return self._bytes(self._levels(seen_BCYX))
-
-    def _bytes(self, level_BCYX: Tensor) -> NDArray[np.uint8]:
-        """Levels spread over 0 to 255."""
-        return (level_BCYX * 255 // (self.task.levels - 1)).to(torch.uint8).cpu().numpy()
-
-    def save(self, folder: Path) -> None:
-        (folder / "pictures.json").write_text(json.dumps(self.asked | {"shape": self.shape}) + "\n")
+    def _given_part(self, true_BCYX: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:
+        """Returns what the model reads of the images: the smaller image, or grey, and above it the given rows."""
+        data = self.data
+        given_BCYX = np.full_like(true_BCYX, 128)
+        if data.task.shrink > 1:
+            given_BCYX = downsample(true_BCYX, data.task.shrink).repeat(data.task.shrink, 2).repeat(data.task.shrink, 3)
+        given_BCYX[:, :, :rows] = true_BCYX[:, :, :rows]
+        return data.to_bytes(data.quantize(given_BCYX))

@@ -1,11 +1,12 @@
-"""Language: the next token of a text.
+"""Language modelling: predict the next token of a text.
 
-Batches are windows that begin anywhere (source B). A model with a segment memory reads on instead (Dai et al. 2019): the
-text is a ring, each row of a batch begins at an equal distance from the last and goes on where it ended in the step before.
+Batches are windows that start anywhere in the text (Bloem 2019, source B). For a model with a segment memory the batches are
+contiguous instead (Dai et al. 2019): the text is a ring, the rows of a batch start at equal distances, and each row continues
+where it ended in the step before.
 
-Every position is a target. In training a model may be asked for more (Al-Rfou et al. 2018; the loss that is shown has it all):
-    ahead        the tokens after the next too, each weighing `further` (1/2) of the next
-    every_layer  by every layer l of n too, until l/n of the share `until` (1/2) of the training is done: l/(2n)
+Every position is a target. Two auxiliary losses serve training alone (Al-Rfou et al. 2018; the training loss includes them):
+    extra_targets     the tokens after the next one are predicted too, each with the weight `extra_target_weight` (1/2)
+    auxiliary_layers  every layer l of n predicts them too, until l/n of the share `auxiliary_until` (1/2) of the steps: l/(2n)
 """
 
 from __future__ import annotations
@@ -28,61 +29,66 @@ from everyformer.data.encode import encode_split
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import Ids
 from everyformer.infer.beam import beam_search
-from everyformer.infer.evaluate import bits_per_byte, nats, perplexity, side_by_side, streaming_nll
+from everyformer.infer.evaluate import (
+    adaptive_metrics,
+    bits_per_byte,
+    perplexity,
+    streaming_nll,
+    streaming_rows,
+    window_nll,
+)
 from everyformer.infer.generate import generate, stream
-from everyformer.infer.halting import ponder
-from everyformer.infer.spans import spans
 from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions, Prediction
 from everyformer.network.cache import Cache
 from everyformer.network.depth import Stack
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language as LanguageHead
-from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, sequence, which
+from everyformer.task.batch import Batch, step_generator
+from everyformer.task.check import check_split, check_tokens, head_index, single_sequence
+from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
-CONTEXT = 256  # where neither the member nor the recipe says
-USUAL = {"temperature": 0.8}  # where nobody says how to draw
-COUNTED = 1 << 22  # tokens whose bytes are counted at a time
+CONTEXT = 256  # default for a model without a limit of positions
+SAMPLING = {"temperature": 0.8}  # default of text generation
+COUNTED = 1 << 22  # tokens whose bytes are summed at a time
 
 
 class Language(Task, Value, frozen=True):
-    """Predict the next token. `vocabulary` is how many tokens a tokenizer may learn."""
+    """Predict the next token of a text."""
 
-    tokenizer: Literal["bytes", "characters", "bpe", "gpt2"] = "bytes"  # these give the text back
-    vocabulary: Size = 8192
+    tokenizer: Literal["bytes", "characters", "bpe", "gpt2"] = "bytes"  # lossless tokenizers
+    vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
-    column: str | None = None  # of records; None: text
-    valid: Share = 0.1  # the share of the text kept for validation, where it has no split of its own
-    stride: Size | None = None  # of the window in evaluation; None: half of it (with a memory: a whole segment)
+    column: str | None = None  # of records, with the text; None: the column "text"
+    valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
+    stride: Size | None = None  # of the window in evaluation; None: half the window (segment memory: a whole segment)
     segment: Size | None = (
-        None  # tokens read at a time where positions have no end; None: as many as are remembered, or 256
+        None  # tokens per step of a model without a limit of positions; None: its memory length, or 256
     )
-    memory: Size | None = None  # how many positions such a model remembers in evaluation; None: as in training
-    ahead: Count | None = None  # tokens after the next to learn too; None: as the model says
-    every_layer: bool | None = None  # is every layer to learn them too? None: as the model says
-    further: Share = 0.5  # what a token after the next weighs
-    until: Share = 0.5  # the share of the training after which the last layer is alone
+    memory: Size | None = None  # memory length in evaluation, for a model with a segment memory; None: as in training
+    extra_targets: Count | None = None  # tokens after the next one to predict in training; None: as the model has it
+    auxiliary_layers: bool | None = None  # predict from every layer in training; None: as the model has it
+    extra_target_weight: Share = 0.5  # weight of the loss of each extra target
+    auxiliary_until: Share = 0.5  # share of the steps after which only the last layer has a loss
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
-        return LanguageWork(self, open_text(data, (1 - self.valid, self.valid), self.column), context, folder)
+    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> LanguageData:
+        return LanguageData(self, open_text(data, (1 - self.valid, self.valid), self.column), context, folder)
 
 
-class LanguageWork(Work):
-    metric = "bits_per_byte"
-    writes = True
-    head = 0
-    carries = False  # does the model remember, and the next batch go on from the last?
-    layers = 0  # of a model that tells more in training than the next token
+class LanguageData(TaskData):
+    """Windows of a text, or contiguous segments for a model with a segment memory."""
+
+    contiguous = False
 
     def __init__(self, task: Language, text: Text, context: int | None, folder: Path | None):
         self.task, self.text, self.context = task, text, context
         self.fingerprint = text.fingerprint
-        # Characters are those of all splits: what the text has, not how often, is known beforehand.
-        known = text.splits if task.tokenizer == "characters" else ["train"]
+        # The set of characters is taken from all splits; which characters exist is not what is learned.
+        splits = text.splits if task.tokenizer == "characters" else ["train"]
         self.tokenizer = tokenizers.load_or_train(
             task.tokenizer,
-            lambda: chain.from_iterable(map(text.chunks, known)),
+            lambda: chain.from_iterable(map(text.chunks, splits)),
             task.vocabulary,
             text.fingerprint,
             folder,
@@ -90,182 +96,210 @@ class LanguageWork(Work):
         )
 
     @cached_property
-    def hint(self) -> str:  # type: ignore[override]
-        """A prompt of characters that the tokenizer knows."""
-        if self.task.tokenizer != "characters":
-            return super().hint
-        words = bytes(self.text.splits["valid"][:200]).decode(errors="ignore").split()
-        return f"--prompt {shlex.quote(words[0] if words else ' ')}"
-
-    @cached_property
     def splits(self) -> dict[str, Ids]:
-        """The tokens of each, encoded when they are first needed: whoever only writes needs none."""
-        found = {split: encode_split(self.text, split, self.tokenizer) for split in self.text.splits}
-        for split, token_N in found.items():
+        """The tokens of each split, encoded on first use: generation needs none of them."""
+        splits = {split: encode_split(self.text, split, self.tokenizer) for split in self.text.splits}
+        for split, token_N in splits.items():
             if len(token_N) < 2:
-                more = "give more text, or another task.valid" if split == "valid" else "give more text"
-                raise ValueError(f"{self.text.name} has {len(token_N)} tokens for {split}; {more}")
-        return found
+                remedy = "give more text, or another task.valid" if split == "valid" else "give more text"
+                raise ValueError(f"{self.text.name} has {len(token_N)} tokens for {split}; {remedy}")
+        return splits
 
-    @cached_property
-    def bytes_per_target(self) -> float | None:  # type: ignore[override]
-        """None where the loss has others in it than that of the next token."""
-        return None if self.layers else len(self.text.splits["train"]) / len(self.splits["train"])
-
-    def changes(self) -> dict[str, Any]:
+    def member_settings(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary}
 
-    def examples(self) -> int:
-        found = len(self.splits["train"])
-        if self.context is not None and found <= self.context:
-            raise ValueError(
-                f"a context of {self.context} is longer than the {found} tokens of {self.text.name}; "
-                "lower model.context or give more text"
-            )
-        return found - 1
+    def adapt(self, model: Model | EncoderDecoder) -> Model | EncoderDecoder:
+        settings = {"extra_targets": self.task.extra_targets, "every_layer": self.task.auxiliary_layers}
+        changes = {name: setting for name, setting in settings.items() if setting is not None}
+        if not changes or not isinstance(model, Model):
+            return model
+        auxiliary = replace(model.auxiliary or AuxiliaryPredictions(0, False), **changes)
+        return replace(model, auxiliary=auxiliary if auxiliary.extra_targets or auxiliary.every_layer else None)
 
-    def adapt(self, value: Model | EncoderDecoder) -> Model | EncoderDecoder:
-        asked = {"extra_targets": self.task.ahead, "every_layer": self.task.every_layer}
-        changes = {name: given for name, given in asked.items() if given is not None}
-        if not changes or not isinstance(value, Model):
-            return value
-        auxiliary = replace(value.auxiliary or AuxiliaryPredictions(0, False), **changes)
-        return replace(value, auxiliary=auxiliary if auxiliary.extra_targets or auxiliary.every_layer else None)
-
-    def fit(self, value: Model | EncoderDecoder) -> None:
-        value = sequence(value, "language")
-        self.head = which(value, LanguageHead, "language")
-        head = value.outputs[self.head]
-        assert isinstance(head, LanguageHead)
-        auxiliary = value.auxiliary
-        if auxiliary is not None:
-            self.layers = value.body.num_layers if auxiliary.every_layer and isinstance(value.body, Stack) else 1
-        self.carries = value.memory is not None
-        if self.task.memory and not self.carries:
-            raise ValueError(f"a memory of {self.task.memory} says nothing to a model that has none; leave it out")
-        limit = (self.task.segment or value.memory.length) if value.memory else value.limit()
+    def fit(self, model: Model | EncoderDecoder) -> FittedTask:
+        model = single_sequence(model, "language")
+        index = head_index(model, LanguageHead, "language")
+        auxiliary = model.auxiliary
+        self.contiguous = model.memory is not None
+        if self.task.memory and not self.contiguous:
+            raise ValueError(f"task.memory is {self.task.memory}, but the model has no segment memory; leave it out")
+        limit = (self.task.segment or model.memory.length) if model.memory else model.limit()
         self.context = self.context or limit or self.task.segment or CONTEXT
         if auxiliary is not None and auxiliary.extra_targets >= self.context:
             raise ValueError(
-                f"a context of {self.context} has no target {auxiliary.extra_targets} tokens after the next; lower task.ahead"
+                f"a context of {self.context} has no target {auxiliary.extra_targets} tokens after the next one; lower task.extra_targets"
             )
-        check_tokens(value, self.tokenizer.vocabulary, self.text.name)
+        check_tokens(model, self.tokenizer.vocabulary, self.text.name)
+        layers = 0
+        if auxiliary is not None:
+            layers = model.body.num_layers if auxiliary.every_layer and isinstance(model.body, Stack) else 1
+        return FittedTask(self, LanguageObjective(self, index, layers), LanguageInference(self))
+
+    def examples(self) -> int:
+        count = len(self.splits["train"])
+        if self.context is not None and count <= self.context:
+            raise ValueError(
+                f"a context of {self.context} is longer than the {count} tokens of {self.text.name}; "
+                "lower model.context or give more text"
+            )
+        return count - 1
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         assert self.context is not None
         token_N = self.splits["train"]
-        if self.carries:
-            begin = torch.randint(0, len(token_N), (1,), generator=draw(seed, 0))
-            start_B = begin + torch.arange(size) * len(token_N) // size + step * self.context
+        if self.contiguous:
+            first = torch.randint(0, len(token_N), (1,), generator=step_generator(seed, 0))
+            start_B = first + torch.arange(size) * len(token_N) // size + step * self.context
         else:
-            start_B = torch.randint(0, len(token_N) - self.context, (size,), generator=draw(seed, step))
+            start_B = torch.randint(0, len(token_N) - self.context, (size,), generator=step_generator(seed, step))
         index = (start_B[:, None] + torch.arange(self.context + 1)) % len(token_N)
         return Batch({"token_BT": torch.from_numpy(np.asarray(token_N[index.numpy()]).astype(np.int64))})
 
     def count(self, batch: Batch) -> int:
         return len(batch) * (batch["token_BT"].shape[1] - 1)
 
-    def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
-        return self.read(network, batch, kernel, None)[0]
-
-    def read(
-        self, network: Network | PairNetwork, batch: Batch, kernel: str, cache: Cache | None
-    ) -> tuple[Tensor, Cache | None]:
-        token_BT = batch["token_BT"]
-        cache = cache or (Cache(segment_memory=True) if self.carries else None)
-        predictions: tuple[Prediction, ...] = ()
-        if self.layers:
-            module = AuxiliaryNetwork(network) if isinstance(network, Network) else network
-            output, predictions = module(token_BT[:, :-1], lowest_layer=self.lowest(), cache=cache, kernel=kernel)
-        else:
-            output = network(token_BT[:, :-1], cache=cache, kernel=kernel)
-        loss = _loss(output.logits_of(self.head), token_BT[:, 1:])
-        for layer, after, token_BTV in predictions:
-            weight = (self.task.further if after else 1.0) * self.counts(layer)
-            loss = loss + weight * _loss(token_BTV[:, : token_BT.shape[1] - 1 - after], token_BT[:, 1 + after :])
-        return loss + sum(output.aux.values()) * self.count(batch), output.cache
-
-    def counts(self, layer: int) -> bool:
-        """Is a layer's loss part of the loss, at this point of the training?"""
-        return layer == self.layers or self.done < self.task.until * layer / self.layers
-
-    def lowest(self) -> int:
-        """The lowest layer to ask: all of them while any but the last counts, so that there are two forms of a step to compile."""
-        return 1 if self.layers > 1 and self.counts(self.layers - 1) else self.layers
-
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
-        assert isinstance(network, Network) and self.context is not None
-        check_split(split, self.splits, self.text.name)
-        token_N = self.splits[split]
-        if limit is not None:
-            token_N = token_N[: limit * self.context + 1]
-        if network.value.memory is not None:
-            segment, memory = self.task.stride or self.context, self.task.memory or network.value.memory.length
-            rows, lead = side_by_side(len(token_N) - 1, segment, memory)
-            total, count = streaming_nll(network, token_N, segment, memory, rows=rows, lead=lead, kernel=kernel)
-            how = {"segment": segment, "memory": memory} | ({"rows": rows, "lead": lead} if rows > 1 else {})
-        else:
-            stride = self.task.stride or max(1, self.context // 2)
-            total, count = nats(network, token_N, self.context, stride, kernel=kernel)
-            how = {"window": min(self.context, count), "stride": stride}
-        return {
-            "bits_per_byte": bits_per_byte(total, self.bytes_of(token_N[1:])),
-            "perplexity": perplexity(total, count),
-            "split": split,
-            **how,
-            "targets": count,
-            **({} if network.value.body.is_causal() else {"leaks": "the future"}),  # as who asks for it shall see
-            **({"span": far.mean, "spans": far.each} if (far := spans(network, token_N)) else {}),
-            **({"steps_a_token": steps} if (steps := ponder(network, token_N)) else {}),
-        }
-
-    def bytes_of(self, token_N: Ids) -> int:
-        """How many bytes of text some tokens are."""
+    def byte_length(self, token_N: Ids) -> int:
+        """Returns the number of bytes of the text of some tokens."""
         sizes = self.tokenizer.bytes_per_token
         assert sizes is not None
         return sum(int(sizes[token_N[start : start + COUNTED]].sum()) for start in range(0, len(token_N), COUNTED))
-
-    def sample(self, network: Network | PairNetwork, seed: int, tokens: int = 200) -> str | None:
-        assert isinstance(network, Network)
-        prompt = self.splits["valid"][:32].tolist()
-        found = generate(network, [prompt], tokens, temperature=0.5, seed=seed)[0]
-        return self.tokenizer.decode(found)
-
-    def write(
-        self, network: Network | PairNetwork, prompt: str, tokens: int = 200, *, beam: int | None = None, **choices: Any
-    ) -> str:
-        """The prompt and what follows; with a beam, the most probable end of its line."""
-        assert isinstance(network, Network)
-        ids = self.tokenizer.encode(prompt.encode()).tolist()
-        if beam is None:
-            return self.tokenizer.decode(generate(network, [ids], tokens, **USUAL | choices)[0])
-        if choices:
-            raise ValueError(
-                f"--beam finds the most likely text, which {' and '.join(choices)} cannot change; leave one or the other out"
-            )
-        end = self.tokenizer.encode(b"\n").tolist()
-        if len(end) != 1:
-            raise ValueError(
-                f"a beam search ends with the line, but a line end is {len(end)} tokens here; leave --beam out"
-            )
-        return self.tokenizer.decode(ids + beam_search(network, [ids], end=end[0], longest=tokens, beam=beam)[0])
-
-    def stream(self, network: Network | PairNetwork, prompt: str, tokens: int = 200, **choices: Any) -> Iterator[str]:
-        """What follows the prompt. A character of several tokens comes when it is whole."""
-        assert isinstance(network, Network)
-        waiting: list[int] = []
-        for new in stream(network, [self.tokenizer.encode(prompt.encode()).tolist()], tokens, **USUAL | choices):
-            waiting += [token for token in new if token is not None]
-            text = self.tokenizer.decode(waiting)
-            if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(waiting) > 4:
-                yield text
-                waiting = []
-        if waiting:
-            yield self.tokenizer.decode(waiting)
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder)
 
 
-def _loss(token_BTV: Tensor, target_BT: Tensor) -> Tensor:
+class LanguageObjective(Objective):
+    """Cross-entropy of the next token. `layers` is the number of layers with auxiliary predictions; 0: there are none."""
+
+    metric = "bits_per_byte"
+
+    def __init__(self, data: LanguageData, head: int, layers: int):
+        self.data, self.task, self.head, self.layers = data, data.task, head, layers
+
+    @cached_property
+    def bytes_per_target(self) -> float | None:  # type: ignore[override]
+        """None if the training loss includes auxiliary losses."""
+        return None if self.layers else len(self.data.text.splits["train"]) / len(self.data.splits["train"])
+
+    def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
+        return self.loss_with_cache(network, batch, kernel, None)[0]
+
+    def loss_with_cache(
+        self, network: Network | PairNetwork, batch: Batch, kernel: str, cache: Cache | None
+    ) -> tuple[Tensor, Cache | None]:
+        token_BT = batch["token_BT"]
+        cache = cache or (Cache(segment_memory=True) if self.data.contiguous else None)
+        predictions: tuple[Prediction, ...] = ()
+        if self.layers:
+            module = AuxiliaryNetwork(network) if isinstance(network, Network) else network
+            output, predictions = module(token_BT[:, :-1], lowest_layer=self.lowest_layer(), cache=cache, kernel=kernel)
+        else:
+            output = network(token_BT[:, :-1], cache=cache, kernel=kernel)
+        loss = _cross_entropy(output.logits_of(self.head), token_BT[:, 1:])
+        for layer, extra, token_BTV in predictions:
+            weight = (self.task.extra_target_weight if extra else 1.0) * self.has_loss(layer)
+            length = token_BT.shape[1] - 1 - extra
+            loss = loss + weight * _cross_entropy(token_BTV[:, :length], token_BT[:, 1 + extra :])
+        return loss + sum(output.aux.values()) * self.data.count(batch), output.cache
+
+    def has_loss(self, layer: int) -> bool:
+        """Does the loss of a layer count at this point of the training?"""
+        return layer == self.layers or self.progress < self.task.auxiliary_until * layer / self.layers
+
+    def lowest_layer(self) -> int:
+        """Returns the lowest layer that predicts: 1 while any layer below the last has a loss, so that there are only two forms
+        of a step to compile."""
+        return 1 if self.layers > 1 and self.has_loss(self.layers - 1) else self.layers
+
+    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+        data, context = self.data, self.data.context
+        assert isinstance(network, Network) and context is not None
+        check_split(split, data.splits, data.text.name)
+        token_N = data.splits[split]
+        if limit is not None:
+            token_N = token_N[: limit * context + 1]
+        if network.value.memory is not None:
+            segment, memory = self.task.stride or context, self.task.memory or network.value.memory.length
+            rows, lead = streaming_rows(len(token_N) - 1, segment, memory)
+            # Without an override the network may drop keys that no head attends to.
+            total, count = streaming_nll(
+                network, token_N, segment, self.task.memory, rows=rows, lead=lead, kernel=kernel
+            )
+            method = {"segment": segment, "memory": memory} | ({"rows": rows, "lead": lead} if rows > 1 else {})
+        else:
+            stride = self.task.stride or max(1, context // 2)
+            total, count = window_nll(network, token_N, context, stride, kernel=kernel)
+            method = {"window": min(context, count), "stride": stride}
+        return {
+            "bits_per_byte": bits_per_byte(total, data.byte_length(token_N[1:])),
+            "perplexity": perplexity(total, count),
+            "split": split,
+            **method,
+            "targets": count,
+            **({} if network.value.body.is_causal() else {"leaks": "the future"}),  # then the numbers above are too low
+            **adaptive_metrics(network, token_N),
+        }
+
+
+class LanguageInference(Inference):
+    can_generate = True
+
+    def __init__(self, data: LanguageData):
+        self.data, self.tokenizer = data, data.tokenizer
+
+    @cached_property
+    def example(self) -> str:  # type: ignore[override]
+        """A prompt of characters that the tokenizer has."""
+        if self.data.task.tokenizer != "characters":
+            return super().example
+        words = bytes(self.data.text.splits["valid"][:200]).decode(errors="ignore").split()
+        return f"--prompt {shlex.quote(words[0] if words else ' ')}"
+
+    def sample(self, network: Network | PairNetwork, seed: int, tokens: int = 200) -> str | None:
+        assert isinstance(network, Network)
+        prompt = self.data.splits["valid"][:32].tolist()
+        return self.tokenizer.decode(generate(network, [prompt], tokens, temperature=0.5, seed=seed)[0])
+
+    def generate_text(
+        self,
+        network: Network | PairNetwork,
+        prompt: str,
+        tokens: int = 200,
+        *,
+        beam: int | None = None,
+        **sampling: Any,
+    ) -> str:
+        """Returns the prompt with its continuation; with a beam, with the most probable end of its line."""
+        assert isinstance(network, Network)
+        ids = self.tokenizer.encode(prompt.encode()).tolist()
+        if beam is None:
+            return self.tokenizer.decode(generate(network, [ids], tokens, **SAMPLING | sampling)[0])
+        if sampling:
+            raise ValueError(
+                f"--beam searches for the most probable text, so {' and '.join(sampling)} would have no effect; leave one or the "
+                "other out"
+            )
+        end = self.tokenizer.encode(b"\n").tolist()
+        if len(end) != 1:
+            raise ValueError(
+                f"a beam search ends at the end of the line, but this tokenizer has {len(end)} tokens for it; leave --beam out"
+            )
+        return self.tokenizer.decode(ids + beam_search(network, [ids], end=end[0], max_tokens=tokens, beam=beam)[0])
+
+    def stream(self, network: Network | PairNetwork, prompt: str, tokens: int = 200, **sampling: Any) -> Iterator[str]:
+        """Yields the continuation of the prompt. A character of several tokens is yielded when it is complete."""
+        assert isinstance(network, Network)
+        incomplete: list[int] = []
+        prompt_ids = self.tokenizer.encode(prompt.encode()).tolist()
+        for new_tokens in stream(network, [prompt_ids], tokens, **SAMPLING | sampling):
+            incomplete += [token for token in new_tokens if token is not None]
+            text = self.tokenizer.decode(incomplete)
+            if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(incomplete) > 4:
+                yield text
+                incomplete = []
+        if incomplete:
+            yield self.tokenizer.decode(incomplete)
+
+
+def _cross_entropy(token_BTV: Tensor, target_BT: Tensor) -> Tensor:
     return F.cross_entropy(token_BTV.flatten(0, 1).float(), target_BT.flatten(), reduction="sum")

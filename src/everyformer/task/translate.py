@@ -1,12 +1,13 @@
-"""Translate: one sentence into another. Paper: Vaswani et al. 2017.
+"""Translation of one sentence into another. Paper: Vaswani et al. 2017.
 
-Teacher forcing: the decoder is given [CLS] y_1 ... y_n, the target so far, and tells y_1 ... y_n [SEP]. Loss of one token with
-label smoothing e over V tokens (section 5.4): (1 - e) (-log p(y)) + e / V sum_v -log p(v). Batches are of sentences of
-about the same length. Sets with one right answer (copy, reverse, addition: Dehghani et al. 2019) are read by characters; their
-evaluation tells how many characters are right, the target so far being given as in the published code, and how many whole
-sequences, which is then the same as if the model had written them. With `shift` positions begin anywhere below it in training
-(the paper's random offsets), at one place for source and target, so that no position of a longer test is new.
-Symbols: [CLS] is the start, [SEP] the end; a source ends in [SEP] too.
+Teacher forcing: the decoder reads [CLS] y_1 ... y_n and predicts y_1 ... y_n [SEP]. The loss of one token with label
+smoothing e over V tokens (section 5.4) is (1 - e) (-log p(y)) + e / V sum_v -log p(v). Batches have sentences of similar
+length. The algorithmic sets with one right answer (copy, reverse, addition: Dehghani et al. 2019) are read by characters; their
+evaluation reports the share of right characters with the true prefix given, as the published code does, and the share of
+sequences with all characters right, which then equals that of generated sequences. With `shift` the positions of each
+training pair start at a random offset below it, equal for source and target (the paper's random offsets), so that longer
+test sequences have no new positions.
+Symbols: [CLS] is the start token, [SEP] the end token; a source ends in [SEP] too.
 """
 
 from __future__ import annotations
@@ -28,48 +29,51 @@ from everyformer.data.pairs import Pairs, open_pairs
 from everyformer.data.synthetic import ALGORITHMS
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
-from everyformer.infer.evaluate import perplexity
+from everyformer.infer.evaluate import mean_steps, perplexity
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language
 from everyformer.network.repeat import Halt
-from everyformer.task.work import Batch, Task, Work, check_split, check_tokens, draw, pad, shuffled, which
+from everyformer.task.batch import Batch, epoch_order, pad, step_generator
+from everyformer.task.check import check_split, check_tokens, head_index
+from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
 MULTIPLE = 8
-POOL = 50  # batches among which sentences of like length are found
-EVALUATED = 64  # pairs at a time
+POOL = 50  # batches within which sentences are sorted by length
+EVALUATION_PAIRS = 64  # in one call
 START, END = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 
 
 class Translate(Task, Value, frozen=True):
-    """Tell the translation of a sentence. One vocabulary for both languages."""
+    """Translate a sentence. Both languages share one vocabulary."""
 
-    source: str = "en"  # the ending of the files, or the column of the records
-    target: str = "de"
+    source: str = "en"  # suffix of the files, or column of the records
+    target: str = "de"  # likewise
     tokenizer: Literal["bpe", "characters"] = "bpe"
-    vocabulary: Size = 8192  # of byte pairs, at most
-    longest: Size = 128  # tokens of a sentence: longer pairs are left out in training, longer sources cut in evaluation
-    smoothing: Share = 0.1
-    shift: Count = 0  # in training positions begin anywhere below this; 0: at 0
+    vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
+    max_length: Size = (
+        128  # tokens of a sentence: training leaves longer pairs out, evaluation truncates longer sources
+    )
+    smoothing: Share = 0.1  # label smoothing
+    shift: Count = 0  # in training, positions start at a random offset below this; 0: at 0
     beam: Size = 5
-    penalty: float = 0.6  # of length, in the beam search
-    valid: Share = 0.1  # the share of the training pairs kept for validation, where there is no split for it
+    length_penalty: float = 0.6  # alpha in the beam search
+    valid: Share = 0.1  # share of the training pairs held out for validation, if the data have no such split
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> Work:
-        return TranslateWork(self, open_pairs(data, self.source, self.target, self.valid), context, folder)
+    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> TranslateData:
+        return TranslateData(self, open_pairs(data, self.source, self.target, self.valid), context, folder)
 
-    def reopen(self, data: str | None, context: int | None, folder: Path) -> Work:
+    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> TranslateData:
         exact = data in ALGORITHMS and not Path(data).exists()
-        return TranslateWork(self, Pairs(str(data), {}, "", exact), context, folder)
+        return TranslateData(self, Pairs(str(data), {}, "", exact), context, folder)
 
 
-class TranslateWork(Work):
-    metric = "perplexity"
-    writes = True
+class TranslateData(TaskData):
+    """Pairs of sentences, in batches of similar length."""
 
     def __init__(self, task: Translate, pairs: Pairs, context: int | None, folder: Path | None):
-        self.task, self.pairs, self.longest = task, pairs, min(task.longest, context or task.longest)
+        self.task, self.pairs, self.max_length = task, pairs, min(task.max_length, context or task.max_length)
         self.fingerprint = pairs.fingerprint
         kind: Literal["bpe", "characters"] = "characters" if pairs.exact else task.tokenizer
         self.tokenizer = tokenizers.load_or_train(
@@ -77,78 +81,80 @@ class TranslateWork(Work):
         )
         if [self.tokenizer.special_id(name) for name in SPECIAL] != list(range(len(SPECIAL))):
             raise ValueError(
-                f"the tokenizer in {folder} does not begin with {' '.join(SPECIAL)}; begin from a run of translate"
+                f"the first tokens of the tokenizer in {folder} are not {' '.join(SPECIAL)}; give a run of the task translate"
             )
-        if pairs.exact and pairs.splits:
-            self.hint = f"--prompt '{min(pairs.splits['valid'][0], key=len)}'"
-        self.encoded: dict[str, tuple[list[Ids], list[Ids]]] = {}  # by split, when it is first needed
-        self.head = 0
-        self.order = lru_cache(maxsize=2)(self._order)
+        self.encoded: dict[str, tuple[list[Ids], list[Ids]]] = {}  # by split, encoded on first use
+        self.epoch_batches = lru_cache(maxsize=2)(self._epoch_batches)
 
     def sides(self, split: str) -> tuple[list[Ids], list[Ids]]:
-        """Sources, each with its end, and targets."""
+        """Returns the sources, each with its end token, and the targets."""
         if split not in self.encoded:
             sources, targets = (self.tokenizer.encode_all(side) for side in self.pairs.splits[split])
             if split == "train":
-                fits = [max(len(x), len(y)) < self.longest for x, y in zip(sources, targets, strict=True)]
+                fits = [max(len(x), len(y)) < self.max_length for x, y in zip(sources, targets, strict=True)]
                 sources, targets = (
-                    [one for one, fit in zip(side, fits, strict=True) if fit] for side in (sources, targets)
+                    [ids for ids, fit in zip(side, fits, strict=True) if fit] for side in (sources, targets)
                 )
                 if len(sources) < 2:
                     raise ValueError(
-                        f"{len(sources)} of the {len(fits)} pairs of {self.pairs.name} have fewer than {self.longest} tokens; raise "
-                        "task.longest"
+                        f"{len(sources)} of the {len(fits)} pairs of {self.pairs.name} have fewer than {self.max_length} tokens; "
+                        "raise task.max_length"
                     )
-            self.encoded[split] = [self._ended(x) for x in sources], targets
+            self.encoded[split] = [self.add_end(x) for x in sources], targets
         return self.encoded[split]
 
-    def _ended(self, source: Ids) -> Ids:
-        return np.append(source if self.pairs.exact else source[: self.longest - 1], END)
+    def add_end(self, source: Ids) -> Ids:
+        return np.append(source if self.pairs.exact else source[: self.max_length - 1], END)
 
-    def changes(self) -> dict[str, Any]:
+    def member_settings(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary}
 
-    def fit(self, value: Model | EncoderDecoder) -> None:
-        if not isinstance(value, EncoderDecoder):
+    def fit(self, model: Model | EncoderDecoder) -> FittedTask:
+        if not isinstance(model, EncoderDecoder):
             raise ValueError("translate needs an encoder and a decoder; choose the member transformer")
-        for side in (value.encoder, value.decoder):
+        for side in (model.encoder, model.decoder):
             limit = side.limit()
             if limit is not None and self.task.shift:
-                raise ValueError(f"task.shift moves positions, but the model has a table of {limit}; leave it out")
-            self.longest = min(self.longest, limit or self.longest)
+                raise ValueError(f"task.shift offsets positions, but the model has a table of {limit}; leave it out")
+            self.max_length = min(self.max_length, limit or self.max_length)
             check_tokens(side, self.tokenizer.vocabulary, self.pairs.name)
-        self.head = which(value.decoder, Language, "translate")
+        head = head_index(model.decoder, Language, "translate")
         self.encoded.clear()
+        inference = TranslateInference(self)
+        return FittedTask(self, TranslateObjective(self, head, inference), inference)
 
     def examples(self) -> int:
         return len(self.sides("train")[0])
 
-    def _order(self, epoch: int, size: int, seed: int) -> Tensor:
-        """N, size: the batches of an epoch, each of sentences of about one length, in an order of its own."""
+    def _epoch_batches(self, epoch: int, size: int, seed: int) -> Tensor:
+        """The batches of an epoch (N, size), each of sentences of similar length, in random order."""
         length_N = np.array([max(len(x), len(y) + 1) for x, y in zip(*self.sides("train"), strict=True)])
-        order_N = shuffled(len(length_N), epoch, seed).numpy()
-        order_N = order_N[: len(order_N) // size * size]  # what is left over is another's in the next epoch
+        order_N = epoch_order(len(length_N), epoch, seed).numpy()
+        order_N = order_N[
+            : len(order_N) // size * size
+        ]  # an incomplete batch is dropped; the next epoch drops other pairs
         pool_N = np.arange(len(order_N)) // (size * POOL)
         batch_NB = torch.from_numpy(order_N[np.lexsort((length_N[order_N], pool_N))]).view(-1, size)
-        return batch_NB[torch.randperm(len(batch_NB), generator=draw(seed, epoch))]
+        return batch_NB[torch.randperm(len(batch_NB), generator=step_generator(seed, epoch))]
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
-        epoch, place = divmod(step, self.examples() // size)
-        found = self._pairs("train", self.order(epoch, size, seed)[place].tolist())
+        epoch, index = divmod(step, self.examples() // size)
+        batch = self.batch_of("train", self.epoch_batches(epoch, size, seed)[index].tolist())
         if not self.task.shift:
-            return found
-        return Batch({**found.tensors, "begin_B": torch.randint(self.task.shift, (size,), generator=draw(seed, step))})
+            return batch
+        offset_B = torch.randint(self.task.shift, (size,), generator=step_generator(seed, step))
+        return Batch({**batch.tensors, "offset_B": offset_B})
 
-    def _pairs(self, split: str, rows: Sequence[int]) -> Batch:
+    def batch_of(self, split: str, rows: Sequence[int]) -> Batch:
         sources, targets = self.sides(split)
         source_BS, source_visible_BS = pad([sources[row] for row in rows], MULTIPLE)
-        given_BT, visible_BT = pad([np.insert(targets[row], 0, START) for row in rows], MULTIPLE)
+        input_BT, visible_BT = pad([np.insert(targets[row], 0, START) for row in rows], MULTIPLE)
         target_BT, _ = pad([np.append(targets[row], END) for row in rows], MULTIPLE)
         return Batch(
             {
                 "source_BS": source_BS,
                 "source_visible_BS": source_visible_BS,
-                "given_BT": given_BT,
+                "input_BT": input_BT,
                 "target_BT": target_BT,
                 "visible_BT": visible_BT,
             }
@@ -157,150 +163,168 @@ class TranslateWork(Work):
     def count(self, batch: Batch) -> int:
         return int(batch["visible_BT"].sum())
 
-    def _answer(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor, Tensor]:
-        """The output, and what it tells of the target's tokens, beside them."""
-        output = network(
-            batch["source_BS"],
-            batch["given_BT"],
-            source_visible=batch["source_visible_BS"],
-            visible=batch["visible_BT"],
-            position_offset=batch.tensors.get("begin_B"),
-            kernel=kernel,
-        )
-        visible_BT = batch["visible_BT"]
-        return output, output.logits_of(self.head)[visible_BT].float(), batch["target_BT"][visible_BT]
-
-    def _smooth(self, answer_NV: Tensor, target_N: Tensor) -> Tensor:
-        return F.cross_entropy(answer_NV, target_N, reduction="sum", label_smoothing=self.task.smoothing)
-
-    def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
-        output, answer_NV, target_N = self._answer(network, batch, kernel)
-        smooth = self._smooth(answer_NV, target_N)
-        return smooth + sum(output.aux.values()) * self.count(batch) if output.aux else smooth
-
-    @torch.no_grad()
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
-        """Perplexity of the tokens; on a whole split BLEU too, of translations by beam search."""
-        assert isinstance(network, PairNetwork)
-        if self.pairs.exact and split == "test":
-            return self._by_length(network, limit, kernel)
-        split = self._split(split)
-        sources, targets = self.sides(split)
-        order = sorted(range(len(sources)), key=lambda row: (len(sources[row]), len(targets[row])))
-        rows = (
-            order if limit is None or limit >= len(order) else sorted(range(limit), key=lambda row: len(sources[row]))
-        )
-        device = next(network.parameters()).device
-        smooth = plain = count = wrong = missed = 0.0
-        for start in range(0, len(rows), EVALUATED):
-            batch = self._pairs(split, rows[start : start + EVALUATED]).to(device)
-            output, answer_NV, target_N = self._answer(network, batch, kernel)
-            told_BT = output.logits_of(self.head).argmax(-1)
-            wrong_BT = (told_BT != batch["target_BT"]) & batch["visible_BT"]
-            wrong, missed = wrong + int(wrong_BT.sum()), missed + int(wrong_BT.any(1).sum())
-            smooth, count = smooth + float(self._smooth(answer_NV, target_N)), count + self.count(batch)
-            plain += float(F.cross_entropy(answer_NV, target_N, reduction="sum"))
-        found: dict[str, Any] = {
-            "perplexity": perplexity(plain, count),
-            "loss": plain / count,
-            "smoothed_loss": smooth / count,
-            "split": split,
-            "pairs": len(rows),
-            "targets": int(count),
-            **self._steps(network, self._pairs(split, rows[:EVALUATED]).to(device)),
-        }
-        if self.pairs.exact:
-            right = {"character_accuracy": 1 - wrong / count, "sequence_accuracy": 1 - missed / len(rows)}
-            return right | found
-        return found | (self.bleu(network, split) if rows is order else {})
-
-    def _steps(self, network: PairNetwork, batch: Batch) -> dict[str, float]:
-        """How many steps a token takes on each side, where that is not fixed."""
-        sides = {"encoder": network.encoder, "decoder": network.decoder}
-        halting = [name for name, side in sides.items() if isinstance(side.value.body, Halt)]
-        if not halting:
-            return {}
-        probe, seen = Probe(), {"encoder": batch["source_visible_BS"], "decoder": batch["visible_BT"]}
-        network(
-            batch["source_BS"],
-            batch["given_BT"],
-            source_visible=seen["encoder"],
-            visible=seen["decoder"],
-            probe=probe,
-        )
-        return {
-            f"{name}_steps": float((share_BTN > 0).sum(-1)[seen[name]].float().mean())
-            for name, share_BTN in zip(halting, probe.halts, strict=True)
-        }
-
-    def _by_length(self, network: PairNetwork, limit: int | None, kernel: str) -> dict[str, Any]:
-        """What is right of each of the tests, which are named by their lengths."""
-        found: dict[str, Any] = {}
-        for split in (one for one in self.pairs.splits if one.startswith("test")):
-            told = self.evaluate(network, split, limit, kernel)
-            for name in ("character_accuracy", "sequence_accuracy", "encoder_steps", "decoder_steps"):
-                if name in told:
-                    found[f"{name}_{split.removeprefix('test')}"] = told[name]
-        return found | {"split": "test", "pairs": told["pairs"]}
-
-    def _split(self, split: str) -> str:
-        """A split by its name; "test" is the first of several test sets."""
-        tests = sorted(one for one in self.pairs.splits if one.startswith("test"))
+    def find_split(self, split: str) -> str:
+        """Returns the name of a split; "test" is the first of several test sets."""
+        tests = sorted(name for name in self.pairs.splits if name.startswith("test"))
         split = tests[0] if split == "test" and tests else split
         check_split(split, self.pairs.splits, self.pairs.name)
         return split
 
+    def save(self, folder: Path) -> None:
+        self.tokenizer.save(folder)
+
+
+class TranslateObjective(Objective):
+    """Cross-entropy with label smoothing; perplexity, BLEU, or exact accuracy."""
+
+    metric = "perplexity"
+
+    def __init__(self, data: TranslateData, head: int, inference: TranslateInference):
+        self.data, self.task, self.head, self.inference = data, data.task, head, inference
+
+    def forward(
+        self, network: Any, batch: Batch, kernel: str, probe: Probe | None = None
+    ) -> tuple[Any, Tensor, Tensor]:
+        """Returns the network's output, its logits of the target's tokens without padding, and these tokens."""
+        output = network(
+            batch["source_BS"],
+            batch["input_BT"],
+            source_visible=batch["source_visible_BS"],
+            visible=batch["visible_BT"],
+            position_offset=batch.tensors.get("offset_B"),
+            kernel=kernel,
+            probe=probe,
+        )
+        visible_BT = batch["visible_BT"]
+        return output, output.logits_of(self.head)[visible_BT].float(), batch["target_BT"][visible_BT]
+
+    def smoothed_loss(self, logits_NV: Tensor, target_N: Tensor) -> Tensor:
+        return F.cross_entropy(logits_NV, target_N, reduction="sum", label_smoothing=self.task.smoothing)
+
+    def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
+        output, logits_NV, target_N = self.forward(network, batch, kernel)
+        loss = self.smoothed_loss(logits_NV, target_N)
+        return loss + sum(output.aux.values()) * self.data.count(batch) if output.aux else loss
+
+    @torch.no_grad()
+    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+        """Perplexity of the tokens; on a whole split also BLEU of translations by beam search."""
+        data = self.data
+        assert isinstance(network, PairNetwork)
+        if data.pairs.exact and split == "test":
+            return self._by_length(network, limit, kernel)
+        split = data.find_split(split)
+        sources, targets = data.sides(split)
+        order = sorted(range(len(sources)), key=lambda row: (len(sources[row]), len(targets[row])))
+        whole = limit is None or limit >= len(order)
+        rows = order if whole else sorted(range(limit or 0), key=lambda row: len(sources[row]))
+        device = next(network.parameters()).device
+        smoothed = plain = count = wrong_tokens = wrong_pairs = 0.0
+        for start in range(0, len(rows), EVALUATION_PAIRS):
+            batch = data.batch_of(split, rows[start : start + EVALUATION_PAIRS]).to(device)
+            output, logits_NV, target_N = self.forward(network, batch, kernel)
+            wrong_BT = (output.logits_of(self.head).argmax(-1) != batch["target_BT"]) & batch["visible_BT"]
+            wrong_tokens, wrong_pairs = wrong_tokens + int(wrong_BT.sum()), wrong_pairs + int(wrong_BT.any(1).sum())
+            smoothed, count = smoothed + float(self.smoothed_loss(logits_NV, target_N)), count + data.count(batch)
+            plain += float(F.cross_entropy(logits_NV, target_N, reduction="sum"))
+        metrics: dict[str, Any] = {
+            "perplexity": perplexity(plain, count),
+            "loss": plain / count,
+            "smoothed_loss": smoothed / count,
+            "split": split,
+            "pairs": len(rows),
+            "targets": int(count),
+            **self._halting_steps(network, data.batch_of(split, rows[:EVALUATION_PAIRS]).to(device)),
+        }
+        if data.pairs.exact:
+            accuracy = {
+                "character_accuracy": 1 - wrong_tokens / count,
+                "sequence_accuracy": 1 - wrong_pairs / len(rows),
+            }
+            return accuracy | metrics
+        return metrics | (self.bleu(network, split) if whole else {})
+
+    def _halting_steps(self, network: PairNetwork, batch: Batch) -> dict[str, float]:
+        """The mean steps per token of each side with adaptive computation time."""
+        sides = {"encoder": network.encoder, "decoder": network.decoder}
+        halting = [name for name, side in sides.items() if isinstance(side.value.body, Halt)]
+        if not halting:
+            return {}
+        probe, visible = Probe(), {"encoder": batch["source_visible_BS"], "decoder": batch["visible_BT"]}
+        self.forward(network, batch, "auto", probe)
+        return {
+            f"{name}_steps": mean_steps([weight_BTN], visible[name])
+            for name, weight_BTN in zip(halting, probe.halts, strict=True)
+        }
+
+    def _by_length(self, network: PairNetwork, limit: int | None, kernel: str) -> dict[str, Any]:
+        """The accuracies on each test set; test sets are named by their lengths."""
+        metrics: dict[str, Any] = {}
+        for split in (name for name in self.data.pairs.splits if name.startswith("test")):
+            of_split = self.evaluate(network, split, limit, kernel)
+            for name in ("character_accuracy", "sequence_accuracy", "encoder_steps", "decoder_steps"):
+                if name in of_split:
+                    metrics[f"{name}_{split.removeprefix('test')}"] = of_split[name]
+        return metrics | {"split": "test", "pairs": of_split["pairs"]}
+
     def bleu(self, network: PairNetwork, split: str) -> dict[str, Any]:
-        """BLEU of the translations of a split, with sacrebleu's signature."""
+        """Returns the BLEU of the translations of a split, with sacrebleu's signature."""
         try:
             from sacrebleu.metrics.bleu import BLEU
         except ImportError:
             return {"bleu_missing": "BLEU needs sacrebleu; install it with pip install 'everyformer[translate]'"}
-        sources, targets = self.pairs.splits[self._split(split)]
+        sources, targets = self.data.pairs.splits[self.data.find_split(split)]
         metric = BLEU()
-        score = metric.corpus_score(self.translate(network, sources), [targets])
+        score = metric.corpus_score(self.inference.translate(network, sources), [targets])
         return {
             "bleu": score.score,
             "bleu_signature": str(metric.get_signature()),
             "beam": self.task.beam,
-            "penalty": self.task.penalty,
+            "length_penalty": self.task.length_penalty,
         }
 
+
+class TranslateInference(Inference):
+    can_generate = True
+
+    def __init__(self, data: TranslateData):
+        self.data, self.task, self.tokenizer = data, data.task, data.tokenizer
+        if data.pairs.exact and data.pairs.splits:
+            self.example = f"--prompt '{min(data.pairs.splits['valid'][0], key=len)}'"
+
     def translate(self, network: PairNetwork, texts: Sequence[str], beam: int | None = None) -> list[str]:
-        """Translations of some sentences."""
-        sources = [self._ended(ids) for ids in self.tokenizer.encode_all(texts)]
-        order = sorted(range(len(sources)), key=lambda row: len(sources[row]))  # like lengths together
-        found, device = [""] * len(sources), next(network.parameters()).device
-        for start in range(0, len(order), EVALUATED):
-            rows = order[start : start + EVALUATED]
+        """Returns the translations of some sentences, by beam search."""
+        sources = [self.data.add_end(ids) for ids in self.tokenizer.encode_all(texts)]
+        order = sorted(range(len(sources)), key=lambda row: len(sources[row]))  # similar lengths together
+        translations, device = [""] * len(sources), next(network.parameters()).device
+        for start in range(0, len(order), EVALUATION_PAIRS):
+            rows = order[start : start + EVALUATION_PAIRS]
             source_BS, visible_BS = pad([sources[row] for row in rows], MULTIPLE)
-            answers = beam_search(
+            outputs = beam_search(
                 network,
                 source_BS.to(device),
                 visible=visible_BS.to(device),
                 start=START,
                 end=END,
-                longest=source_BS.shape[1] + 1 if self.pairs.exact else self.longest,
+                max_tokens=source_BS.shape[1] + 1 if self.data.pairs.exact else self.data.max_length,
                 beam=beam or self.task.beam,
-                penalty=self.task.penalty,
+                length_penalty=self.task.length_penalty,
             )
-            for row, ids in zip(rows, answers, strict=True):
-                found[row] = self.tokenizer.decode([one for one in ids if one >= len(SPECIAL)]).strip()
-        return found
+            for row, ids in zip(rows, outputs, strict=True):
+                translations[row] = self.tokenizer.decode([token for token in ids if token >= len(SPECIAL)]).strip()
+        return translations
 
-    def write(self, network: Network | PairNetwork, prompt: str, *, beam: int | None = None) -> str:  # type: ignore[override]
-        """The translation of a sentence."""
+    def generate_text(self, network: Network | PairNetwork, prompt: str, *, beam: int | None = None) -> str:  # type: ignore[override]
+        """Returns the translation of a sentence."""
         assert isinstance(network, PairNetwork)
         if not prompt.strip():
-            raise ValueError(f"there is nothing to translate in {prompt!r}; give a sentence with --prompt")
+            raise ValueError(f"the prompt {prompt!r} has nothing to translate; give a sentence with --prompt")
         return self.translate(network, [prompt], beam)[0]
 
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
         assert isinstance(network, PairNetwork)
-        sources, targets = self.pairs.splits["valid"]
+        sources, targets = self.data.pairs.splits["valid"]
         row = seed % len(sources)
-        found = self.translate(network, [sources[row]], beam=1)[0]
-        return f"{sources[row]}\n-> {found}\n   (reference: {targets[row]})"
-
-    def save(self, folder: Path) -> None:
-        self.tokenizer.save(folder)
+        return (
+            f"{sources[row]}\n-> {self.translate(network, [sources[row]], beam=1)[0]}\n   (reference: {targets[row]})"
+        )

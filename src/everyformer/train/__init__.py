@@ -1,9 +1,9 @@
-"""Training: the loop, what it is told, what it keeps, and how it grows beyond one machine.
+"""Training: recipes, the training loop, checkpoints, records, and distributed training.
 
 from everyformer.train import Recipe, open_run, resume, train
 
-trained = train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first")
-open_run("runs/first").write("Once", tokens=40)
+run = train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first")
+open_run("runs/first").generate("Once", tokens=40)
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everyformer.train.finished import open_run as open_run
     from everyformer.train.loop import resume as resume
     from everyformer.train.loop import train as train
     from everyformer.train.recipe import Recipe as Recipe
+    from everyformer.train.trained import TrainedRun as TrainedRun
+    from everyformer.train.trained import open_run as open_run
 
-_HOME = {"Recipe": "recipe", "train": "loop", "resume": "loop", "open_run": "finished"}
+_MODULES = {"Recipe": "recipe", "TrainedRun": "trained", "train": "loop", "resume": "loop", "open_run": "trained"}
 
-__all__ = [*_HOME]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,9 @@
-"""Checkpoints: safetensors and JSON, whole or not at all.
+"""Checkpoints: safetensors and JSON, written atomically.
 
-A checkpoint is a folder named after its step. It is written under another name, flushed to the disk and then renamed, so
-at any moment every folder with a number for a name is complete. `state.json` holds the checksums of the other files;
-a truncated or changed file is named and refused. Weights and optimizer state are gathered to full tensors, so a run saved
-by several processes goes on in one and the other way round.
+A checkpoint is a folder named after its step. It is written under another name, flushed to disk and then renamed, so every
+folder with a number for a name is complete at any moment. `state.json` holds the checksums of the other files; a truncated or
+changed file is refused by name. Weights and optimizer states are gathered to full tensors, so that a run saved by several
+processes can be resumed by one, and the other way round.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,190 +28,206 @@ from torch.distributed.checkpoint.state_dict import (
 
 from everyformer.data.files import checksum
 from everyformer.train.distributed import World
-from everyformer.train.record import writing
+from everyformer.train.record import report_write_errors
 
-VERSION = 1
-RESULT = ("model.safetensors", "average.safetensors")  # the files with the weights that are a run's result
+VERSION = 2
+RESULT = ("model.safetensors", "ema.safetensors")  # the files with the weights of the trained model
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint holds."""
+
+    network: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    ema: dict[str, Tensor] | None
+    extra: dict[str, dict[str, Tensor]]  # further tensors, by the name of their file
+    state: dict[str, Any]
+    model_json: str
+
+
 def steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint, oldest first."""
-    found = folder / "checkpoints"
-    return sorted(int(one.name) for one in found.iterdir() if one.name.isdigit()) if found.is_dir() else []
+    """Returns the steps of a run's checkpoints, oldest first."""
+    parent = folder / "checkpoints"
+    return sorted(int(path.name) for path in parent.iterdir() if path.name.isdigit()) if parent.is_dir() else []
 
 
-def find(folder: Path, step: int | Literal["best"] | None) -> int:
-    """The step of the last checkpoint, of the best, or of the one named."""
-    found = steps(folder)
-    if not found:
-        raise ValueError(f"{folder} has no checkpoint yet; train it further, or look at its records.jsonl")
+def find_step(folder: Path, step: int | Literal["best"] | None) -> int:
+    """Returns the step of the last checkpoint (None), of the best, or the given step. Raises ValueError if there is none."""
+    saved = steps(folder)
+    if not saved:
+        raise ValueError(f"{folder} has no checkpoint yet; resume its training, or look at its records.jsonl")
     if step == "best":
-        best = check(folder, found[-1], result=True).get("best")
-        if best is None or best["step"] not in found:
+        best = verify(folder, saved[-1], result=True).get("best")
+        if best is None or best["step"] not in saved:
             raise ValueError(
                 f"{folder} has no best checkpoint: none was evaluated; let run.save be a multiple of run.evaluate, or leave "
                 "--step out for the last one"
             )
         return int(best["step"])
-    if step is not None and step not in found:
-        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, found))}")
-    return found[-1] if step is None else step
+    if step is not None and step not in saved:
+        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, saved))}")
+    return saved[-1] if step is None else step
 
 
-def place(folder: Path, step: int) -> Path:
+def path_of(folder: Path, step: int) -> Path:
+    """Returns the folder of a run's checkpoint."""
     return folder / "checkpoints" / f"{step:08d}"
 
 
-def write(
-    folder: Path,
-    network: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    average: dict[str, Tensor] | None,
-    more: dict[str, dict[str, Tensor]],
-    state: dict[str, Any],
-    model_json: str,
-    here: World,
-    keep: int,
-) -> None:
-    """Save everything a run needs to go on, then drop checkpoints older than the last `keep`, but for the best."""
-    weights = gathered(network)
-    found: Any = get_optimizer_state_dict(network, optimizers, options=FULL)  # empty but on the first process
-    moments = {
-        f"{name}/{moment}": x for name, moments in found.get("state", {}).items() for moment, x in moments.items()
-    }
-    whole = None if average is None else {name: _full(x) for name, x in average.items()}
-    if here.first:
-        target = place(folder, state["step"])
+def save(folder: Path, contents: Contents, world: World, keep: int) -> None:
+    """Save a checkpoint, then remove the checkpoints before the last `keep`, except the best. All processes take part."""
+    weights = full_state_dict(contents.network)
+    # Empty except in the main process.
+    optimizer_state: Any = get_optimizer_state_dict(contents.network, contents.optimizers, options=FULL)
+    ema = None if contents.ema is None else {name: _full(x) for name, x in contents.ema.items()}
+    if world.is_main:
+        target = path_of(folder, contents.state["step"])
         part = target.with_name(f"part-{target.name}")
         try:
-            with writing(folder):
+            with report_write_errors(folder):
                 target.parent.mkdir(exist_ok=True)
-                for left in target.parent.iterdir():  # by a kill
-                    if not left.name.isdigit():
-                        shutil.rmtree(left)
-                part.mkdir()
-                _save(once(network, weights), part / "model.safetensors")
-                _save(moments, part / "optimizer.safetensors")
-                if whole is not None:
-                    _save(whole, part / "average.safetensors")
-                for name, tensors in more.items():
-                    if tensors:
-                        _save(tensors, part / f"{name}.safetensors")
-                (part / "model.json").write_text(model_json + "\n")
-                sums = {one.name: checksum(one) for one in sorted(part.iterdir())}
-                record = {"version": VERSION, **state, "groups": found["param_groups"], "files": sums}
-                (part / "state.json").write_text(json.dumps(record, indent=1) + "\n")
-                for one in (*part.iterdir(), part):
-                    _flush(one)
+                for leftover in target.parent.iterdir():  # of a killed process
+                    if not leftover.name.isdigit():
+                        shutil.rmtree(leftover)
+                _write(part, contents, drop_aliases(contents.network, weights), optimizer_state, ema)
         except ValueError:
             shutil.rmtree(part, ignore_errors=True)
             raise
         if target.exists():
-            _drop(target)
+            _remove(target)
         part.rename(target)
         _flush(target.parent)
-        best = state["best"]["step"] if state["best"] else None
-        cache = [one for one in steps(folder) if one <= state["step"]]
-        for old in steps(folder):  # later ones are there when a run went on from an earlier one: it takes their place
-            if old not in cache[-keep:] and old != best:
-                _drop(place(folder, old))
-    here.wait()
+        _remove_old(folder, contents.state, keep)
+    world.barrier()
 
 
-def _drop(found: Path) -> None:
-    """Remove a checkpoint. It loses its name first: one that a kill leaves half removed is no checkpoint."""
-    gone = found.with_name(f"gone-{found.name}")
-    found.rename(gone)
-    shutil.rmtree(gone)
+def _write(
+    part: Path, contents: Contents, weights: dict[str, Tensor], optimizer_state: Any, ema: dict[str, Tensor] | None
+) -> None:
+    part.mkdir()
+    moments = {
+        f"{name}/{moment}": x
+        for name, moments in optimizer_state.get("state", {}).items()
+        for moment, x in moments.items()
+    }
+    files = {"model": weights, "optimizer": moments, **({} if ema is None else {"ema": ema})}
+    files |= {name: tensors for name, tensors in contents.extra.items() if tensors}
+    for name, tensors in files.items():
+        save_file({key: x.contiguous() for key, x in tensors.items()}, part / f"{name}.safetensors")
+    (part / "model.json").write_text(contents.model_json + "\n")
+    sums = {path.name: checksum(path) for path in sorted(part.iterdir())}
+    state = {"version": VERSION, **contents.state, "groups": optimizer_state["param_groups"], "files": sums}
+    (part / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+    for path in (*part.iterdir(), part):
+        _flush(path)
 
 
-def gathered(network: nn.Module) -> dict[str, Any]:
-    """The full weights, on the first process; all take part. Of a network that is not sharded, on every process."""
+def _remove_old(folder: Path, state: dict[str, Any], keep: int) -> None:
+    """Remove all but the last `keep` checkpoints up to this step, and the best.
+
+    There are later ones if the run was resumed from an earlier checkpoint: this run replaces them.
+    """
+    best = state["best"]["step"] if state["best"] else None
+    last = [step for step in steps(folder) if step <= state["step"]][-keep:]
+    for step in steps(folder):
+        if step not in last and step != best:
+            _remove(path_of(folder, step))
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint. It is renamed first, so that one that a kill leaves half removed is not a checkpoint."""
+    renamed = path.with_name(f"gone-{path.name}")
+    path.rename(renamed)
+    shutil.rmtree(renamed)
+
+
+def full_state_dict(network: nn.Module) -> dict[str, Any]:
+    """Returns the full weights of a sharded network in the main process (all take part), of others in every process."""
     return get_model_state_dict(network, options=FULL)
 
 
-def check(folder: Path, step: int, *, result: bool = False) -> dict[str, Any]:
-    """The state of a checkpoint whose files, or those of its result alone, are all as they were written."""
-    found = place(folder, step)
+def verify(folder: Path, step: int, *, result: bool = False) -> dict[str, Any]:
+    """Returns the state of a checkpoint. Raises ValueError if a file (with `result`, a file of weights) is missing or changed."""
+    path = path_of(folder, step)
     try:
-        state: dict[str, Any] = json.loads((found / "state.json").read_text())
+        state: dict[str, Any] = json.loads((path / "state.json").read_text())
         files = state["files"]
     except PermissionError:
         raise
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
-            f"the checkpoint {found} has no readable state.json ({error}); {_remedy(folder, step)}"
+            f"the checkpoint {path} has no readable state.json ({error}); {_remedy(folder, step)}"
         ) from None
     if state.get("version") != VERSION:
         raise ValueError(
-            f"the checkpoint {found} is of version {state.get('version')}, this program reads version {VERSION}; "
+            f"the checkpoint {path} has version {state.get('version')}, but this program reads version {VERSION}; "
             "use the everyformer that wrote it"
         )
-    for name, wanted in files.items():
+    for name, expected in files.items():
         if result and name not in RESULT:
             continue
-        if not (found / name).is_file():
-            raise ValueError(f"the checkpoint {found} has lost {name}; {_remedy(folder, step)}")
-        if checksum(found / name) != wanted:
-            raise ValueError(f"{found / name} is not as it was written (truncated or changed); {_remedy(folder, step)}")
+        if not (path / name).is_file():
+            raise ValueError(f"the checkpoint {path} has lost {name}; {_remedy(folder, step)}")
+        if checksum(path / name) != expected:
+            raise ValueError(f"{path / name} was truncated or changed after it was written; {_remedy(folder, step)}")
     return state
 
 
-def read(
+def load(
     folder: Path,
     step: int,
     network: nn.Module,
     optimizers: list[torch.optim.Optimizer],
-    average: dict[str, Tensor] | None,
+    ema: dict[str, Tensor] | None,
 ) -> dict[str, Any]:
-    """Put a checkpoint into a network, its optimizers and its average; the state comes back."""
-    state, found = check(folder, step), place(folder, step)
-    weights: dict[str, Any] = once(network, load_file(found / "model.safetensors"))
-    if wrong := sorted(weights.keys() ^ once(network, network.state_dict()).keys()):
-        raise ValueError(f"{found} does not fit {folder / 'model.json'}: {wrong}")
-    set_model_state_dict(
-        network, weights, options=replace(FULL, strict=False)
-    )  # of shards torch knows first names alone
+    """Load a checkpoint into a network, its optimizers and its EMA. Returns the state."""
+    state, path = verify(folder, step), path_of(folder, step)
+    weights: dict[str, Any] = drop_aliases(network, load_file(path / "model.safetensors"))
+    if wrong := sorted(weights.keys() ^ drop_aliases(network, network.state_dict()).keys()):
+        raise ValueError(f"{path} does not fit {folder / 'model.json'}: {wrong}")
+    # Not strict: of a shared weight torch saves the first name alone.
+    set_model_state_dict(network, weights, options=replace(FULL, strict=False))
     moments: dict[str, Any] = {}
-    for key, x in load_file(found / "optimizer.safetensors").items():
+    for key, x in load_file(path / "optimizer.safetensors").items():
         name, moment = key.rsplit("/", 1)
         moments.setdefault(name, {})[moment] = x
-    known_state = {"state": moments, "param_groups": state["groups"]}
-    set_optimizer_state_dict(network, optimizers, optim_state_dict=known_state, options=FULL)
-    if average is not None:
-        for name, saved in load_file(found / "average.safetensors").items():
-            _put(average[name], saved)
+    optimizer_state = {"state": moments, "param_groups": state["groups"]}
+    set_optimizer_state_dict(network, optimizers, optim_state_dict=optimizer_state, options=FULL)
+    if ema is not None:
+        for name, saved in load_file(path / "ema.safetensors").items():
+            _copy(ema[name], saved)
     return state
 
 
-def result(place: Path) -> dict[str, Tensor]:
-    """The weights that are a run's result: the averaged ones, if it keeps an average; buffers come with the others."""
-    average = place / "average.safetensors"
-    return load_file(place / "model.safetensors") | (load_file(average) if average.is_file() else {})
+def load_result(path: Path) -> dict[str, Tensor]:
+    """Returns the weights of the trained model: the EMA if the run has one, else the last weights; with all buffers."""
+    ema = path / "ema.safetensors"
+    return load_file(path / "model.safetensors") | (load_file(ema) if ema.is_file() else {})
 
 
-def kept(folder: Path, step: int, name: str) -> dict[str, Tensor]:
-    """What else was kept under a name, if anything: what the step before left for the next one, or the work's state."""
-    path = place(folder, step) / f"{name}.safetensors"
+def load_extra(folder: Path, step: int, name: str) -> dict[str, Tensor]:
+    """Returns the further tensors of a name; empty if the checkpoint has none."""
+    path = path_of(folder, step) / f"{name}.safetensors"
     return load_file(path) if path.is_file() else {}
 
 
 def _remedy(folder: Path, step: int) -> str:
-    earlier = [one for one in steps(folder) if one < step]
-    return f"go on from an earlier one with --step {earlier[-1]}" if earlier else "begin the run anew"
+    earlier = [saved for saved in steps(folder) if saved < step]
+    return f"use an earlier one with --step {earlier[-1]}" if earlier else "start the run again"
 
 
-def second_names(network: nn.Module) -> dict[str, str]:
-    """The other names of shared weights, with the first of each."""
-    every = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+def aliases(network: nn.Module) -> dict[str, str]:
+    """Returns the other names of shared weights, each with the first name of its weight."""
+    named = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
     first: dict[int, str] = {}
-    return {name: one for name, x in every if (one := first.setdefault(id(x), name)) != name}
+    return {name: original for name, x in named if (original := first.setdefault(id(x), name)) != name}
 
 
-def once(network: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights without the second names of those that are there by their first."""
-    others = second_names(network)
+def drop_aliases(network: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the weights without aliases of weights that are present under their first name."""
+    others = aliases(network)
     return {name: x for name, x in weights.items() if others.get(name) not in weights}
 
 
@@ -219,7 +235,7 @@ def _full(x: Tensor) -> Tensor:
     return (x.full_tensor() if hasattr(x, "full_tensor") else x).detach().cpu()
 
 
-def _put(x: Tensor, saved: Tensor) -> None:
+def _copy(x: Tensor, saved: Tensor) -> None:
     if hasattr(x, "full_tensor"):
         from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -227,10 +243,6 @@ def _put(x: Tensor, saved: Tensor) -> None:
         x.copy_(distribute_tensor(saved.to(x.device), x.device_mesh, x.placements))
     else:
         x.copy_(saved)
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    save_file({name: x.contiguous() for name, x in tensors.items()}, path)
 
 
 def _flush(path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Several processes: the same command under torchrun. DDP, or FSDP2 where `run.shard` is set.
+"""Training in several processes: the same command under torchrun. DDP, or FSDP2 with `run.shard`.
 
-Each process takes its share of the rows of every batch; losses are sums divided by the whole batch's count, so the curve
-is the single process's at the same batch.
+Each process takes a share of the rows of every batch; losses are sums divided by the count of the whole batch, so the training
+curve equals that of a single process with the same batch.
 """
 
 from __future__ import annotations
@@ -20,75 +20,81 @@ from torch.distributed.rendezvous import rendezvous
 
 from everyformer.network.depth import DepthModule
 from everyformer.network.repeat import RepeatModule
-from everyformer.task.work import Batch
+from everyformer.task.batch import Batch
 
-PATIENCE = timedelta(hours=12)  # the others wait while the first learns a tokenizer, encodes a corpus or evaluates
+LONG_TIMEOUT = timedelta(hours=12)  # while the main process learns a tokenizer, encodes a corpus or evaluates
 
 
 @dataclass(frozen=True)
 class World:
-    """Which process this is, of how many."""
+    """The processes of a run, and which of them this one is."""
 
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    patient: Any = None  # the same processes, as a group that waits long
+    long_group: Any = None  # a process group of all ranks with a long timeout
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
-    def share(self, batch: Batch) -> Batch:
-        """This process's rows; some processes have one more where they do not divide."""
-        bounds = [len(batch) * rank // self.size for rank in range(self.size + 1)]
+    def local_rows(self, batch: Batch) -> Batch:
+        """Returns this process's rows; if they do not divide evenly, some processes have one more."""
+        bounds = [len(batch) * rank // self.world_size for rank in range(self.world_size + 1)]
         return batch.rows(bounds[self.rank], bounds[self.rank + 1])
 
-    def sum(self, x: Tensor) -> Tensor:
-        if self.size > 1:
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum a tensor over all processes, in place."""
+        if self.world_size > 1:
             dist.all_reduce(x)
         return x
 
-    def gather(self, thing: Any) -> list[Any]:
-        """The things of all processes, in their order."""
-        if self.size == 1:
-            return [thing]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, thing)
-        return found
+    def all_gather(self, item: Any) -> list[Any]:
+        """Returns the objects of all processes, by rank."""
+        if self.world_size == 1:
+            return [item]
+        items: list[Any] = [None] * self.world_size
+        dist.all_gather_object(items, item)
+        return items
 
-    def wait(self) -> None:
-        """For all, however long the first takes."""
-        if self.size > 1:
-            dist.barrier(self.patient)
+    def barrier(self) -> None:
+        """Wait for all processes, however long the main process takes."""
+        if self.world_size > 1:
+            dist.barrier(self.long_group)
 
     def any(self, flag: bool) -> bool:
-        """Is it so on any process?"""
-        return bool(self.sum(torch.tensor(float(flag), device=self.device)).item()) if self.size > 1 else flag
+        """Returns True if the flag is set on any process."""
+        if self.world_size == 1:
+            return flag
+        return bool(self.all_reduce(torch.tensor(float(flag), device=self.device)).item())
 
     @contextmanager
-    def in_turn(self) -> Iterator[None]:
-        """First one process, then one on each machine, then the others: they find in the cache what the first put there."""
-        turn = 0 if self.first else 1 if os.environ.get("LOCAL_RANK") == "0" else 2
-        for now in range(3):
-            if now == turn:
+    def main_first(self) -> Iterator[None]:
+        """Run the body first in the main process, then in one process per machine, then in the others.
+
+        So the later ones find in the cache on disk what the first ones stored there.
+        """
+        turn = 0 if self.is_main else 1 if os.environ.get("LOCAL_RANK") == "0" else 2
+        for current in range(3):
+            if current == turn:
                 try:
                     yield
                 except BaseException:
-                    self._failed(True)
+                    self._any_failed(True)
                     raise
-            if self._failed(False):
-                raise ValueError("another process could not do what this one was to do after it; its error says why")
+            if self._any_failed(False):
+                raise ValueError("another process failed before this one could continue; see its error")
 
-    def _failed(self, here: bool) -> bool:
-        flag = torch.tensor(float(here))
-        if self.size > 1:
-            dist.all_reduce(flag, group=self.patient)
+    def _any_failed(self, failed: bool) -> bool:
+        flag = torch.tensor(float(failed))
+        if self.world_size > 1:
+            dist.all_reduce(flag, group=self.long_group)
         return bool(flag)
 
 
 @contextmanager
-def world(device: str) -> Iterator[World]:
-    """The processes that torchrun started, or this one alone."""
+def init_world(device: str) -> Iterator[World]:
+    """Join the processes that torchrun started, or be the only one."""
     chosen = find_device(device)
     if "WORLD_SIZE" not in os.environ:
         yield World(device=chosen)
@@ -96,29 +102,30 @@ def world(device: str) -> Iterator[World]:
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(chosen)
-    mine = not dist.is_initialized()  # else the caller's own
-    if mine:
+    owns_group = not dist.is_initialized()  # else it is the caller's
+    if owns_group:
         store, rank, size = next(rendezvous("env://"))
         if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-            # torchrun's store outlives the processes: begun anew, they would meet the addresses of the dead. On several
-            # machines the count is not the same everywhere, and its agents must do it (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1).
+            # torchrun's store outlives its workers: after a restart they would find the addresses of dead processes. On several
+            # machines the restart count differs, and the agents must do this (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1).
             count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             store = dist.PrefixStore(count, store)  # type: ignore[attr-defined]
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
     try:
-        patient = dist.new_group(backend="gloo", timeout=PATIENCE)
-        yield World(dist.get_rank(), dist.get_world_size(), chosen, patient)
+        long_group = dist.new_group(backend="gloo", timeout=LONG_TIMEOUT)
+        yield World(dist.get_rank(), dist.get_world_size(), chosen, long_group)
     finally:
-        if mine:
+        if owns_group:
             dist.destroy_process_group()
 
 
 def restarted() -> bool:
-    """Has torchrun begun this command anew, after a process died?"""
+    """Returns True if torchrun has restarted this command after a process died."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def find_device(name: str) -> torch.device:
+    """Returns the device of a name; "auto" is CUDA if there is any. Raises ValueError if it cannot be used."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -132,22 +139,22 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def spread(network: nn.Module, here: World, shard: bool) -> nn.Module:
-    """The module to call in training: the network itself, DDP around it, or the network with its weights sharded."""
-    if here.size == 1:
+def parallelize(network: nn.Module, world: World, shard: bool) -> nn.Module:
+    """Returns the module to call in training: the network, DDP around it, or the network with sharded weights (FSDP2)."""
+    if world.world_size == 1:
         return network
     if not shard:
         from torch.nn.parallel import DistributedDataParallel
 
-        return DistributedDataParallel(network, device_ids=[here.device] if here.device.type == "cuda" else None)
+        return DistributedDataParallel(network, device_ids=[world.device] if world.device.type == "cuda" else None)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(here.device.type, (here.size,))
+    mesh = init_device_mesh(world.device.type, (world.world_size,))
     stacks = [module for module in network.modules() if isinstance(module, DepthModule)]
-    shared = {weight for stack in stacks for weight in stack.shared.parameters()}  # by layers, so of the network itself
+    shared = {weight for stack in stacks for weight in stack.shared.parameters()}  # by layers: sharded with the network
     for stack in stacks:
-        # A repeated depth is gathered once for all steps, because processes may need different numbers of them.
+        # A repeated depth is one unit, because processes may need different numbers of repetitions.
         for module in [stack] if isinstance(stack, RepeatModule) else stack.layers:
             fully_shard(module, mesh=mesh, ignored_params=shared)
     fully_shard(network, mesh=mesh)
@@ -155,8 +162,8 @@ def spread(network: nn.Module, here: World, shard: bool) -> nn.Module:
 
 
 @contextmanager
-def syncing(network: Any, last: bool) -> Iterator[None]:
-    """Gradients go between processes only with the last piece of a batch."""
+def gradient_sync(network: Any, last: bool) -> Iterator[None]:
+    """Synchronize gradients between processes only with the last piece of a batch."""
     if hasattr(network, "no_sync") and not last:
         with network.no_sync():
             yield

@@ -1,4 +1,4 @@
-"""A run's folder: the recipe and the model that are written there, and read by whoever goes on with it."""
+"""The files of a run's folder that describe the run: recipe.json and model.json."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from everyformer.data.tokenizer import load
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.store import model_from_json
 from everyformer.train.recipe import Recipe, override
-from everyformer.train.record import writing
+from everyformer.train.record import report_write_errors
 from everyformer.value import from_json, to_json
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
-    with writing(folder):
+    with report_write_errors(folder):
         (folder / "recipe.part").write_text(to_json(recipe) + "\n")
         (folder / "recipe.part").rename(folder / "recipe.json")
 
 
-def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """The recipe of a run that goes on with other settings."""
+def override_run(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """Returns the recipe of a resumed run with other settings. Raises ValueError if they change more than the run."""
     for setting in settings:
         if not setting.startswith("run."):
-            raise ValueError(
-                f"{setting} cannot change in a run that goes on, only run.name=value can; begin a new run with it"
-            )
+            raise ValueError(f"{setting} cannot change when a run is resumed, only run.* can; start a new run with it")
     return override(recipe, settings)
 
 
@@ -40,36 +38,42 @@ def read_recipe(folder: Path) -> Recipe:
         return from_json((folder / "recipe.json").read_text(), Recipe)
     except ValueError as error:
         raise ValueError(
-            f"{folder / 'recipe.json'} is broken ({error}); bring the file back that train wrote"
+            f"{folder / 'recipe.json'} cannot be read ({error}); restore the file that train wrote"
         ) from None
 
 
-def placed(recipe: Recipe) -> Recipe:
-    """The recipe with whole paths, so that its run can be used from anywhere, and with the tokenizer that it takes over."""
+def resolve(recipe: Recipe) -> Recipe:
+    """Returns the recipe with absolute paths, so that its run can be used from anywhere, and with the tokenizer of init_from."""
     task: Any = recipe.task
-    taken = load(Path(recipe.init_from).expanduser()) if recipe.init_from and hasattr(task, "tokenizer") else None
-    if taken is not None and (task.tokenizer, taken.kind) != ("gpt2", "bpe"):  # whose pairs are GPT-2's
-        with suppress(ValueError):  # no kind of this task: it will say so of the folder
-            recipe = replace(recipe, task=replace(task, tokenizer=taken.kind))
-    found = {"data": recipe.data, "init_from": recipe.init_from}
-    whole = {name: str(Path(path).expanduser().absolute()) for name, path in found.items() if path and _there(path)}
-    return replace(recipe, **whole)
+    tokenizer = load(Path(recipe.init_from).expanduser()) if recipe.init_from and hasattr(task, "tokenizer") else None
+    if tokenizer is not None and (task.tokenizer, tokenizer.kind) != (
+        "gpt2",
+        "bpe",
+    ):  # gpt2 is saved as a bpe tokenizer
+        with suppress(
+            ValueError
+        ):  # a kind that the task does not have: opening the data raises an error with the folder
+            recipe = replace(recipe, task=replace(task, tokenizer=tokenizer.kind))
+    paths = {"data": recipe.data, "init_from": recipe.init_from}
+    absolute = {name: str(Path(path).expanduser().absolute()) for name, path in paths.items() if path and _exists(path)}
+    return replace(recipe, **absolute)
 
 
-def _there(path: str) -> bool:
+def _exists(path: str) -> bool:
     return path != "-" and Path(path).expanduser().exists()
 
 
 def check_data(recipe: Recipe, folder: Path) -> None:
-    if recipe.data and Path(recipe.data).is_absolute() and not _there(recipe.data):
-        raise ValueError(f"what {folder} learned from is gone: there is no {recipe.data}; bring it back")
+    """Raises ValueError if the file or folder with the run's data is missing."""
+    if recipe.data and Path(recipe.data).is_absolute() and not _exists(recipe.data):
+        raise ValueError(f"the data of {folder} are missing: there is no {recipe.data}; restore them")
 
 
 def read_model(folder: Path) -> Model | EncoderDecoder:
     file = folder / "model.json"
     if not file.is_file():
-        raise ValueError(f"{folder} has no model.json; bring the file back that train wrote")
+        raise ValueError(f"{folder} has no model.json; restore the file that train wrote")
     try:
         return model_from_json(file.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{file} is broken ({error}); bring the file back that train wrote") from None
+        raise ValueError(f"{file} cannot be read ({error}); restore the file that train wrote") from None

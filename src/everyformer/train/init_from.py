@@ -1,4 +1,4 @@
-"""Beginning from a pretrained model: its body in a network with heads of its own."""
+"""Initializing a network from a pretrained model: all weights but those of the output heads."""
 
 from __future__ import annotations
 
@@ -6,57 +6,67 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from everyformer.network.network import Network, PairNetwork
 from everyformer.train import checkpoint
-
-HEADS = tuple(f"{side}{part}." for side in ("", "encoder.", "decoder.") for part in ("outputs", "auxiliary"))
+from everyformer.train.folder import read_model
 
 
 def load_weights(network: Network | PairNetwork, folder: str | Path) -> list[str]:
-    """Copy the weights of a saved model into a network, all but those of its heads, which stay as they are.
+    """Copy the weights of a saved model, except those of its output heads, into a network. Returns their names.
 
-    `folder` is a run's (its last checkpoint, averaged if it keeps an average) or one that everyformer.save wrote. The names
-    of the weights taken come back. What does not fit is named and nothing is taken.
+    `folder` is a run's (its last checkpoint; the EMA if it has one) or was written by everyformer.save. Raises ValueError, and
+    copies nothing, if the weights do not fit.
     """
-    saved = checkpoint.once(network, weights(Path(folder)))
-    saved = {name: weight for name, weight in saved.items() if not name.startswith(HEADS)}
-    mine = {name: weight for name, weight in network.state_dict().items() if not name.startswith(HEADS)}
+    path = saved_folder(Path(folder))
+    with torch.device("meta"):
+        source = read_model(path).build()
+    weights = checkpoint.drop_aliases(network, read_weights(path))
+    source_body, body = body_state(source), body_state(network)
+    weights = {name: weight for name, weight in weights.items() if name in source_body}
     # A shared weight is saved under one of its names.
-    there = {weight.data_ptr() for name, weight in mine.items() if name in saved}
-    wrong = [f"{name} is not in it" for name, weight in mine.items() if weight.data_ptr() not in there]
-    wrong += [f"{name} is left over" for name in saved if name not in mine]
+    covered = {weight.data_ptr() for name, weight in body.items() if name in weights}
+    wrong = [f"{name} is not in it" for name, weight in body.items() if weight.data_ptr() not in covered]
+    wrong += [f"{name} is not in the model" for name in weights if name not in body]
     wrong += [
-        f"{name} is {tuple(saved[name].shape)}, not {tuple(mine[name].shape)}"
-        for name in mine
-        if name in saved and saved[name].shape != mine[name].shape
+        f"{name} is {tuple(weights[name].shape)}, not {tuple(body[name].shape)}"
+        for name in body
+        if name in weights and weights[name].shape != body[name].shape
     ]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(
-            f"the body of {folder} does not fit the model: {', '.join(wrong[:5])}{more}; give the new model the member, width, "
+            f"the weights of {folder} do not fit the model: {', '.join(wrong[:5])}{more}; give the new model the member, width, "
             "layers, context and tokenizer of the old one"
         )
     with torch.no_grad():
-        for name, weight in saved.items():
-            mine[name].copy_(weight)
-    return sorted(saved)
+        for name, weight in weights.items():
+            body[name].copy_(weight)
+    return sorted(weights)
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    """The weights that a run or everyformer.save left in a folder."""
-    found = checkpoint.steps(folder)
-    if found:
-        checkpoint.check(folder, found[-1], result=True)
-        place = checkpoint.place(folder, found[-1])
-    else:
-        place = folder
-    if not (place / "model.safetensors").is_file():
-        raise ValueError(
-            f"{folder} has no weights to begin from; give a run's folder, or one that everyformer.save wrote"
-        )
+def body_state(network: nn.Module) -> dict[str, Tensor]:
+    """Returns the state dict without the weights that only the output heads and auxiliary predictions have."""
+    networks = [module for module in network.modules() if isinstance(module, Network)]
+    heads = [part for one in networks for part in (one.outputs, one.auxiliary) if part is not None]
+    excluded = {id(x) for head in heads for x in head.state_dict(keep_vars=True).values()}
+    return {name: x for name, x in network.state_dict(keep_vars=True).items() if id(x) not in excluded}
+
+
+def saved_folder(folder: Path) -> Path:
+    """Returns the folder with the weights: a run's last checkpoint, or the folder itself. Raises ValueError if there are none."""
+    saved = checkpoint.steps(folder)
+    if saved:
+        checkpoint.verify(folder, saved[-1], result=True)
+    path = checkpoint.path_of(folder, saved[-1]) if saved else folder
+    if not (path / "model.safetensors").is_file():
+        raise ValueError(f"{folder} has no weights to load; give a run's folder, or one that everyformer.save wrote")
+    return path
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
     try:
-        return checkpoint.result(place)
+        return checkpoint.load_result(path)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{place / 'model.safetensors'} cannot be read ({error}); restore it from a copy") from None
+        raise ValueError(f"{path / 'model.safetensors'} cannot be read ({error}); restore it from a copy") from None

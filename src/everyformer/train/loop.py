@@ -1,10 +1,10 @@
-"""The loop: batches in, a trained model, its checkpoints and its records out.
+"""The training loop: batches in; a trained model, its checkpoints and its records out.
 
-    run = train(recipe, "runs/first")          # begins
-    run = resume("runs/first")                 # goes on from the last checkpoint, to the same weights to the last bit
+    run = train(recipe, "runs/first")          # starts a run
+    run = resume("runs/first")                 # resumes it from its last checkpoint, to bitwise equal weights
 
-Everything random in a step follows from (seed, step, process), and batches from (seed, step): nothing of it has to be
-saved, and nothing depends on when a run was interrupted.
+All random numbers of a step follow from (seed, step, process), and batches from (seed, step): none of it is saved, and nothing
+depends on when a run was interrupted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,75 +22,62 @@ from msgspec.structs import replace
 
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
-from everyformer.task.work import Batch, Work
+from everyformer.task.batch import Batch
+from everyformer.task.task import TaskData
 from everyformer.train import checkpoint
-from everyformer.train.distributed import World, restarted, world
-from everyformer.train.folder import changed, check_data, placed, read_model, read_recipe, write_recipe
+from everyformer.train.distributed import World, init_world, restarted
+from everyformer.train.folder import check_data, override_run, read_model, read_recipe, resolve, write_recipe
+from everyformer.train.gradient_watch import GradientWatch
 from everyformer.train.learner import Learner
-from everyformer.train.loggers import check, listen
-from everyformer.train.memory import peak
+from everyformer.train.loggers import check_loggers, make_loggers
+from everyformer.train.memory import peak_memory
 from everyformer.train.recipe import Recipe
-from everyformer.train.record import Listener, Records, writing
-from everyformer.train.schedule import batch_size, rate
-from everyformer.train.watch import Watch
+from everyformer.train.record import Callback, Records, report_write_errors
+from everyformer.train.schedule import batch_size, lr_factor
+from everyformer.train.trained import TrainedRun
 from everyformer.value import to_json
 
 
-@dataclass
-class Trained:
-    """What a run left: the network (with averaged weights, if any), its work, and the last metrics."""
+def train(recipe: Recipe, folder: str | Path | None = None, *, callbacks: tuple[Callback, ...] = ()) -> TrainedRun:
+    """Start a run. Without a folder nothing is written. If torchrun restarts it after a process died, it is resumed instead.
 
-    network: Network | PairNetwork
-    work: Work
-    recipe: Recipe
-    step: int
-    metrics: dict[str, Any]
-    stopped: str | None = None  # why it ended early
-    best: dict[str, Any] | None = None  # the step of the best checkpoint, and its metric
-
-    @property
-    def writes(self) -> bool:
-        """Can it generate?"""
-        return self.work.writes
-
-
-def train(recipe: Recipe, folder: str | Path | None = None, *, listeners: tuple[Listener, ...] = ()) -> Trained:
-    """Begin a run. Without a folder nothing is written. Begun anew by torchrun after a process died, it goes on instead."""
+    `callbacks` are called with each record, a dict; see `everyformer.train.record`.
+    """
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{recipe!r} is not a recipe; write train(Recipe.of({recipe!r}), folder)")
-    target, recipe = None if folder is None else Path(folder), placed(recipe)
-    check(recipe.run.loggers, target)
+    target, recipe = None if folder is None else Path(folder), resolve(recipe)
+    check_loggers(recipe.run.loggers, target)
     if target is not None and restarted() and (target / "recipe.json").is_file() and read_recipe(target) == recipe:
-        return resume(target, listeners=listeners)
-    with world(recipe.run.device) as here:
-        with _unless_refused(target):
-            with here.in_turn():
-                if here.first and target is not None:
+        return resume(target, callbacks=callbacks)
+    with init_world(recipe.run.device) as world:
+        with _removed_if_refused(target):
+            with world.main_first():
+                if world.is_main and target is not None:
                     if target.exists() and any(target.iterdir()):
                         raise ValueError(
-                            f"{target} already exists and is not empty; give another --out, or go on with resume {target}"
+                            f"{target} already exists and is not empty; give another --out, or use resume {target}"
                         )
                     target.mkdir(parents=True, exist_ok=True)
-                work = _open(recipe, None if recipe.init_from is None else Path(recipe.init_from), here)
-            value = work.adapt(recipe.value(work.changes()))
-            loop = Loop(recipe, work, value, target, here, listeners)
-        if here.first and target is not None:
-            with writing(target):
-                work.save(target)
-                (target / "model.json").write_text(to_json(value) + "\n")
-            write_recipe(recipe, target)  # last: where it is, the rest is
-        here.wait()
+                data = _open(recipe, None if recipe.init_from is None else Path(recipe.init_from), world)
+            model = data.adapt(recipe.value(data.member_settings()))
+            loop = Loop(recipe, data, model, target, world, callbacks)
+        if world.is_main and target is not None:
+            with report_write_errors(target):
+                data.save(target)
+                (target / "model.json").write_text(to_json(model) + "\n")
+            write_recipe(recipe, target)  # last: a folder with a recipe has the other files
+        world.barrier()
         return loop.run(None)
 
 
 @contextmanager
-def _unless_refused(folder: Path | None) -> Iterator[None]:
-    """What is refused leaves no empty folder behind, which would take its name."""
+def _removed_if_refused(folder: Path | None) -> Iterator[None]:
+    """Remove the empty folder of a run that is refused."""
     try:
         yield
     except Exception:
         if folder is not None:
-            with suppress(OSError):  # not made, or not empty
+            with suppress(OSError):  # it does not exist, or is not empty
                 folder.rmdir()
         raise
 
@@ -102,37 +88,36 @@ def resume(
     step: int | Literal["best"] | None = None,
     steps: int | None = None,
     settings: Sequence[str] = (),
-    listeners: tuple[Listener, ...] = (),
-) -> Trained:
-    """Go on with a run from its last checkpoint (or from `step`), to its end (or to `steps`).
+    callbacks: tuple[Callback, ...] = (),
+) -> TrainedRun:
+    """Resume a run from its last checkpoint (or from `step`), to its end (or to `steps`).
 
-    `settings` of the run, as run.accumulate=4, are kept in its recipe, so that the next time need not name them.
+    `settings` of the run, such as run.accumulate=4, are saved in its recipe, for later calls too.
     """
     target = Path(folder)
     settings = [*settings, *([] if steps is None else [f"run.steps={steps}"])]
-    recipe = changed(read_recipe(target), settings)
+    recipe = override_run(read_recipe(target), settings)
     check_data(recipe, target)
-    check(recipe.run.loggers, target)
-    with world(recipe.run.device) as here:
-        start = checkpoint.find(target, step) if step is not None or checkpoint.steps(target) else None
+    check_loggers(recipe.run.loggers, target)
+    with init_world(recipe.run.device) as world:
+        start = checkpoint.find_step(target, step) if step is not None or checkpoint.steps(target) else None
         if recipe.run.steps < (start or 0):
             raise ValueError(
-                f"{target} is at step {start}, which is past run.steps={recipe.run.steps}; give more, or begin at an earlier --step"
+                f"{target} is at step {start}, past run.steps={recipe.run.steps}; raise run.steps, or give an earlier --step"
             )
-        with here.in_turn():
-            work = _open(recipe, target, here)
-        value = read_model(target)
-        return Loop(recipe, work, value, target, here, listeners).run(start)
+        with world.main_first():
+            data = _open(recipe, target, world)
+        return Loop(recipe, data, read_model(target), target, world, callbacks).run(start)
 
 
-def _open(recipe: Recipe, folder: Path | None, here: World) -> Work:
-    if recipe.data == "-" and here.size > 1:
+def _open(recipe: Recipe, folder: Path | None, world: World) -> TaskData:
+    if recipe.data == "-" and world.world_size > 1:
         raise ValueError("only one process can read standard input; write the data to a file and give that as --data")
     return recipe.task.open(recipe.data, recipe.model.get("context"), folder)
 
 
-class Stopped(Exception):
-    """Asked to stop in the middle of an evaluation, which may be long."""
+class StopEvaluation(Exception):
+    """Raised by a stop signal during an evaluation, which may take long."""
 
 
 class Loop:
@@ -141,142 +126,159 @@ class Loop:
     def __init__(
         self,
         recipe: Recipe,
-        work: Work,
-        value: Model | EncoderDecoder,
+        data: TaskData,
+        model: Model | EncoderDecoder,
         folder: Path | None,
-        here: World,
-        listeners: tuple[Listener, ...],
+        world: World,
+        callbacks: tuple[Callback, ...],
     ):
-        self.recipe, self.work, self.value, self.folder, self.here = recipe, work, value, folder, here
-        self.listeners = listeners if here.first else ()
-        begun = folder is not None and bool(checkpoint.steps(folder))  # then it does not begin from another's weights
-        self.learner = Learner(replace(recipe, init_from=None) if begun else recipe, work, value, here)
-        self.watch = Watch(recipe.optim.patience)
+        self.recipe, self.model, self.folder, self.world = recipe, model, folder, world
+        self.callbacks = callbacks if world.is_main else ()
+        has_checkpoint = folder is not None and bool(checkpoint.steps(folder))  # then init_from is not loaded again
+        self.learner = Learner(replace(recipe, init_from=None) if has_checkpoint else recipe, data, model, world)
+        self.task = self.learner.task
+        self.watch = GradientWatch(recipe.optim.patience, recipe.optim.skip_spikes)
         self.best: dict[str, Any] | None = None
-        self.interrupted: str | None = None
+        self.stop_reason: str | None = None
         self.evaluating = False
         self.step = 0
 
-    def run(self, start: int | None) -> Trained:
-        step, run = 0, self.recipe.run
+    def run(self, start: int | None) -> TrainedRun:
+        """Train to the last step, from the checkpoint of the step `start` if it is given."""
+        run = self.recipe.run
         if start is not None:
-            assert self.folder is not None
-            self.step = step = self._restore(start)
-        if self.folder is not None and self.here.first and read_recipe(self.folder) != self.recipe:
-            write_recipe(self.recipe, self.folder)  # with its new settings, now that nothing has refused them
-        path, others = None, self.listeners
-        if self.folder is not None and self.here.first:
-            path, others = self.folder / "records.jsonl", others + listen(self.recipe, self.folder, step)
-        records = Records(path, others, after=step)
-        records.write(
-            "begin", step, steps=run.steps, parameters=sum(p.numel() for p in self.learner.network.parameters()),
-            metric=self.work.metric, bytes=self.work.bytes_per_target,
-        )  # fmt: skip
+            self.step = self._restore(start)
+        records = self._open_records()
         metrics: dict[str, Any] = {}
-        saved = start
         try:
             with self._signals(records):
-                while step < run.steps and self.interrupted is None:
-                    self._step(step, records)
-                    self.step, step, metrics = step + 1, step + 1, {}
-                    last, save = step == run.steps, bool(run.save and step % run.save == 0)
-                    if last or (run.evaluate and step % run.evaluate == 0):
-                        try:
-                            metrics = self._evaluate(step, records, judge=last or save)
-                        except Exception:
-                            if self.here.size == 1:  # else the others would be waited for
-                                self._save(step, records)
-                            raise
-                    if self.here.any(self.interrupted is not None) and self.interrupted is None:
-                        self.interrupted = "another process was asked to stop"
-                    if last or save or self.interrupted:
-                        self._save(step, records)
-                        saved = step
-            if self.folder is not None and saved != step:
-                self._save(step, records)
+                metrics = self._steps(start, records)
         except Exception as error:
             with suppress(ValueError):  # the disk may be full
-                records.write("end", step, error=f"{type(error).__name__}: {error}")
+                records.write("end", self.step, error=f"{type(error).__name__}: {error}")
             raise
-        records.write("end", step, **({"stopped": self.interrupted} if self.interrupted else {}), **metrics)
-        self.learner.use_average()
-        early = self.interrupted if step < run.steps else None
-        return Trained(
-            self._whole() or self.learner.network.eval(), self.work, self.recipe, step, metrics, early, self.best
-        )
-
-    def _step(self, step: int, records: Records) -> None:
-        run, optim, learner, began = self.recipe.run, self.recipe.optim, self.learner, time.perf_counter()
-        size = batch_size(run, step)
-        if step and size != batch_size(run, step - 1):  # other rows: nothing of the last ones goes on
-            learner.begin_anew()
-        self.work.done = step / run.steps
-        with learner.precision():
-            self.work.gather(learner.network, run.seed, run.kernel)
-        batch = self.work.batch(step, size, run.seed)
-        count = self.work.count(batch)
-        torch.manual_seed((run.seed * 1_000_003 + step) * 4099 + self.here.rank)
-        total, norm = learner.gradients(batch, count)
-        loss_now, norm_now = float(self.here.sum(total)), float(norm)
-        reason = self.watch.look(loss_now, norm_now)
-        share = rate(optim, step, run.steps)
-        if reason is None:
-            learner.step(share, norm if optim.clip and norm_now > optim.clip else None)
-        else:
-            records.write("skip", step + 1, reason=reason)
-            learner.begin_anew()  # what it left may be no numbers
-        learner.scaler.update()
-        learner.zero_grad()
-        seconds = time.perf_counter() - began
-        records.write(
-            "step", step + 1, loss=loss_now, norm=norm_now, lr=optim.lr * share, batch=size,
-            targets=count, rate=count / seconds, memory=peak(self.here.device), **self.work.facts(),
+        stopped = {"stopped": self.stop_reason} if self.stop_reason else {}
+        records.write("end", self.step, **stopped, **metrics | {"skipped_steps": self.watch.skipped_steps})
+        self.learner.use_ema()
+        return TrainedRun(
+            self._full_network() or self.learner.network.eval(), self.task, self.recipe, self.step,
+            self.task.data.fingerprint, self.watch.skipped_steps, metrics, self.best,
+            self.stop_reason if self.step < run.steps else None,
         )  # fmt: skip
 
-    def _evaluate(self, step: int, records: Records, judge: bool) -> dict[str, Any]:
-        """Metrics of the network (of its average, if there is one), and a sample; at the last step on all examples.
+    def _open_records(self) -> Records:
+        """Open the records and the loggers, and write the first record."""
+        if self.folder is not None and self.world.is_main and read_recipe(self.folder) != self.recipe:
+            write_recipe(self.recipe, self.folder)  # with its new settings, after they have been accepted
+        path, callbacks = None, self.callbacks
+        if self.folder is not None and self.world.is_main:
+            path = self.folder / "records.jsonl"
+            callbacks = callbacks + make_loggers(self.recipe, self.folder, self.step)
+        records, objective = Records(path, callbacks, after=self.step), self.task.objective
+        records.write(
+            "begin", self.step, steps=self.recipe.run.steps,
+            parameters=sum(p.numel() for p in self.learner.network.parameters()),
+            metric=objective.metric, bytes=objective.bytes_per_target,
+        )  # fmt: skip
+        return records
 
-        `judge` says that there will be a checkpoint: is it the best?
+    def _steps(self, saved: int | None, records: Records) -> dict[str, Any]:
+        """Train, evaluate and save up to the last step. Returns the metrics of the last step, if it was evaluated."""
+        run, metrics = self.recipe.run, dict[str, Any]()
+        while self.step < run.steps and self.stop_reason is None:
+            self._step(self.step, records)
+            self.step, metrics = self.step + 1, {}
+            last, save = self.step == run.steps, bool(run.save and self.step % run.save == 0)
+            if last or (run.evaluate and self.step % run.evaluate == 0):
+                try:
+                    metrics = self._evaluate(self.step, records, compare=last or save)
+                except Exception:
+                    if self.world.world_size == 1:  # with more, saving would wait for the other processes
+                        self._save(self.step, records)
+                    raise
+            if self.world.any(self.stop_reason is not None) and self.stop_reason is None:
+                self.stop_reason = "another process was asked to stop"
+            if last or save or self.stop_reason:
+                self._save(self.step, records)
+                saved = self.step
+        if self.folder is not None and saved != self.step:
+            self._save(self.step, records)
+        return metrics
+
+    def _step(self, step: int, records: Records) -> None:
+        run, optim, learner, start_time = self.recipe.run, self.recipe.optim, self.learner, time.perf_counter()
+        data, size = self.task.data, batch_size(run, step)
+        if step and size != batch_size(run, step - 1):  # the rows are other ones: the cache does not fit them
+            learner.reset_cache()
+        self.task.objective.progress = step / run.steps
+        with learner.autocast():
+            data.collect(learner.network, run.seed, run.kernel)
+        batch = data.batch(step, size, run.seed)
+        count = data.count(batch)
+        torch.manual_seed((run.seed * 1_000_003 + step) * 4099 + self.world.rank)
+        total, norm_tensor = learner.gradients(batch, count)
+        loss, norm = float(self.world.all_reduce(total)), float(norm_tensor)
+        skip_reason = self.watch.check(loss, norm)
+        factor = lr_factor(optim, step, run.steps)
+        if skip_reason is None:
+            learner.step(factor, norm_tensor if optim.clip and norm > optim.clip else None)
+        else:
+            records.write("skip", step + 1, reason=skip_reason, skipped_steps=self.watch.skipped_steps)
+            learner.reset_cache()  # it may hold NaN
+        learner.scaler.update()
+        learner.zero_grad()
+        seconds = time.perf_counter() - start_time
+        records.write(
+            "step", step + 1, loss=loss, norm=norm, lr=optim.lr * factor, batch=size, targets=count,
+            rate=count / seconds, memory=peak_memory(self.world.device), **data.statistics(),
+        )  # fmt: skip
+
+    def _evaluate(self, step: int, records: Records, compare: bool) -> dict[str, Any]:
+        """Evaluate the network (with its EMA weights, if any), and write a sample; at the last step on all examples.
+
+        With `compare`, the step has a checkpoint, which may become the best one.
         """
-        run, work, metrics, sample = self.recipe.run, self.work, {}, None
-        with self.learner.averaged(), torch.no_grad(), self.learner.precision():
-            network = self._whole()
+        run, objective, metrics, sample = self.recipe.run, self.task.objective, dict[str, Any](), None
+        with self.learner.ema_weights(), torch.no_grad(), self.learner.autocast():
+            network = self._full_network()
             if network is not None:
                 last, self.evaluating = step == run.steps, True
                 try:
-                    metrics = work.evaluate(network, "valid", None if last else run.examples, run.kernel)
-                    sample = work.sample(network, run.seed)
-                    # Only numbers on the same examples can be compared.
-                    again = last and run.examples is not None and run.evaluate
-                    judged = work.evaluate(network, "valid", run.examples, run.kernel) if again and judge else metrics
-                    if judge and self._better(judged[work.metric]):
-                        self.best = {"step": step, work.metric: judged[work.metric]}
-                except Stopped:
+                    metrics = objective.evaluate(network, "valid", None if last else run.examples, run.kernel)
+                    sample = self.task.inference.sample(network, run.seed)
+                    # Only metrics on the same examples are comparable.
+                    again = compare and last and run.examples is not None and run.evaluate
+                    compared = objective.evaluate(network, "valid", run.examples, run.kernel) if again else metrics
+                    if compare and self._is_best(compared[objective.metric]):
+                        self.best = {"step": step, objective.metric: compared[objective.metric]}
+                except StopEvaluation:
                     metrics = {}
                 finally:
                     self.evaluating = False
         if metrics:
+            if step == run.steps:
+                metrics["skipped_steps"] = self.watch.skipped_steps
             records.write("evaluate", step, **metrics, **({} if sample is None else {"sample": sample}))
-        self.here.wait()
+        self.world.barrier()
         return metrics
 
-    def _better(self, score: float) -> bool:
+    def _is_best(self, score: float) -> bool:
         if self.best is None or not math.isfinite(score):
             return math.isfinite(score)
-        sign = 1 if self.work.higher_is_better else -1
-        return bool(sign * score > sign * self.best[self.work.metric])
+        sign = 1 if self.task.objective.higher_is_better else -1
+        return bool(sign * score > sign * self.best[self.task.objective.metric])
 
-    def _whole(self) -> Network | PairNetwork | None:
-        """For the first process, the network with all its weights: itself, or a copy where each process has a part of it."""
-        if not self.recipe.run.shard or self.here.size == 1:
-            return self.learner.network.eval() if self.here.first else None
-        weights = checkpoint.gathered(self.learner.network)  # all take part in it
-        if not self.here.first:
+    def _full_network(self) -> Network | PairNetwork | None:
+        """In the main process the network with all its weights: itself, or a copy if it is sharded. None in the others."""
+        if not self.recipe.run.shard or self.world.world_size == 1:
+            return self.learner.network.eval() if self.world.is_main else None
+        weights = checkpoint.full_state_dict(self.learner.network)  # all processes take part
+        if not self.world.is_main:
             return None
         with torch.random.fork_rng(devices=[]):
-            network = self.value.build()
+            network = self.model.build()
         network.load_state_dict(weights)
-        return network.to(self.here.device).eval()
+        return network.to(self.world.device).eval()
 
     def _save(self, step: int, records: Records) -> None:
         if self.folder is None:
@@ -284,62 +286,63 @@ class Loop:
         learner = self.learner
         state = {
             "step": step,
-            "data": self.work.fingerprint,
+            "data": self.task.data.fingerprint,
             "watch": self.watch.state(),
             "scaler": learner.scaler.state_dict(),
             "best": self.best,
         }
-        model_json = to_json(self.value)
-        checkpoint.write(
-            self.folder, learner.network, learner.optimizers, learner.average,
-            {"carried": learner.left(), "work": self.work.state()}, state, model_json, self.here, self.recipe.run.keep,
-        )  # fmt: skip
+        extra = {"cache": learner.cache_tensors(), "data": self.task.data.state()}
+        contents = checkpoint.Contents(
+            learner.network, learner.optimizers, learner.ema, extra, state, to_json(self.model)
+        )
+        checkpoint.save(self.folder, contents, self.world, self.recipe.run.keep)
         records.write("save", step, best=self.best)
 
     def _restore(self, start: int) -> int:
+        """Load a checkpoint. Returns its step."""
         assert self.folder is not None
-        learner = self.learner
-        state = checkpoint.read(self.folder, start, learner.network, learner.optimizers, learner.average)
-        if state["data"] != self.work.fingerprint:
+        learner, data, run = self.learner, self.task.data, self.recipe.run
+        state = checkpoint.load(self.folder, start, learner.network, learner.optimizers, learner.ema)
+        if state["data"] != data.fingerprint:
             raise ValueError(
-                f"the data of {self.folder} have changed since the run began ({self.recipe.data}), or an older everyformer began it, "
-                "which told fewer data apart: give it the same data, or begin a new run"
+                f"the data of {self.folder} ({self.recipe.data}) have changed since the run began; restore the old data, or start "
+                "a new run"
             )
-        if found := checkpoint.kept(self.folder, start, "work"):
-            self.work.restore(found, self.recipe.run.seed)
-        found = checkpoint.kept(self.folder, start, "carried")
-        if found and len(Batch(found)) == batch_size(self.recipe.run, start):  # else other rows come, which begin anew
-            learner.go_on(found)
-        self.watch = Watch(**state["watch"])
+        if data_state := checkpoint.load_extra(self.folder, start, "data"):
+            data.load_state(data_state, run.seed)
+        cache = checkpoint.load_extra(self.folder, start, "cache")
+        if cache and len(Batch(cache)) == batch_size(run, start):  # else the rows are other ones
+            learner.load_cache(cache)
+        self.watch = GradientWatch(**state["watch"])
         best = state.get("best")
         self.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
-        if learner.scaler.is_enabled() and state["scaler"]:  # which was empty in another precision
+        if learner.scaler.is_enabled() and state["scaler"]:  # it is empty after another precision
             learner.scaler.load_state_dict(state["scaler"])
         return int(state["step"])
 
     @contextmanager
     def _signals(self, records: Records) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run after the step in hand, with a checkpoint. A second SIGINT ends it at once.
+        """SIGINT and SIGTERM end the run after the current step, with a checkpoint. A second SIGINT ends it at once.
 
-        An evaluation is given up; the checkpoint is written as ever.
+        An evaluation is aborted; the checkpoint is still written.
         """
 
         def stop(number: int, frame: Any) -> None:
-            if self.interrupted is not None and number == signal.SIGINT:
+            if self.stop_reason is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            self.interrupted = f"asked to stop by {signal.Signals(number).name}"
-            records.write("stop", self.step, reason=self.interrupted)
+            self.stop_reason = f"asked to stop by {signal.Signals(number).name}"
+            records.write("stop", self.step, reason=self.stop_reason)
             if self.evaluating:
-                raise Stopped
+                raise StopEvaluation
 
-        before: dict[int, Any] = {}
+        previous: dict[int, Any] = {}
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
-                before[number] = signal.signal(number, stop)
-        except ValueError:  # not in the main thread: then the signals belong to someone else
-            before = {}
+                previous[number] = signal.signal(number, stop)
+        except ValueError:  # not in the main thread, which alone may handle signals
+            previous = {}
         try:
             yield
         finally:
-            for name, handler in before.items():
+            for name, handler in previous.items():
                 signal.signal(name, handler)

@@ -1,4 +1,4 @@
-"""How much memory a run takes: of the device, or of this process on a CPU."""
+"""Memory in bytes: of a CUDA device, or of this process on a CPU."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from pathlib import Path
 import torch
 
 
-def peak(device: torch.device) -> int:
-    """Bytes at the peak so far."""
+def peak_memory(device: torch.device) -> int:
+    """Returns the largest amount of memory in use so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Not getrusage: a process inherits that number from the one that began it.
-    found = _field("VmHWM")
-    if found is not None:
-        return found
+    # Not getrusage, which includes the peak of the parent process.
+    peak = _status_field("VmHWM")
+    if peak is not None:
+        return peak
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def resident() -> int:
-    """Bytes of this process in memory now."""
-    return _field("VmRSS") or peak(torch.device("cpu"))
+def resident_memory() -> int:
+    """Returns the resident memory of this process."""
+    return _status_field("VmRSS") or peak_memory(torch.device("cpu"))
 
 
-def there_is(device: torch.device) -> int:
-    """Bytes that the device, or the machine or container, has for this process."""
+def total_memory(device: torch.device) -> int:
+    """Returns the memory of the device, or that of the machine or container that this process may use."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    allowed = Path("/sys/fs/cgroup/memory.max")  # of a container
-    text = allowed.read_text().strip() if allowed.is_file() else ""
+    cgroup = Path("/sys/fs/cgroup/memory.max")
+    text = cgroup.read_text().strip() if cgroup.is_file() else ""
     limits = [total, *([int(text)] if text.isdigit() else [])]
     with suppress(ImportError, AttributeError):  # not on every system
         import resource
 
         limits.append(resource.getrlimit(resource.RLIMIT_DATA)[0])
-    return min(limit for limit in limits if limit > 0)  # below 0 is no limit
+    return min(limit for limit in limits if limit > 0)  # a negative limit means none
 
 
-def _field(name: str) -> int | None:
+def _status_field(name: str) -> int | None:
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

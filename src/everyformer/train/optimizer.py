@@ -1,6 +1,6 @@
-"""Optimizers: AdamW (fused) for everything, or Muon for the matrices inside the layers and AdamW for the rest.
+"""Optimizers: AdamW (fused) for all weights, or Muon for the matrices inside the layers and AdamW for the rest.
 
-Weight decay goes to matrices only; norms, biases and single vectors have none.
+Weight decay applies to matrices only, not to norms, biases and other vectors.
 Papers: Kingma & Ba 2014, Loshchilov & Hutter 2017; Muon: Jordan et al. 2024.
 """
 
@@ -9,32 +9,40 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from everyformer.network.depth import DepthModule
 from everyformer.train.recipe import Optim
 
 
 def optimizers(network: nn.Module, optim: Optim) -> list[torch.optim.Optimizer]:
-    """The optimizers of a network. Every group knows its full rate as `full_lr`; `set_rate` scales it."""
-    weights = {id(p): (name, p) for name, p in network.named_parameters() if p.requires_grad}
-    inner = [p for name, p in weights.values() if p.dim() == 2 and ".layers." in name and optim.name == "muon"]
-    chosen = {id(p) for p in inner}
-    rest = [p for key, (_, p) in weights.items() if key not in chosen]
+    """Returns the optimizers of a network. Each group stores its peak learning rate as `full_lr`; `set_lr` scales it."""
+    weights = [p for p in network.parameters() if p.requires_grad]
+    matrices = _layer_matrices(network) if optim.name == "muon" else set()
+    muon = [p for p in weights if p in matrices]
+    rest = [p for p in weights if p not in matrices]
     groups = [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": optim.weight_decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    found: list[torch.optim.Optimizer] = []
+    result: list[torch.optim.Optimizer] = []
     if groups:
-        found.append(torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True))
-    if inner:
-        found.append(torch.optim.Muon(inner, lr=optim.muon_lr, weight_decay=optim.weight_decay))
-    for optimizer in found:
+        result.append(torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True))
+    if muon:
+        result.append(torch.optim.Muon(muon, lr=optim.muon_lr, weight_decay=optim.weight_decay))
+    for optimizer in result:
         for group in optimizer.param_groups:
             group["full_lr"] = group["lr"]
-    return found
+    return result
 
 
-def set_rate(found: list[torch.optim.Optimizer], share: float) -> None:
-    for optimizer in found:
+def _layer_matrices(network: nn.Module) -> set[nn.Parameter]:
+    """The weights of the layers that are matrices: not embeddings, output heads, or weights that layers share."""
+    stacks = [module for module in network.modules() if isinstance(module, DepthModule)]
+    return {p for stack in stacks for p in stack.layers.parameters() if p.dim() == 2}
+
+
+def set_lr(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    """Set the learning rates to this factor of their peaks."""
+    for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["full_lr"] * share
+            group["lr"] = group["full_lr"] * factor

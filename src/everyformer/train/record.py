@@ -1,6 +1,7 @@
-"""Records: `records.jsonl` in the run's folder is the truth; the terminal, TensorBoard and wandb show it.
+"""Records: `records.jsonl` in a run's folder is the complete log; the terminal, TensorBoard and wandb show parts of it.
 
-One JSON object a line: {"kind": "begin" | "step" | "evaluate" | "save" | "skip" | "stop" | "end", "step": ..., ...}.
+One JSON object per line: {"kind": "begin" | "step" | "skip" | "evaluate" | "save" | "stop" | "end", "step": ..., ...}. A "skip" line
+has the reason why the step was skipped and the number of steps skipped so far; the "end" line has the final number.
 """
 
 from __future__ import annotations
@@ -14,46 +15,44 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-Listener = Callable[[dict[str, Any]], None]
+Callback = Callable[[dict[str, Any]], None]  # called with each record
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """What cannot be written to a run's folder is said with the remedy."""
+def report_write_errors(folder: Path) -> Iterator[None]:
+    """Raises ValueError with the remedy if a file cannot be written to a run's folder."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        kept = any(one.name.isdigit() for one in (folder / "checkpoints").glob("*"))
-        remedy = (
-            "go on from the last checkpoint, which is kept, with resume" if kept else "begin anew: it has no checkpoint"
-        )
-        first = "make it writable" if isinstance(error, PermissionError) else "make room there"
+        saved = any(path.name.isdigit() for path in (folder / "checkpoints").glob("*"))
+        remedy = "resume the run: its last checkpoint is intact" if saved else "start again: it has no checkpoint"
+        first = "make it writable" if isinstance(error, PermissionError) else "free some space there"
         raise ValueError(f"cannot write to {folder} ({error}); {first}, then {remedy}") from error
 
 
 class Records:
-    """Writes lines and tells the listeners. A run that goes on drops the lines after the step it goes on from."""
+    """Writes records and calls the callbacks. A resumed run removes the records after the step that it resumes from."""
 
-    def __init__(self, path: Path | None, listeners: tuple[Listener, ...] = (), after: int = 0):
-        self.path, self.listeners, self.begun = path, listeners, time.time()
+    def __init__(self, path: Path | None, callbacks: tuple[Callback, ...] = (), after: int = 0):
+        self.path, self.callbacks, self.start_time = path, callbacks, time.time()
         if path is not None and path.exists():
-            kept = [line for line in read(path) if line.get("step", 0) <= after]
+            lines = [line for line in read(path) if line.get("step", 0) <= after]
             part = path.with_suffix(".part")
-            with writing(path.parent):
-                part.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            with report_write_errors(path.parent):
+                part.write_text("".join(json.dumps(line) + "\n" for line in lines))
                 part.rename(path)
 
-    def write(self, kind: str, step: int, **facts: Any) -> None:
-        line = {"kind": kind, "step": step, "seconds": round(time.time() - self.begun, 3), **facts}
+    def write(self, kind: str, step: int, **fields: Any) -> None:
+        record = {"kind": kind, "step": step, "seconds": round(time.time() - self.start_time, 3), **fields}
         if self.path is not None:
-            with writing(self.path.parent), self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        for listener in self.listeners:
-            listener(line)
+            with report_write_errors(self.path.parent), self.path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        for callback in self.callbacks:
+            callback(record)
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a run; a last line cut off by a crash is left out."""
+    """Yields the records of a run, without a last line that a crash cut off."""
     for line in path.read_text().splitlines():
         try:
             yield json.loads(line)

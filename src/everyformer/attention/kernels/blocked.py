@@ -104,7 +104,7 @@ def _indices_are_positions(context: Context) -> bool:
 
 
 def _attend(request: Request, gather: Gather, head_H: Tensor, with_total: bool) -> tuple[Tensor, Tensor]:
-    """Returns the output B, H, Q, E of one gather and its log-sum-exp B, H, Q, 1, which is empty unless `with_total`."""
+    """Returns the output B, H, T, E of one gather for all T queries and its log-sum-exp B, H, T, 1, which is empty unless `with_total`."""
     positions = request.context.positions
     i_NQ, j_NK = gather.i_NQ.clamp(max=positions.queries - 1), gather.j_NK.clamp(max=positions.keys - 1)
     q = request.q_BHQE[:, head_H][:, :, i_NQ]  # score modifications may have made q and k wider than v
@@ -127,12 +127,12 @@ def _attend(request: Request, gather: Gather, head_H: Tensor, with_total: bool) 
     q_, k_, v_, bias_ = (x.flatten(1, 2) for x in (q, k, v_BHNKE, bias_BHNQK))
     output = dense(q_, k_, v_, bias_, request.scale, request.dropout)
     output_BHNQE = output.unflatten(1, q.shape[1:3]).masked_fill(~has_keys, 0)
-    output_BHQE = output_BHNQE.flatten(2, 3)[:, :, gather.slot_Q]
+    output_BHTE = output_BHNQE.flatten(2, 3)[:, :, gather.slot_Q]
     if not with_total:
-        return output_BHQE, output_BHQE[..., :0]
+        return output_BHTE, output_BHTE[..., :0]
     score = q @ k.transpose(-1, -2) * request.scale + bias
     total_BHNQ1 = log_sum_exp(score.masked_fill(~allowed, -torch.inf))
-    return output_BHQE, total_BHNQ1.flatten(2, 3)[:, :, gather.slot_Q]
+    return output_BHTE, total_BHNQ1.flatten(2, 3)[:, :, gather.slot_Q]
 
 
 @lru_cache(maxsize=256)
@@ -171,8 +171,8 @@ def _best(pattern: Pattern, queries: int, keys: int, heads: int) -> Gather:
     width = max(1, int(any_NK.sum(1).max()))
     is_key_NK, column_NK = any_NK.to(torch.uint8).sort(dim=1, descending=True, stable=True)
     filler = torch.full((-queries % size,), queries)
-    j_NK = column_NK.masked_fill(is_key_NK == 0, keys)[:, :width]
-    return Gather(pattern, torch.cat((order_Q, filler)).view(-1, size), j_NK, order_Q.argsort())
+    gathered = column_NK.masked_fill(is_key_NK == 0, keys)[:, :width]
+    return Gather(pattern, torch.cat((order_Q, filler)).view(-1, size), gathered, order_Q.argsort())
 
 
 def _any_allowed(pattern: Pattern, at_Q: Tensor, keys: int, heads: int) -> Tensor:

@@ -14,13 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from everyformer.attention.context import Context
+from everyformer.attention.context import Context, Positions, SideInputs
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Pattern
 
-LIMIT = 0.5  # fraction of computed blocks up to which it is faster than a masked dense kernel on a GPU
+# Fraction of computed blocks up to which it is faster than a masked dense kernel. On an H200 with 16,384 positions, forward and backward
+# take 1.6 ms at 0.03, 5.1 ms at 0.39 and 6.6 ms at 0.5, a masked SDPA 15.2 ms; a gather of the keys takes 2.7 ms at 0.03.
+LIMIT = 0.75
+BLOCK = 128  # positions in a block
 
 
 def unsupported_reason(request: Request) -> str | None:
@@ -42,7 +46,7 @@ def computed_fraction(request: Request) -> float:
 
 
 def auto_limit(request: Request) -> float:
-    """`auto` uses it for whole passes on a GPU with a pattern that no other sparse kernel computes."""
+    """`auto` uses it for whole passes on a GPU with a pattern that `fused` has no program for."""
     if not request.is_sparse or request.q_BHQE.device.type != "cuda":
         return -1
     # Terms with learned tables have slow gradients here, and a block mask that depends on data is made anew in each call.
@@ -82,8 +86,37 @@ def _block_mask(pattern: Pattern, context: Context, batch: int, heads: int) -> B
 
 @lru_cache(maxsize=64)
 def _static_block_mask(pattern: Pattern, queries: int, keys: int, heads: int, device: torch.device) -> BlockMask:
+    """Returns the block mask of a pattern that reads no data, computed in rows of blocks. create_block_mask would need 8 bytes for
+    each head and pair: 18 GiB for 8 heads and 16,384 positions."""
+    positions, predicate, zero = (
+        Positions(queries, keys, device),
+        pattern.bind(SideInputs()),
+        torch.zeros((), dtype=torch.long, device=device),
+    )
+
+    def allows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return predicate(b, h, positions.query_at(b, i), j)
+
     with torch.inference_mode(False):  # what is cached must serve training too
-        return _make(pattern, Context.of(queries, keys, device), 1, heads)
+        h, j = torch.arange(heads, device=device).view(-1, 1, 1), torch.arange(keys, device=device)
+        some, every = [], []
+        for start in range(0, queries, BLOCK):
+            i = torch.arange(start, min(start + BLOCK, queries), device=device)[:, None]
+            allowed = allows(zero, h, i, j).expand(heads, len(i), keys)
+            allowed = F.pad(allowed, (0, -keys % BLOCK, 0, BLOCK - len(i))).unflatten(2, (-1, BLOCK))
+            some.append(allowed.any(3).any(1))
+            every.append(allowed.all(3).all(1))
+        full = torch.stack(every, dim=1)[None]
+        partial = torch.stack(some, dim=1)[None] & ~full
+        return BlockMask.from_kv_blocks(
+            *_ordered(partial), *_ordered(full), BLOCK_SIZE=BLOCK, mask_mod=allows, seq_lengths=(queries, keys)
+        )
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the number of marked blocks in each row, and the indices of the row with the marked ones first."""
+    indices = blocks.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1).to(torch.int32), indices.to(torch.int32)
 
 
 def _make(pattern: Pattern, context: Context, batch: int, heads: int) -> BlockMask:

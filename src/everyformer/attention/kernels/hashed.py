@@ -106,9 +106,9 @@ def _attend(request: Request, grid: Grid, rank_BHRK: Tensor, part: Part, rows: l
     """Returns output and log-sum-exp of one round, for the query of each key: rows, E and rows, 1."""
     slot, key = _layout(rank_BHRK[:, :, part.round], grid, request.pattern)
     q_WQE, k_WQE, v_WQE = (move(x, key, slot).unflatten(0, (-1, grid.size)) for x in rows)
-    rank_RS = rank_BHRK.movedim(2, 0).flatten(1)[:, key.clamp(max=len(slot) - 1)]
-    rank_RS = rank_RS.masked_fill(key == len(slot), NO_RANK)
-    allowed_NQS = _allowed(part, grid, rank_RS.unflatten(1, (-1, grid.size)))
+    rank_RP = rank_BHRK.movedim(2, 0).flatten(1)[:, key.clamp(max=len(slot) - 1)]
+    rank_RP = rank_RP.masked_fill(key == len(slot), NO_RANK)
+    allowed_NQS = _allowed(part, grid, rank_RP.unflatten(1, (-1, grid.size)))
 
     score_NQS = torch.cat([q_WQE[grid.back :] @ k.mT for k in grid.neighbours(k_WQE)], dim=2) * request.scale
     score_NQS = score_NQS.to(torch.promote_types(score_NQS.dtype, torch.float32))
@@ -125,8 +125,8 @@ def _attend(request: Request, grid: Grid, rank_BHRK: Tensor, part: Part, rows: l
     output_NQE = torch.stack([weights @ v for weights, v in products]).sum(0) / sum_NQ1
 
     empty = grid.back * grid.size  # slots of the empty chunks before the first, which have no queries
-    both_NQE = torch.cat((output_NQE, sum_NQ1.log() + top_NQ1), dim=-1)
-    both = move(both_NQE.flatten(0, 1), slot - empty, key[empty:])
+    both = torch.cat((output_NQE, sum_NQ1.log() + top_NQ1), dim=-1).flatten(0, 1)
+    both = move(both, slot - empty, key[empty:])
     return both[:, :-1], both[:, -1:]
 
 

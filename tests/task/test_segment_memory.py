@@ -1,4 +1,4 @@
-"""A language model with a memory reads on: batches that continue, state that is carried over, evaluation that reads each
+"""Language models with a segment memory: contiguous batches, a cache carried from step to step, and evaluation that reads each
 token once."""
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from everyformer import Cache, build, generate
-from everyformer.infer.evaluate import nats, side_by_side, streaming_nll
-from everyformer.task.language import Language, LanguageWork
+from everyformer.infer.evaluate import streaming_nll, streaming_rows, window_nll
+from everyformer.task.language import Language, LanguageObjective
 from everyformer.train import checkpoint
-from everyformer.train.finished import open_run
 from everyformer.train.loop import resume, train
 from everyformer.train.recipe import Recipe, override
+from everyformer.train.trained import open_run
 from tests.train.small import BASE, same, text
 
 SMALL = [setting for setting in BASE if "context" not in setting] + ["run.steps=6", "run.save=2", "run.evaluate=0"]
@@ -41,20 +41,19 @@ def small(**changes):
 
 
 @pytest.mark.spec(86)
-def test_rows_go_on_where_they_ended_and_cover_the_text(tmp_path):
-    """A pure function of seed and step; the rows of an epoch are the whole text, each token a target once."""
-    work = Language(segment=5).open(str(text(tmp_path)), None)
-    work.fit(build("transformer-xl", "tiny").value)
-    token_N = work.splits["train"]
-    batches = [work.batch(step, 4, 3)["token_BT"] for step in range(9)]
-    assert work.context == 5 and batches[0].shape == (4, 6)
+def test_rows_continue_where_they_ended_and_cover_the_text(tmp_path):
+    """Batches are a function of seed and step; in an epoch every token is a target once."""
+    task = Language(segment=5).open(str(text(tmp_path)), None).fit(build("transformer-xl", "tiny").value)
+    token_N = task.data.splits["train"]
+    batches = [task.data.batch(step, 4, 3)["token_BT"] for step in range(9)]
+    assert task.data.context == 5 and batches[0].shape == (4, 6)
     for before, after in pairwise(batches):
         assert torch.equal(before[:, -1], after[:, 0])
-    assert torch.equal(batches[7], work.batch(7, 4, 3)["token_BT"])
-    assert not torch.equal(batches[0], work.batch(0, 4, 4)["token_BT"])
+    assert torch.equal(batches[7], task.data.batch(7, 4, 3)["token_BT"])
+    assert not torch.equal(batches[0], task.data.batch(0, 4, 4)["token_BT"])
     ring = np.concatenate((token_N, token_N))
     steps = -(-len(token_N) // 20)
-    rows = [torch.cat([work.batch(step, 4, 3)["token_BT"][row, :-1] for step in range(steps)]) for row in range(4)]
+    rows = [torch.cat([task.data.batch(step, 4, 3)["token_BT"][row, :-1] for step in range(steps)]) for row in range(4)]
     begin = next(n for n in range(len(token_N)) if np.array_equal(ring[n : n + len(rows[0])], rows[0].numpy()))
     for number, row in enumerate(rows):
         start = (begin + number * len(token_N) // 4) % len(token_N)
@@ -63,119 +62,119 @@ def test_rows_go_on_where_they_ended_and_cover_the_text(tmp_path):
 
 @pytest.mark.spec(86)
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_loop_carries_the_memory_from_step_to_step(tmp_path, accumulate):
-    """The loss of a step is that of the literal reading: all segments so far, each with what those before left."""
+def test_the_loop_carries_the_cache_from_step_to_step(tmp_path, accumulate):
+    """The loss of a step equals that of reading all segments so far, each with the cache of those before."""
 
     def keep(record):
         if record["kind"] == "step":
-            seen.append(record["loss"])
+            losses.append(record["loss"])
 
-    seen: list[float] = []
+    losses: list[float] = []
     data = text(tmp_path)
     still = ("optim.lr=1e-12", "model.dropout=0.0", "run.evaluate=0", f"run.accumulate={accumulate}", "run.steps=4")
-    run = train(recipe(data, *still), listeners=(keep,))
+    run = train(recipe(data, *still), callbacks=(keep,))
     cache = Cache(segment_memory=True)
-    for step, found in enumerate(seen):
-        token_BT = run.work.batch(step, 4, 0)["token_BT"]
+    for step, loss in enumerate(losses):
+        token_BT = run.task.data.batch(step, 4, 0)["token_BT"]
         with torch.no_grad():
             output, alone = run.network(token_BT[:, :-1], cache=cache), run.network(token_BT[:, :-1])
         cache = output.cache
-        wanted, other = (
+        expected, other = (
             float(F.cross_entropy(one.logits.flatten(0, 1), token_BT[:, 1:].flatten())) for one in (output, alone)
         )
-        assert found == pytest.approx(wanted, rel=1e-6)
-        assert (step == 0) == (abs(other - wanted) < 1e-5)  # the memory counts
-    assert len(seen) == 4 and cache.length == 8
+        assert loss == pytest.approx(expected, rel=1e-6)
+        assert (step == 0) == (abs(other - expected) < 1e-5)  # the cache matters
+    assert len(losses) == 4 and cache.length == 8
 
 
 @pytest.mark.spec(86)
 @pytest.mark.parametrize("settings", [(), ("run.accumulate=2", "run.batch_schedule=[[3, 6]]")], ids=["plain", "pieces"])
-def test_a_resumed_run_remembers(tmp_path, settings):
-    """Stopped after any step, it goes on to the same weights, and to the same memory, to the last bit."""
+def test_a_resumed_run_restores_the_cache(tmp_path, settings):
+    """Resumed from any step, its weights and its cache are bitwise equal."""
     data = text(tmp_path)
     train(recipe(data, *settings), tmp_path / "whole")
     train(recipe(data, *settings), tmp_path / "cut")
     for step in (4, 6):
-        for file in checkpoint.place(tmp_path / "cut", step).iterdir():
+        for file in checkpoint.path_of(tmp_path / "cut", step).iterdir():
             file.unlink()
-        checkpoint.place(tmp_path / "cut", step).rmdir()
+        checkpoint.path_of(tmp_path / "cut", step).rmdir()
     resume(tmp_path / "cut")
-    one, two = (checkpoint.place(tmp_path / name, 6) for name in ("whole", "cut"))
-    assert same(one, two, ("model", "optimizer", "average", "carried"))
-    carried = load_file(one / "carried.safetensors")
+    one, two = (checkpoint.path_of(tmp_path / name, 6) for name in ("whole", "cut"))
+    assert same(one, two, ("model", "optimizer", "ema", "cache"))
+    carried = load_file(one / "cache.safetensors")
     assert carried["inputs.1"].shape == (4 if not settings else 6, 8, 16)
 
 
-def test_a_run_that_forgets_its_memory_ends_elsewhere(tmp_path, monkeypatch):
-    """What the test above would notice."""
+def test_without_its_cache_a_resumed_run_has_other_weights(tmp_path, monkeypatch):
+    """So the test above would notice a lost cache."""
     data = text(tmp_path)
     whole = train(recipe(data), tmp_path / "whole")
     train(recipe(data, "run.steps=3"), tmp_path / "cut")
-    monkeypatch.setattr(checkpoint, "kept", lambda folder, step, name: {})
+    monkeypatch.setattr(checkpoint, "load_extra", lambda folder, step, name: {})
     again = resume(tmp_path / "cut", steps=6)
     pairs = zip(whole.network.parameters(), again.network.parameters(), strict=True)
     assert not all(torch.equal(one, two) for one, two in pairs)
 
 
-def test_a_memory_that_is_no_number_is_forgotten_with_its_step(tmp_path, monkeypatch):
-    original = LanguageWork.read
+def test_the_cache_of_a_skipped_step_is_dropped(tmp_path, monkeypatch):
+    original = LanguageObjective.loss_with_cache
 
-    def broken(work, network, batch, kernel, cache):
+    def broken(task, network, batch, kernel, cache):
         calls.append(cache)
-        loss, cache = original(work, network, batch, kernel, cache)
+        loss, cache = original(task, network, batch, kernel, cache)
         if len(calls) == 3:
             entries = tuple(entry.map(lambda x: x * float("nan")) for entry in cache.entries)
             return loss * float("nan"), replace(cache, entries=entries)
         return loss, cache
 
     calls: list[Cache | None] = []
-    seen: list[str] = []
-    monkeypatch.setattr(LanguageWork, "read", broken)
-    train(recipe(text(tmp_path)), listeners=(lambda record: seen.append(record["kind"]),))
-    assert seen.count("skip") == 1 and seen.count("step") == 6
+    kinds: list[str] = []
+    monkeypatch.setattr(LanguageObjective, "loss_with_cache", broken)
+    train(recipe(text(tmp_path)), callbacks=(lambda record: kinds.append(record["kind"]),))
+    assert kinds.count("skip") == 1 and kinds.count("step") == 6
     assert [cache is None for cache in calls] == [True, False, False, True, False, False]
 
 
 @pytest.mark.spec(88, 89)
-def test_evaluation_reads_each_token_once_and_equals_reading_all_anew():
-    """With a mask of equal length both are one function, and reading on gives every target its full context."""
+def test_streaming_evaluation_reads_each_token_once_and_equals_windows():
+    """With a mask of equal length both are the same function."""
     network, token_N = small(memory=6, pattern="causal & window(6)"), np.random.default_rng(0).integers(0, 11, 41)
     read = []
-    network.embed.register_forward_hook(lambda module, given, out: read.append(given[0].numel()))
-    found, targets = streaming_nll(network, token_N, 7)
+    network.embed.register_forward_hook(lambda module, inputs, out: read.append(inputs[0].numel()))
+    result, targets = streaming_nll(network, token_N, 7)
     assert sum(read) == 40
     read.clear()
-    deep = 2 * 6  # two layers: what a target sees of the text, in all
-    total, count = nats(network, token_N, deep, 1)
-    assert found == pytest.approx(total, rel=1e-9) and targets == count == 40
+    deep = 2 * 6  # the receptive field of two layers
+    total, count = window_nll(network, token_N, deep, 1)
+    assert result == pytest.approx(total, rel=1e-9) and targets == count == 40
     assert sum(read) > 8 * 40
     whole = F.cross_entropy(
         network(torch.from_numpy(token_N)[None, :-1]).logits[0], torch.from_numpy(token_N)[1:], reduction="sum"
     )
-    assert found == pytest.approx(float(whole.detach()), rel=1e-9)
+    assert result == pytest.approx(float(whole.detach()), rel=1e-9)
 
 
 @pytest.mark.spec(88)
 @pytest.mark.parametrize("rows, length", [(2, 101), (3, 101), (3, 115), (4, 116)])
-def test_rows_side_by_side_score_each_target_once_and_equal_one_row(rows, length):
-    """Where the lead is as long as a target sees back."""
+def test_several_rows_score_each_target_once_and_equal_one_row(rows, length):
+    """If the lead is as long as the receptive field."""
     network, token_N = small(memory=6, pattern="causal & window(6)"), np.random.default_rng(0).integers(0, 11, length)
-    seen: list[int] = []
-    found, targets = streaming_nll(network, token_N, 7, rows=rows, lead=12, progress=lambda n, _: seen.append(n))
+    scored: list[int] = []
+    result, targets = streaming_nll(network, token_N, 7, rows=rows, lead=12, progress=lambda n, _: scored.append(n))
     total, count = streaming_nll(network, token_N, 7)
-    assert found == pytest.approx(total, rel=1e-9) and targets == count == seen[-1] == length - 1
+    assert result == pytest.approx(total, rel=1e-9) and targets == count == scored[-1] == length - 1
 
 
-def test_a_long_text_is_read_in_rows_and_says_so():
-    assert side_by_side(5_000_000, 128, 512) == (32, 512)
-    assert side_by_side(100_000, 128, 512) == (6, 512)
-    assert side_by_side(30_000, 128, 512) == (1, 0)
+def test_a_long_text_is_split_into_rows():
+    assert streaming_rows(5_000_000, 128, 512) == (32, 512)
+    assert streaming_rows(100_000, 128, 512) == (6, 512)
+    assert streaming_rows(30_000, 128, 512) == (1, 0)
     with pytest.raises(ValueError, match=r"100 targets in 9 rows with a lead of 98: give fewer rows, or 1"):
         streaming_nll(small(memory=6), np.zeros(101, int), 7, rows=9, lead=98)
 
 
 @pytest.mark.spec(88)
-def test_a_longer_memory_in_evaluation_is_another_number_and_is_said(tmp_path):
+def test_a_longer_memory_in_evaluation_changes_the_metrics_and_is_reported(tmp_path):
     data = text(tmp_path)
     train(recipe(data), tmp_path / "run")
     plain, longer = (open_run(tmp_path / "run", device="cpu", **how) for how in ({}, {"memory": 20, "stride": 3}))
@@ -183,19 +182,19 @@ def test_a_longer_memory_in_evaluation_is_another_number_and_is_said(tmp_path):
     assert (first["segment"], first["memory"], first["targets"]) == (5, 8, 50)
     assert (second["segment"], second["memory"], second["targets"]) == (3, 20, 50)
     assert first["bits_per_byte"] != second["bits_per_byte"] and math.isfinite(second["bits_per_byte"])
-    assert plain.write("the quick", tokens=5, temperature=0.0).startswith("the quick")
+    assert plain.generate("the quick", tokens=5, temperature=0.0).startswith("the quick")
 
 
 @pytest.mark.spec(88)
-def test_generating_remembers_so_much():
-    """The next token is that of the whole text where every position sees as far as the memory; prompts may be ragged."""
+def test_generation_attends_to_the_length_of_the_memory():
+    """With a mask of equal length the next token equals that of the whole text; prompts may differ in length."""
     network, prompts = small(memory=5, pattern="causal & window(5)"), [[1, 2, 3, 4, 5, 6, 7, 8], [9, 3, 1]]
-    found = generate(network, prompts, 12, temperature=0.0)
-    for row, prompt in zip(found, prompts, strict=True):
-        wanted = list(prompt)
+    result = generate(network, prompts, 12, temperature=0.0)
+    for row, prompt in zip(result, prompts, strict=True):
+        expected = list(prompt)
         for _ in range(12):
-            wanted.append(int(network(torch.tensor([wanted])).logits[0, -1].argmax()))
-        assert row == wanted
+            expected.append(int(network(torch.tensor([expected])).logits[0, -1].argmax()))
+        assert row == expected
     for wrong in ({"cached": False}, {"context": 4}):
-        with pytest.raises(ValueError, match="the model's memory is a part of its answer"):
+        with pytest.raises(ValueError, match="outputs of a model with a segment memory depend on that memory"):
             generate(network, prompts, 1, **wrong)

@@ -1,4 +1,4 @@
-"""How far the heads of a model with adaptive spans look, and what that saves."""
+"""Report of the adaptive attention spans of a model, and of the operations that they save (Sukhbaatar et al. 2019)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from everyformer.network.network import Network
 
 @dataclass(frozen=True)
 class Spans:
-    """z of every layer and head (the mean over a text, where they depend on it), and what a token costs by them. DepthModule that are
-    repeated are there once for each step.
+    """The span z of every layer and head (averaged over a text, if it depends on the text), and the cost of a token.
 
-    `keys` is how many keys a head sees on average far into a text, the ramp included; `most` how many it could. `flops` are the
-    operations of reading one token there, a multiplication and an addition as two; `most_flops` with all spans at their longest.
+    Layers that are repeated are listed once per step. `keys` is the mean number of keys that a head attends to far into a text,
+    including the ramp; `most` the largest possible number. `flops` are the operations for one token there, with a multiplication
+    and an addition counted as two; `most_flops` the same with every span at its maximum.
     """
 
     each: list[list[float]]
@@ -38,7 +38,7 @@ class Spans:
 
 @torch.no_grad()
 def spans(network: Network, token_N: NDArray[np.integer]) -> Spans | None:
-    """The spans of a model while it reads the beginning of a text, or None where it has none."""
+    """Returns the report for the beginning of a text, or None if the model has no adaptive spans."""
     layers = [module for module in network.modules() if isinstance(module, AttentionModule)]
     spanned = [
         (layer, score_mod)
@@ -48,21 +48,23 @@ def spans(network: Network, token_N: NDArray[np.integer]) -> Spans | None:
     ]
     if not spanned:
         return None
-    found = probed(network, token_N).spans
-    steps = len(found) // len(spanned)
+    probed_spans = probed(network, token_N).spans
+    steps = len(probed_spans) // len(spanned)
     plain = 2 * (_weights(network) + (steps - 1) * _weights(network.body))
-    each, seen, most, costs = [], [], [], []
-    for (layer, score_mod), z_BHQ in zip(spanned * steps, found, strict=True):
+    each, keys, most, costs = [], [], [], []
+    for (layer, score_mod), z_BHQ in zip(spanned * steps, probed_spans, strict=True):
         value, heads = score_mod.value, layer.heads
         each.append(z_BHQ.mean((0, 2)).tolist())
-        seen += (z_BHQ + value.ramp).clamp(0, value.max_span).mean((0, 2)).tolist()
+        keys += (z_BHQ + value.ramp).clamp(0, value.max_span).mean((0, 2)).tolist()
         most += [value.max_span] * heads.heads
-        products = 1 + any(isinstance(one, ShawModule) for one in layer.score_mods)  # with keys, and with distances
+        products = 1 + any(
+            isinstance(one, ShawModule) for one in layer.score_mods
+        )  # with the keys, and with the relative positions
         costs += [2 * (products * heads.key_width + heads.value_width)] * heads.heads
     flops, most_flops = (
-        plain + round(sum(keys * cost for keys, cost in zip(counts, costs, strict=True))) for counts in (seen, most)
+        plain + round(sum(count * cost for count, cost in zip(counts, costs, strict=True))) for counts in (keys, most)
     )
-    return Spans(each, sum(seen) / len(seen), sum(most) / len(most), flops, most_flops)
+    return Spans(each, sum(keys) / len(keys), sum(most) / len(most), flops, most_flops)
 
 
 def _weights(module: nn.Module) -> int:

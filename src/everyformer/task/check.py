@@ -1,0 +1,54 @@
+"""Checks that a model can read the data of a task and has the output head that the task trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from everyformer.attention.pattern import SameDocument
+from everyformer.network.embed import Tokens
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.output_head import OutputHead
+
+
+def single_sequence(model: Model | EncoderDecoder, task: str) -> Model:
+    """Returns the model. Raises ValueError if it is an encoder-decoder."""
+    if not isinstance(model, Model):
+        raise ValueError(f"{task} needs a model of one sequence, not an encoder and a decoder; try bert or gpt2")
+    return model
+
+
+def head_index(model: Model, kind: type[OutputHead], task: str) -> int:
+    """Returns the index of the model's first output head of a kind. Raises ValueError if there is none."""
+    for index, head in enumerate(model.outputs):
+        if isinstance(head, kind):
+            return index
+    names = ", ".join(type(head).__name__ for head in model.outputs) or "none"
+    raise ValueError(
+        f"{task} needs an output head {kind.__name__}, the model has {names}; choose another member, or give it that head"
+    )
+
+
+def check_tokens(model: Model, vocabulary: int, name: str) -> None:
+    """Raises ValueError if the model cannot read token sequences with this vocabulary."""
+    if any(isinstance(part, SameDocument) for part in model.body.patterns()):
+        raise ValueError(
+            f"the model separates the documents of a sequence (same_document), but {name} marks no documents; choose a member "
+            "without it, or leave model.episodes out"
+        )
+    embed = model.embed
+    if not isinstance(embed, Tokens):
+        raise ValueError(
+            f"{name} has tokens, but the model's inputs are {type(embed).__name__.lower()}; choose a member that reads tokens"
+        )
+    if embed.vocabulary < vocabulary:
+        raise ValueError(
+            f"the tokenizer of {name} has {vocabulary} tokens, but the model has {embed.vocabulary}; set model.vocabulary to "
+            f"{vocabulary}, or lower task.vocabulary"
+        )
+
+
+def check_split(split: str, splits: Mapping[str, Any], name: str) -> None:
+    """Raises ValueError if the data have no such split."""
+    if split not in splits:
+        raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")

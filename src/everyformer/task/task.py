@@ -1,0 +1,149 @@
+"""The interface between tasks and training.
+
+    data = task.open("my.txt", context=None)                       # TaskData: splits, batches, fingerprint
+    model = data.adapt(member.value(**data.member_settings()))     # the model that the data need
+    fitted = data.fit(model)                                       # FittedTask: .data, .objective, .inference
+
+A `Task` is a value: what to train, and how the data are read. Its three parts have no knowledge of the training loop:
+`TaskData` makes batches, `Objective` makes losses and metrics from a network and a batch, and `Inference` uses a trained
+network. Each task has one subclass of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from everyformer.network.cache import Cache
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
+from everyformer.task.batch import Batch
+
+
+class Task:
+    """A value that opens data: a path, the name of a known data set, '-' for standard input, or None for embedded data."""
+
+    __slots__ = ()
+
+    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> TaskData:
+        """Open the data. If `folder` (of a run) has a tokenizer, it is used instead of training a new one."""
+        raise NotImplementedError
+
+    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> TaskData:
+        """Open the data of a run for generation. The data are only read if generation needs examples of them."""
+        return self.open(None, context, folder)
+
+
+class TaskData:
+    """The data of a task."""
+
+    fingerprint: str  # of the data: a run is only resumed, or evaluated, on equal data
+
+    def member_settings(self) -> dict[str, Any]:
+        """Returns the settings of a member that follow from the data, such as `vocabulary` or `classes`."""
+        return {}
+
+    def adapt(self, model: Model | EncoderDecoder) -> Model | EncoderDecoder:
+        """Returns the model with the output heads that the task needs."""
+        return model
+
+    def fit(self, model: Model | EncoderDecoder) -> FittedTask:
+        """Take the context and the like from the model. Raises ValueError if the model cannot read these data."""
+        raise NotImplementedError
+
+    def examples(self) -> int:
+        """Returns the number of training examples; a batch may not be larger."""
+        raise NotImplementedError
+
+    def collect(self, network: Network | PairNetwork, seed: int, kernel: str) -> None:
+        """Called before each batch: collect data that depend on the network, such as an agent's episodes. Default: nothing."""
+
+    def batch(self, step: int, size: int, seed: int) -> Batch:
+        """Returns the whole batch of a step, on the CPU."""
+        raise NotImplementedError
+
+    def count(self, batch: Batch) -> int:
+        """Returns the number of targets of a batch: the loss is divided by it."""
+        raise NotImplementedError
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns numbers for the record of a step, such as the mean return of recent episodes."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns what a checkpoint must hold of the data; empty if batches follow from (seed, step) alone."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor], seed: int) -> None:
+        """Continue from a state."""
+
+    def save(self, folder: Path) -> None:
+        """Write what `Task.open` reads again from a run's folder, such as the tokenizer."""
+
+
+class Objective:
+    """The loss and the metrics of a task. The network's outputs are read from the heads that the task was fitted to."""
+
+    metric: str  # the metric by which checkpoints are compared, a key of `evaluate`
+    higher_is_better: bool = False
+    progress: float = 0.0  # the share of the training steps that are done; the training loop sets it before each step
+    bytes_per_target: float | None = None  # of a text, on average: converts the loss to bits per byte
+
+    def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
+        """Returns the sum of the losses of the batch's targets and its auxiliary losses, in float32."""
+        raise NotImplementedError
+
+    def loss_with_cache(
+        self, network: Network | PairNetwork, batch: Batch, kernel: str, cache: Cache | None
+    ) -> tuple[Tensor, Cache | None]:
+        """Returns the loss given the cache of the step before (None at the start), and the cache for the next step.
+
+        Only batches whose rows continue those of the step before carry a cache over.
+        """
+        return self.loss(network, batch, kernel), None
+
+    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+        """Returns metrics on a split ("valid" or "test"), on at most `limit` examples, and how they were computed."""
+        raise NotImplementedError
+
+
+class Inference:
+    """What a trained network of a task is used for.
+
+    The parameters of `generate_text`, `stream` and `generate_images` are the options that a user may give; parameters
+    `**sampling` stand for the options of `everyformer.infer.sample` and a seed.
+    """
+
+    can_generate: bool = False
+    generates_images: bool = False
+    file: str = "samples.png"  # default name of the file of `generate_images`, in the run's folder
+    example: str = "--prompt 'Once'"  # options of `everyformer generate` for a first try
+
+    def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
+        """Returns a short text that shows what the network does, for the log; None if the task has none."""
+        return None
+
+    def generate_text(self, network: Network | PairNetwork, prompt: str, **options: Any) -> str:
+        """Returns the prompt with its continuation, or its translation, or its class."""
+        raise ValueError("this model does not generate text; use evaluate, or generate images if it is an image model")
+
+    def stream(self, network: Network | PairNetwork, prompt: str, **options: Any) -> Iterator[str]:
+        """Yields the continuation of a prompt piece by piece."""
+        raise ValueError("this model does not generate text token by token; leave --stream out")
+
+    def generate_images(self, network: Network | PairNetwork, file: Path, **options: Any) -> str:
+        """Write images, or an episode of an agent, to a file. Returns a description of its content."""
+        raise ValueError("this model does not generate images; leave --out out")
+
+
+@dataclass(frozen=True)
+class FittedTask:
+    """A task on its data, fitted to a model."""
+
+    data: TaskData
+    objective: Objective
+    inference: Inference

@@ -1,0 +1,141 @@
+"""A trained run: what `train` and `resume` return, and what `open_run` reads from a run's folder.
+
+run = open_run("runs/first")
+run.evaluate()["bits_per_byte"]
+run.generate("Once", tokens=40)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from everyformer.network.network import Network, PairNetwork
+from everyformer.task.task import FittedTask
+from everyformer.train import checkpoint
+from everyformer.train.distributed import find_device
+from everyformer.train.folder import check_data, read_model, read_recipe
+from everyformer.train.learner import autocast, set_gather
+from everyformer.train.recipe import Recipe
+
+OPTION_NAMES = {"file": "--out"}  # options of the command line that have another name than their parameter
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")  # see `everyformer.infer.sample`
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A trained network (with its EMA weights, if the run has an EMA), its task and its recipe."""
+
+    network: Network | PairNetwork
+    task: FittedTask
+    recipe: Recipe
+    step: int
+    fingerprint: str  # of the data that it was trained on
+    skipped_steps: int = 0  # by the gradient watch
+    metrics: dict[str, Any] = field(default_factory=dict)  # of the last evaluation, if train or resume ended with one
+    best: dict[str, Any] | None = None  # the step of the best checkpoint, and its metric
+    stopped: str | None = None  # why training ended early
+
+    @property
+    def can_generate(self) -> bool:
+        return self.task.inference.can_generate
+
+    def evaluate(
+        self, split: str = "valid", limit: int | None = None, kernel: str = "auto", precision: str | None = None
+    ) -> dict[str, Any]:
+        """Returns metrics on a split. Default for `precision`: that of the run."""
+        if self.task.data.fingerprint != self.fingerprint:
+            raise ValueError(
+                f"the data ({self.recipe.data}) have changed since the run began, so the held-out part may contain training "
+                "data; restore the old data, or train a new run"
+            )
+        device = next(self.network.parameters()).device
+        if precision == "fp16" and device.type == "cpu":
+            raise ValueError("a precision of fp16 on a CPU is about 80 times slower than fp32; use bf16 or fp32")
+        precision = precision or self.recipe.run.precision
+        if precision == "fp16" and device.type == "cpu":
+            precision = "fp32"
+        with torch.no_grad(), autocast(precision, device):
+            metrics = self.task.objective.evaluate(self.network, split, limit, kernel)
+        return metrics | {"step": self.step, "precision": precision}
+
+    def generate(self, prompt: str, **options: Any) -> str:
+        """Returns the prompt with its continuation, or its translation, or its class."""
+        if not isinstance(prompt, str):
+            raise ValueError(f"the prompt {prompt!r} is not a text; give a str")
+        verb = self.task.inference.generate_text
+        return verb(self.network, prompt, **_checked_options(verb, options))
+
+    def stream(self, prompt: str, **options: Any) -> Iterator[str]:
+        """Yields the continuation of the prompt piece by piece."""
+        verb = self.task.inference.stream
+        return verb(self.network, prompt, **_checked_options(verb, options))
+
+    def generate_images(self, file: str | Path, **options: Any) -> str:
+        """Write images, or an episode of an agent, to a file. Returns a description of its content."""
+        verb = self.task.inference.generate_images
+        return verb(self.network, Path(file), **_checked_options(verb, options))
+
+
+def _checked_options(verb: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options. Raises ValueError if one is not a parameter of the method.
+
+    Parameters `**sampling` stand for the sampling options; a method with any other `**` parameter checks its options itself.
+    """
+    known: list[str] = []
+    for name, parameter in signature(verb).parameters.items():
+        if parameter.kind is Parameter.VAR_KEYWORD and name != "sampling":
+            return options
+        known += SAMPLING if parameter.kind is Parameter.VAR_KEYWORD else [name]
+    names = [OPTION_NAMES.get(name, f"--{name.replace('_', '-')}") for name in known if name != "network"]
+    for name in options:
+        if name not in known:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is not an option of this run; leave it out (the options are {', '.join(names)})"
+            )
+    return options
+
+
+def open_run(
+    folder: str | Path,
+    *,
+    step: int | Literal["best"] | None = None,
+    device: str = "auto",
+    data: bool = True,
+    **changes: Any,
+) -> TrainedRun:
+    """Returns the run in a folder at its last checkpoint, at `step`, or at the best one. `changes` are fields of its task.
+
+    With `data=False` it can only generate; then its data may be missing, unless generation needs examples of them.
+    """
+    folder = Path(folder)
+    recipe = read_recipe(folder)
+    if changes:
+        unknown = set(changes) - set(recipe.task.__struct_fields__)  # type: ignore[attr-defined]
+        if unknown:
+            raise ValueError(f"the task of {folder} has no setting {', '.join(sorted(unknown))}; leave it out")
+        recipe = msgspec.structs.replace(recipe, task=msgspec.structs.replace(recipe.task, **changes))  # type: ignore[type-var]
+    step = checkpoint.find_step(folder, step)
+    state = checkpoint.verify(folder, step, result=True)
+    if data:
+        check_data(recipe, folder)
+    open_data = recipe.task.open if data else recipe.task.open_for_inference
+    model = read_model(folder)
+    task = open_data(recipe.data, recipe.model.get("context"), folder).fit(model)
+    network = model.build()
+    set_gather(network, recipe.run.gather)
+    path = checkpoint.path_of(folder, step)
+    weights = checkpoint.drop_aliases(network, checkpoint.load_result(path))
+    missing, unexpected = network.load_state_dict(weights, strict=False)
+    wrong = sorted(unexpected) + sorted(set(missing) - set(checkpoint.aliases(network)))
+    if wrong:
+        raise ValueError(f"{path} does not fit {folder / 'model.json'}: {wrong}")
+    network = network.to(find_device(device)).eval()
+    skipped, best = state["watch"]["skipped_steps"], state["best"]
+    return TrainedRun(network, task, recipe, step, state["data"], skipped, best=best)

@@ -1,0 +1,38 @@
+"""Tensors without values are told from others, and nothing is read while a graph is compiled."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import everyformer
+from everyformer.attention.has_data import can_read, has_data
+
+
+def test_meta_and_fake_tensors_have_no_data():
+    assert has_data(torch.ones(2)) and can_read(torch.ones(2))
+    meta = torch.ones(2, device="meta")
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    assert not has_data(meta) and not can_read(meta)
+    assert not has_data(fake) and not can_read(fake)
+
+
+def test_a_compiled_graph_has_data_but_reads_none():
+    def answers(x: Tensor) -> Tensor:
+        return x + 10 * has_data(x) + can_read(x)
+
+    compiled = torch.compile(answers, fullgraph=True, backend="eager")
+    assert compiled(torch.zeros(1)).item() == 10 and answers(torch.zeros(1)).item() == 11
+
+
+def test_the_mathematics_does_not_name_fake_tensors():
+    """What a plan assumes is set by the planner."""
+    source = Path(everyformer.__file__).parent
+    for path in (*source.glob("attention/**/*.py"), *source.glob("network/**/*.py")):
+        names = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(ast.parse(path.read_text()))}
+        assert not names & {"FakeTensor", "FakeTensorMode", "is_meta"}, path
