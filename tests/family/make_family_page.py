@@ -45,7 +45,8 @@ the docstring of each member's file. `everyformer family NAME --size SIZE` print
 
 ![The attention patterns of the family](pictures/patterns.png)
 
-Queries go down, keys go across; a filled cell is a pair that attends.
+In the images queries go down and keys go across. A blue cell is a pair that attends, an orange one a pair whose key is in the future.
+`→` stands between an encoder and a decoder.
 """
 
 
