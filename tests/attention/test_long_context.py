@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from everyformer.attention.attend import attend
 from everyformer.attention.context import Context
-from everyformer.attention.four_term import FourTerm
+from everyformer.attention.four_term import FourTerm, four_term_scores
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Causal, Full
 from everyformer.attention.projection import Standard
@@ -218,6 +218,22 @@ def test_the_penalty_of_every_layer_reaches_the_loss() -> None:
     torch.testing.assert_close(penalty, sum(0.5 / HEADS * (4 * fraction_H).sum() for fraction_H in spans))
     for gradient in torch.autograd.grad(penalty, spans):
         torch.testing.assert_close(gradient, torch.full((HEADS,), 4 * 0.5 / HEADS))
+
+
+@pytest.mark.spec(38)
+@pytest.mark.parametrize("max_distance", [None, 3])
+@pytest.mark.parametrize(("queries", "keys"), SIZES)
+def test_the_folded_four_terms_equal_the_equation_as_written(max_distance: int | None, queries: int, keys: int) -> None:
+    """The literal form beside the folded one, and the transcription of the paper in tests/spec."""
+    score_mod, (q, k, v) = large(FourTerm(8, max_distance)), draw(queries, keys)
+    distance_QK = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+    clamped_QK = distance_QK if max_distance is None else distance_QK.clamp(-max_distance, max_distance)
+    w_r_HED = score_mod.w_r.weight.unflatten(0, (HEADS, WIDTH))
+    score = four_term_scores(q, k, score_mod.u_HE, score_mod.v_HE, w_r_HED, clamped_QK, WIDTH**-0.5)
+    for b, h in product(range(BATCH), range(HEADS)):
+        torch.testing.assert_close(score[b, h], literal_scores(score_mod, q, k, b, h, keys - queries), **CLOSE)
+    y = attend(q, k, v, Causal(), [score_mod], kernel="sdpa")
+    torch.testing.assert_close(y, score.masked_fill(distance_QK < 0, -torch.inf).softmax(-1) @ v, **CLOSE)
 
 
 @pytest.mark.spec(38)

@@ -115,6 +115,7 @@ def test_a_users_order_and_distance_make_a_pattern_as_sparse_as_ours() -> None:
         for pattern in (parse("causal & stride(64) & window(513)"), Causal() & Ring(64, 512))
     )
     assert theirs == ours < 0.05
+    assert flex.computed_fraction(Request.of(parse("block(128) | prefix(1)"), 512, 512, 2)) == 7 / 16
     q, k, v = torch.randn(3, 1, 2, 100, 4)
     reference = attend(q, k, v, Causal() & Ring(7, 30), kernel="reference")
     torch.testing.assert_close(attend(q, k, v, Causal() & Ring(7, 30), kernel="blocked"), reference)

@@ -41,8 +41,10 @@ def unsupported_reason(request: Request) -> str | None:
 
 
 def computed_fraction(request: Request) -> float:
-    block_mask = _block_mask(request.pattern, request.context, request.batch, request.heads)
-    return 1 - float(block_mask.sparsity()) / 100
+    positions, pattern = request.context.positions, request.pattern
+    if positions.in_order and pattern.superset() == pattern:
+        return _static_fraction(pattern, positions.queries, positions.keys, request.heads, positions.device)
+    return _fraction(_make(pattern, request.context, request.batch, request.heads))
 
 
 def auto_limit(request: Request) -> float:
@@ -111,6 +113,16 @@ def _static_block_mask(pattern: Pattern, queries: int, keys: int, heads: int, de
         return BlockMask.from_kv_blocks(
             *_ordered(partial), *_ordered(full), BLOCK_SIZE=BLOCK, mask_mod=allows, seq_lengths=(queries, keys)
         )
+
+
+@lru_cache(maxsize=64)
+def _static_fraction(pattern: Pattern, queries: int, keys: int, heads: int, device: torch.device) -> float:
+    """Cached, because reading the block mask waits for the GPU."""
+    return _fraction(_static_block_mask(pattern, queries, keys, heads, device))
+
+
+def _fraction(block_mask: BlockMask) -> float:
+    return 1 - float(block_mask.sparsity()) / 100
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:

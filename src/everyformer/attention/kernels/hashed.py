@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from everyformer.attention.context import Context
 from everyformer.attention.hashing import BUCKET
-from everyformer.attention.kernels.merge import merge
+from everyformer.attention.kernels.merge import merge_sums
 from everyformer.attention.kernels.parts import Part, plan
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Hashed
@@ -63,8 +63,8 @@ def run(request: Request) -> Tensor:
     q = F.pad(request.q_BHQE, (0, 0, before, 0)) if before else request.q_BHQE
     rows = [x.flatten(0, 2) for x in (q, request.k_BHKE, request.v_BHKE)]
     rounds = [_attend(request, grid, rank_BHRK, part, rows) for part in plan(pattern, request.heads).groups[0]]
-    outputs, totals = zip(*rounds, strict=True)
-    output = merge(outputs, totals).unflatten(0, (request.batch, request.heads, positions.keys))
+    sums, tops = zip(*rounds, strict=True)
+    output = merge_sums(sums, tops).unflatten(0, (request.batch, request.heads, positions.keys))
     is_token_BHQ1 = rank_BHRK[:, :, 0, before:, None] >= 0
     return output[:, :, before:].masked_fill(~is_token_BHQ1, 0).to(request.v_BHKE.dtype)
 
@@ -103,7 +103,8 @@ def _by_index(context: Context) -> Tensor:
 
 
 def _attend(request: Request, grid: Grid, rank_BHRK: Tensor, part: Part, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns output and log-sum-exp of one round, for the query of each key: rows, E and rows, 1."""
+    """Returns the sums of exp(score - top) times v and times 1 in one round, for the query of each key, and the largest score `top`:
+    rows, E + 1 and rows, 1."""
     slot, key = _layout(rank_BHRK[:, :, part.round], grid, request.pattern)
     q_WQE, k_WQE, v_WQE = (move(x, key, slot).unflatten(0, (-1, grid.size)) for x in rows)
     rank_RP = rank_BHRK.movedim(2, 0).flatten(1)[:, key.clamp(max=len(slot) - 1)]
@@ -119,15 +120,14 @@ def _attend(request: Request, grid: Grid, rank_BHRK: Tensor, part: Part, rows: l
     score_NQS = score_NQS.masked_fill(~allowed_NQS, HIDDEN)
     top_NQ1 = score_NQS.detach().amax(-1, keepdim=True)
     exp_NQS = (score_NQS - top_NQ1).exp()
-    sum_NQ1 = exp_NQS.sum(-1, keepdim=True)
     dropped_NQS = F.dropout(exp_NQS, request.dropout, training=request.dropout > 0).to(v_WQE.dtype)
     products = zip(dropped_NQS.split(grid.size, dim=2), grid.neighbours(v_WQE), strict=True)
-    output_NQE = torch.stack([weights @ v for weights, v in products]).sum(0) / sum_NQ1
+    output_NQE = torch.stack([weights @ v for weights, v in products]).sum(0)
+    sums = torch.cat((output_NQE, exp_NQS.sum(-1, keepdim=True)), dim=-1)
 
     empty = grid.back * grid.size  # slots of the empty chunks before the first, which have no queries
-    both = torch.cat((output_NQE, sum_NQ1.log() + top_NQ1), dim=-1).flatten(0, 1)
-    both = move(both, slot - empty, key[empty:])
-    return both[:, :-1], both[:, -1:]
+    back = (slot - empty, key[empty:])
+    return move(sums.flatten(0, 1), *back), move(top_NQ1.flatten(0, 1), *back)
 
 
 def _layout(rank_BHK: Tensor, grid: Grid, pattern: Any) -> tuple[Tensor, Tensor]:

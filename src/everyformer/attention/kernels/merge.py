@@ -14,13 +14,25 @@ from torch import Tensor
 
 def merge(outputs: Sequence[Tensor], totals: Sequence[Tensor]) -> Tensor:
     """Returns the output over all parts, from outputs ..., E and log-sum-exps ..., 1. Differentiable in both."""
-    if len(outputs) == 1:
-        return outputs[0]
-    total = torch.stack(tuple(totals))
-    top = total.amax(0).detach()
-    share = (total - top.masked_fill(top == -torch.inf, 0)).exp()
+    share = _relative(totals)
     whole = share.sum(0).clamp(min=torch.finfo(share.dtype).tiny)
     return (torch.stack(tuple(outputs)) * share / whole).sum(0)
+
+
+def merge_sums(sums: Sequence[Tensor], tops: Sequence[Tensor]) -> Tensor:
+    """Returns the same from sums ..., E + 1 of exp(score - top) times v and times 1, with the largest scores ..., 1 as tops.
+
+    No part is normalized by itself, so the backward pass keeps one tensor less for each.
+    """
+    total = torch.stack([one * share for one, share in zip(sums, _relative(tops), strict=True)]).sum(0)
+    return total[..., :-1] / total[..., -1:]
+
+
+def _relative(totals: Sequence[Tensor]) -> Tensor:
+    """Returns exp(t_p) relative to the largest, as P, ..., 1; 0 where no part has keys."""
+    total = torch.stack(tuple(totals))
+    top = total.amax(0).detach()
+    return (total - top.masked_fill(top == -torch.inf, 0)).exp()
 
 
 def merge_(output: Tensor, total: Tensor, part_output: Tensor, part_total: Tensor) -> None:
