@@ -129,7 +129,7 @@ def test_cold_attention_is_a_hard_lookup() -> None:
 
 @pytest.mark.spec(19)
 def test_a_probe_shows_all_weights_of_all_layers() -> None:
-    layer = Layer(Attention(Standard(3), Causal()), FeedForward(16))
+    layer = Layer((Attention(Standard(3), Causal()), FeedForward(16)))
     network = Model(width=12, embed=Tokens(11), body=Stack(2, (layer,), PreNorm())).build()
     inputs: list[Tensor] = []
     layers = [module for module in network.modules() if isinstance(module, AttentionModule)]

@@ -209,7 +209,7 @@ def test_a_span_that_ends_before_every_key_is_no_nan(kernel: str) -> None:
 
 @pytest.mark.spec(95)
 def test_the_penalty_of_every_layer_reaches_the_loss() -> None:
-    layer = Layer(Attention(Standard(HEADS), Causal(), (Span(4, ramp=2, cost=0.5, start=0.6), FourTerm(8))))
+    layer = Layer((Attention(Standard(HEADS), Causal(), (Span(4, ramp=2, cost=0.5, start=0.6), FourTerm(8))),))
     model = Model(width=12, embed=Tokens(7), body=Stack(2, (layer,), PreNorm()), outputs=(Language(),))
     assert from_json(to_json(model), Model) == model
     network = model.build()

@@ -243,7 +243,7 @@ def test_a_member_is_shown_field_by_field(run):
     code, out, _ = run("family", "gpt2", "--size", "tiny")
     lines = dict(line.split(maxsplit=1) for line in out.splitlines() if "." in line.split(" ")[0])
     assert code == 0 and "120,576 parameters" in out
-    assert lines["body.layers"] == "2" and lines["body.layers[0].sublayers[0].pattern"] == "causal"
+    assert lines["body.num_layers"] == "2" and lines["body.layers[0].sublayers[0].pattern"] == "causal"
     assert lines["embed.vocabulary"] == "256"
 
 

@@ -1,7 +1,6 @@
 """Parts of your own on the command line: --import FILE for every command that builds a model.
 
-Each part in PARTS is written to a file, put into a model, planned, checked, trained, saved and loaded. A residual, a depth and a
-sublayer of your own belong here too: add a class to OWN_PARTS and a row to PARTS.
+Each part in PARTS is written to a file, put into a model, planned, checked, trained, saved and loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ OWN_PARTS = '''
 import torch
 from torch import nn
 
-from everyformer import Pattern, ScoreMod, ScoreModModule, Value
+from everyformer import (
+    Depth, FeedForward, Pattern, Residual, ScoreMod, ScoreModModule, Stack, Sublayer, SublayerModule, Value
+)
+from everyformer.network.residual import ResidualModule, StreamModule
 
 
 class Dilated(Pattern, Value, frozen=True):
@@ -26,7 +28,7 @@ class Dilated(Pattern, Value, frozen=True):
 
     step: int
 
-    def allows(self, b, h, q, k, context=None):
+    def allows(self, b, h, q, k):
         return (q - k) % self.step == 0
 
 
@@ -45,13 +47,62 @@ class PenalizedModule(ScoreModModule):
         self.rate = nn.Parameter(torch.tensor(start))
 
     def bias(self, q_BHQE, k_BHKE, scale, context):
-        return lambda b, h, i, j: -self.rate.to(q_BHQE.dtype) * (context.query_at(b, i) - context.key_at(b, j)).abs()
+        distance = context.positions
+        return lambda b, h, i, j: -self.rate.to(q_BHQE.dtype) * (distance.query_at(b, i) - distance.key_at(b, j)).abs()
+
+
+class Halved(Residual, Value, frozen=True):
+    """Adds half of each sublayer's output."""
+
+    norm = None
+
+    def build(self, width):
+        return HalvedModule()
+
+    def build_stream(self, width):
+        return StreamModule()
+
+
+class HalvedModule(ResidualModule):
+    def forward(self, stream, f, visible_BT):
+        y, entry = f(stream)
+        return stream + y / 2, entry
+
+
+class Doubled(Depth, Value, frozen=True):
+    """A stack of the given layers, twice."""
+
+    layers: tuple
+    residual: Residual
+
+    def build(self, width):
+        return Stack(2 * len(self.layers), self.layers, self.residual).build(width)
+
+
+class Scaled(Sublayer, Value, frozen=True):
+    """Multiplies every feature by a learned number."""
+
+    def build(self, width):
+        return ScaledModule(width)
+
+
+class ScaledModule(SublayerModule):
+    pointwise = True
+
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x, context, entry):
+        return x * self.scale.to(x.dtype), None
 '''
 DILATED = {"type": "and", "parts": [{"type": "causal"}, {"type": "dilated", "step": 2}]}
 # The path of a field in a tiny gpt2, and its new value in JSON.
 PARTS = {
-    "pattern": (("body", "each", 0, "attention", "pattern"), DILATED),
-    "score mod": (("body", "each", 0, "attention", "score_mods"), [{"type": "penalized", "start": 0.25}]),
+    "pattern": (("body", "layers", 0, "sublayers", 0, "pattern"), DILATED),
+    "score mod": (("body", "layers", 0, "sublayers", 0, "score_mods"), [{"type": "penalized", "start": 0.25}]),
+    "residual": (("body", "residual"), {"type": "halved"}),
+    "sublayer": (("body", "layers", 0, "sublayers", 1), {"type": "scaled"}),
 }
 SMALL = ("--data", "text.txt", "run.steps=2", "run.batch=2", "run.evaluate=0", "run.examples=2", "run.device=cpu")
 

@@ -123,7 +123,7 @@ def test_every_rule_compiles_whole(text, score_mods):
 
 
 def test_a_network_of_feed_forward_nets_does_not_pass_overfit():
-    layer = Layer(None, FeedForward(32))
+    layer = Layer((FeedForward(32),))
     value = Model(width=16, embed=Tokens(7), body=Stack(1, (layer,), PreNorm()), outputs=(Language(),))
     assert not contracts(value, "overfit").ok
 

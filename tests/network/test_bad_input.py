@@ -372,29 +372,29 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     # generating
     (
         generated("language", [[]], 1),
-        "an empty prompt: the first token needs something before it; begin with a start token",
+        "a prompt is empty, but the first new token needs a token before it; begin with a start token",
     ),
     (generated("language", [[99]], 1), "token 99 is outside the vocabulary of 17"),
     (generated("language", [1, 2], 1), "prompts are [1, 2]: give a list of lists of token ids, one for each prompt"),
     (generated("language", ["ab"], 1), "prompts are ['ab']: give a list of lists of token ids, one for each prompt"),
     (
         generated("language", [[1]], -1),
-        "-1 tokens from a context of None: give 0 tokens or more, and a context of 1 or more",
+        "tokens is -1 and context None: give 0 tokens or more, and a context of 1 or more",
     ),
     (
         generated("language", [[1]], 1, context=0),
-        "1 tokens from a context of 0: give 0 tokens or more, and a context of 1 or more",
+        "tokens is 1 and context 0: give 0 tokens or more, and a context of 1 or more",
     ),
-    (generated("language", [[1]], 1, context=9), "a context of 9 is more than the 8 positions that the model knows"),
+    (generated("language", [[1]], 1, context=9), "context is 9, but the model has 8 positions; give at most 8"),
     (generated("language", [[1]], 1, temperature=-0.5), "temperature is -0.5: give 0 (the most likely token) or more"),
     (lambda: sample(torch.zeros(1, 3), float("nan")), "temperature is nan: give 0 (the most likely token) or more"),
     (
         generated("tokens", [[1]], 1),
-        "the model has no language head to tell the next token; build it with outputs=(Language(),)",
+        "the model has no Language output head to predict the next token; build it with outputs=(Language(),)",
     ),
     (
         generated("full", [[1]], 1),
-        "the model has no language head to tell the next token; build it with outputs=(Language(),)",
+        "the model has no Language output head to predict the next token; build it with outputs=(Language(),)",
     ),
     (lambda: generate(build("transformer", "tiny"), [[1]], 1), "give pair.decoder and encoder_output=pair.encode(...)"),
 ]
