@@ -189,6 +189,7 @@ def test_parts_of_a_member_are_set_on_the_command_line(name, setting, value):
         ("universal-transformer", 'model.transition={"type": "convolutio"}', "did you mean convolution"),
         ("universal-transformer", 'model.transition={"type"', "Input data was truncated"),
         ("sparse-transformer", "model.patterns=[3]", "expected a pattern value, got int"),
+        ("universal-transformer", "model.halting=fixed", "the names are freeze, graves, none, t2t"),
     ],
 )
 def test_a_wrong_part_is_refused_with_its_reason(name, setting, message):

@@ -160,7 +160,8 @@ def _parse(text: str, kind: Any, path: str) -> Any:
             plain = text.split(",")
         return msgspec.convert(plain, kind, strict=False)
     except msgspec.MsgspecError as error:
-        reason = nearest(text, get_args(kind)) if get_origin(kind) is Literal else str(error).replace("`", "")
+        choices = [name for one in (kind, *get_args(kind)) if get_origin(one) is Literal for name in get_args(one)]
+        reason = nearest(text, choices + ["none"] * optional) if choices else str(error).replace("`", "")
         raise ValueError(f"{path}={text}: {reason.removesuffix(', got str')}") from None
 
 
