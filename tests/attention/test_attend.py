@@ -1,4 +1,4 @@
-"""The waist: the scaled dot product over a key set, its limits and special cases, what it shows and what it refuses."""
+"""`attend`: the scaled dot product over a key set, its limits and special cases, and wrong input."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def probed(*given: Any, **options: Any) -> Tensor:
 
 @pytest.mark.spec(6)
 @pytest.mark.parametrize(("queries", "keys"), [(4, 6), (6, 6), (7, 3), (1, 6)])
-def test_attend_is_the_scaled_dot_product(queries: int, keys: int) -> None:
+def test_attend_equals_the_scaled_dot_product(queries: int, keys: int) -> None:
     q, k, v = draw(queries, keys)
     y, weights = attend(q, k, v), probed(q, k, v)
     for b in range(2):
@@ -61,11 +61,11 @@ def test_weights_sum_to_one_and_the_misprinted_form_does_not() -> None:
 
 
 @pytest.mark.spec(7, 71)
-def test_a_pattern_is_a_key_set() -> None:
+def test_each_query_attends_to_its_key_set_only() -> None:
     q, k, v = draw(6, 6)
-    seen = torch.rand(6, 6) < 0.5
-    seen[2] = False  # S_2 is empty
-    sets = [[j for j in range(6) if seen[i, j]] for i in range(6)]
+    allowed = torch.rand(6, 6) < 0.5
+    allowed[2] = False  # S_2 is empty
+    sets = [[j for j in range(6) if allowed[i, j]] for i in range(6)]
     edges = tuple((i, j) for i, members in enumerate(sets) for j in members)
     y = attend(q, k, v, Graph(edges))
     for b in range(2):
@@ -83,10 +83,10 @@ def test_scale_may_be_split_between_queries_and_keys() -> None:
 
 
 @pytest.mark.spec(17)
-def test_scores_of_the_distance_alone_are_a_convolution() -> None:
+def test_scores_that_depend_on_the_distance_only_are_a_convolution() -> None:
     """Weights A_{i-j}: with q = 0 only the learned function of j - i is left. It is softmaxed, so the kernel's taps are
     positive and sum to one; zero values around the sequence are the convolution's zero padding."""
-    time, width, around = 5, 3, 4  # the kernel reaches every position from every other: full support
+    time, width, around = 5, 3, 4  # the convolution kernel covers every distance
     score_mod: Any = ImageBias(1, time + 2 * around).build(heads=1, key_width=2, value_width=width)
     torch.nn.init.normal_(score_mod.bias_RH)
     x_TD = torch.randn(time, width)
@@ -95,14 +95,14 @@ def test_scores_of_the_distance_alone_are_a_convolution() -> None:
     y = attend(nothing, nothing, v, Window(time), [score_mod])[0, 0, around : around + time]
     middle = time + 2 * around - 1  # the row of the offset 0
     taps = score_mod.bias_RH[middle - time + 1 : middle + time, 0].softmax(0)
-    wanted = F.conv1d(x_TD.T[:, None], taps[None, None], padding=time - 1)[:, 0]
-    torch.testing.assert_close(y, wanted.T, **CLOSE)
+    expected = F.conv1d(x_TD.T[:, None], taps[None, None], padding=time - 1)[:, 0]
+    torch.testing.assert_close(y, expected.T, **CLOSE)
 
 
 @pytest.mark.spec(12, 17)
-def test_one_head_for_each_offset_is_any_convolution() -> None:
-    """K's sum form with A_h the shift by one offset: Y = sum_h V_h X A_h is conv1d with the taps V_h, whatever they are.
-    Where a shift leaves the sequence the query sees nothing and answers zero: zero padding."""
+def test_one_head_for_each_offset_gives_any_convolution() -> None:
+    """The sum form of Katsaros (source K), with A_h the shift by one offset: Y = sum_h V_h X A_h is conv1d with any taps V_h.
+    Where a shift leaves the sequence the query has no keys and its output is zero: zero padding."""
     time, width = 4, 7
     shifts: list[Pattern] = [Window(1)]
     for offset in range(1, time):
@@ -112,23 +112,23 @@ def test_one_head_for_each_offset_is_any_convolution() -> None:
     x_BTD = torch.randn(2, time, width)
     y = heads.merge(attend(*heads.project(x_BTD), ByHead(tuple(shifts)), scale=heads.scale))
     taps = heads.out.weight.unflatten(1, (len(shifts), width)).transpose(1, 2)
-    wanted = F.conv1d(x_BTD.transpose(1, 2), taps, padding=time - 1)
-    torch.testing.assert_close(y, wanted.transpose(1, 2), **CLOSE)
+    expected = F.conv1d(x_BTD.transpose(1, 2), taps, padding=time - 1)
+    torch.testing.assert_close(y, expected.transpose(1, 2), **CLOSE)
 
 
 @pytest.mark.spec(18)
-def test_cold_attention_is_a_hard_lookup() -> None:
+def test_attention_at_low_temperature_is_a_hard_lookup() -> None:
     q, k, v = draw()
     best = (q @ k.transpose(-1, -2)).argmax(-1)
-    wanted = v.gather(2, best[..., None].expand(-1, -1, -1, 5))
-    errors = [float((attend(q, k, v, scale=1 / temperature) - wanted).abs().max()) for temperature in (1, 0.1, 1e-5)]
+    expected = v.gather(2, best[..., None].expand(-1, -1, -1, 5))
+    errors = [float((attend(q, k, v, scale=1 / temperature) - expected).abs().max()) for temperature in (1, 0.1, 1e-5)]
     assert errors[0] > errors[1] > errors[2] == 0
     dictionary = torch.eye(6)[None, None]  # a query that is a key gets that key's value
     assert torch.equal(attend(dictionary, dictionary, v[:1, :1], scale=1e4), v[:1, :1])
 
 
 @pytest.mark.spec(19)
-def test_a_probe_shows_all_weights_of_all_layers() -> None:
+def test_a_probe_records_the_weights_of_all_layers() -> None:
     layer = Layer((Attention(Standard(3), Causal()), FeedForward(16)))
     network = Model(width=12, embed=Tokens(11), body=Stack(2, (layer,), PreNorm())).build()
     inputs: list[Tensor] = []
@@ -145,13 +145,13 @@ def test_a_probe_shows_all_weights_of_all_layers() -> None:
         for b in range(2):
             for h in range(3):
                 for i in range(5):  # query i, over the keys up to i
-                    wanted = spec.weights(q_BHTE[b, h, i : i + 1], k_BHTE[b, h, : i + 1], 4**-0.5)[0]
-                    torch.testing.assert_close(weights_BHQK[b, h, i], F.pad(wanted, (0, 4 - i)), **CLOSE)
+                    expected = spec.weights(q_BHTE[b, h, i : i + 1], k_BHTE[b, h, : i + 1], 4**-0.5)[0]
+                    torch.testing.assert_close(weights_BHQK[b, h, i], F.pad(expected, (0, 4 - i)), **CLOSE)
 
 
 @pytest.mark.spec(15)
-def test_more_queries_than_keys_stand_at_one_row_of_positions() -> None:
-    """Query i stands at K - Q + i, be that negative: patterns and rules count alike."""
+def test_more_queries_than_keys_have_consistent_positions() -> None:
+    """Query i has position K - Q + i, even if that is negative, for patterns and for score modifications."""
     q, k, v = draw(5, 4, width=4)
     score_mod = Rotary().build(2, 4, 5)
     placed = Context.of(5, 4, CPU, query_BQ=torch.arange(-1, 4)[None])
@@ -162,13 +162,13 @@ def test_more_queries_than_keys_stand_at_one_row_of_positions() -> None:
 
 
 @pytest.mark.spec(7)
-def test_looking_at_a_pattern_does_not_change_the_scene() -> None:
+def test_drawing_a_mask_does_not_change_later_attention() -> None:
     q, k, v = draw(6, 6)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 2, 2]])
-    fresh, looked_at = (Context.of(6, 6, CPU, documents=documents) for _ in range(2))
+    fresh, drawn = (Context.of(6, 6, CPU, documents=documents) for _ in range(2))
     pattern = SameDocument()
-    pattern.mask(6, heads=2, context=looked_at)  # the first sequence's only
-    torch.testing.assert_close(attend(q, k, v, pattern, context=looked_at), attend(q, k, v, pattern, context=fresh))
+    pattern.mask(6, heads=2, context=drawn)  # of the first sequence only
+    torch.testing.assert_close(attend(q, k, v, pattern, context=drawn), attend(q, k, v, pattern, context=fresh))
 
 
 @pytest.mark.spec(6)
@@ -197,7 +197,7 @@ def test_looking_at_a_pattern_does_not_change_the_scene() -> None:
         ({"score_mods": (Rotary(),)}, "is a value: give its module, score_mod.build"),
     ],
 )
-def test_wrong_input_is_named(change: dict[str, Any], reason: str) -> None:
+def test_wrong_input_raises_with_its_reason(change: dict[str, Any], reason: str) -> None:
     given = dict(zip("qkv", draw(), strict=True))
     for name in set(change) & set("qkv"):  # another shape, or another dtype
         new = change[name]
@@ -208,11 +208,11 @@ def test_wrong_input_is_named(change: dict[str, Any], reason: str) -> None:
 
 
 @pytest.mark.spec(55)
-def test_causal_is_a_triangle_in_both_orientations() -> None:
+def test_causal_weights_are_a_triangle_in_both_orientations() -> None:
     q, k, v = draw(5, 5)
     weights_QK = probed(q, k, v, Causal())[0, 0]
     assert torch.equal(weights_QK, weights_QK.tril())
-    assert torch.equal(weights_QK.T, weights_QK.T.triu())  # K's A, tokens as columns
+    assert torch.equal(weights_QK.T, weights_QK.T.triu())  # the matrix A of Katsaros (source K), tokens as columns
     score = (q @ k.transpose(-1, -2) / math.sqrt(3)).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
     torch.testing.assert_close(probed(q, k, v, Causal()), score.softmax(-1), **CLOSE)
     assert torch.equal(attend(q, k, v), attend(q, k, v, Full()))

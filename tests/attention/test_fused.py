@@ -1,4 +1,4 @@
-"""The fused kernel: its Triton programs are the equation. Without a GPU they run in Triton's interpreter (see conftest.py)."""
+"""The fused kernel: its Triton programs equal the reference. Without a GPU they run in Triton's interpreter (see conftest.py)."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from everyformer.family.sparse_transformer import fixed_sets, interleaved, merge
 pytest.importorskip("triton", reason="on this system there is no Triton")
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-HEADS, LENGTH, WIDTH = 2, 21, 6  # no whole blocks, and heads as wide as no program takes them
+HEADS, LENGTH, WIDTH = 2, 21, 6  # not a multiple of a block, and heads that are padded
 PATTERNS = (
     "causal & window(12)",
     "causal & block(8)",
     "causal & local(8, 11)",
     "causal & stride(5)",
-    "causal & summary(8, 3)",  # the first queries see nothing
+    "causal & summary(8, 3)",  # the first queries have no keys
     "causal & summary(8, 3, 2)",
     "causal & (window(6) | stride(6))",
-    "causal & (window(11) | stride(4))",  # the window shows some of the strides
+    "causal & (window(11) | stride(4))",  # some strides are in the window
     "causal & (block(8) | summary(8, 3))",
     "causal & (block(8) | summary(8, 3, 4))",
     "by_head(causal & (block(8) | summary(8, 4)), causal & (block(8) | summary(8, 4, 4)))",
     "by_head(causal & block(8), causal & summary(8, 4, 4))",
     "hashed(3, 4, 5)",
-    "hashed(2, 16, 1)",  # some are alone
+    "hashed(2, 16, 1)",  # some queries have no other keys
 )
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """So that a short sequence is many of them."""
+    """Makes blocks small, so that a short sequence has many."""
     if not CUDA:
         for name, sizes in {"forward": (16, 32), "to_queries": (32, 16), "to_keys": (32, 16)}.items():
             for table in fused.SIZES.values():
@@ -58,7 +58,7 @@ def small_blocks(monkeypatch):
 def request_of(
     text: str, score_mods: tuple[ScoreMod, ...] = (), batch: int = 1, length: int = LENGTH, heads: int = HEADS
 ) -> tuple[Request, list[torch.Tensor]]:
-    """A request in float32, and what it has slopes for."""
+    """Returns a request in float32, and the tensors to differentiate."""
     torch.manual_seed(0)
     pattern, drawn = parse(text), torch.randn(3, batch, heads, length, WIDTH, device=DEVICE)
     q, k, v = (x.requires_grad_() for x in drawn.to(torch.bfloat16 if CUDA else torch.float32).float())
@@ -75,22 +75,22 @@ def request_of(
 
 
 def equal(request: Request, weights: list[torch.Tensor]) -> None:
-    """The answers and slopes of the programs and of the equation; on a GPU the programs compute in bfloat16."""
+    """Compares outputs and gradients of the programs and the reference; on a GPU the programs compute in bfloat16."""
     half = {name: getattr(request, name).bfloat16() for name in ("q_BHQE", "k_BHKE", "v_BHKE")} if CUDA else {}
     one, two = fused.run(Request(**(vars(request) | half))).float(), reference.run(request)
-    slope = torch.randn_like(two)
-    found, wanted = (torch.autograd.grad(answer, weights, slope, retain_graph=True) for answer in (one, two))
-    for a, b in zip((one, *found), (two, *wanted), strict=True):
+    gradient = torch.randn_like(two)
+    computed, expected = (torch.autograd.grad(output, weights, gradient, retain_graph=True) for output in (one, two))
+    for a, b in zip((one, *computed), (two, *expected), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=(2e-2 if CUDA else 1e-5) * max(1, b.abs().max().item()))
 
 
 @pytest.mark.spec(7, 104, 105, 108, 112)
 @pytest.mark.parametrize("text", PATTERNS)
-def test_the_parts_in_turn_are_the_pattern(text):
+def test_fused_parts_equal_the_reference(text):
     equal(*request_of(text, batch=2 if text in ("causal & stride(5)", "hashed(2, 16, 1)") else 1))
 
 
-def test_heads_of_one_pattern_are_served_together():
+def test_heads_of_one_pattern_are_launched_together():
     fixed = [f"causal & (block(8) | summary(8, 4, {skip}))" for skip in (0, 4)]
     equal(*request_of(f"by_head({', '.join(fixed)})", batch=2, heads=4))
 
@@ -98,7 +98,7 @@ def test_heads_of_one_pattern_are_served_together():
 @pytest.mark.spec(93, 94)
 @pytest.mark.parametrize("text", ("causal", "causal & window(9) & by_head(window(4), window(30))"))
 @pytest.mark.parametrize("score_mod", (Span(20, ramp=4), DynamicSpan(8, 20, ramp=4)), ids=("span", "dynamic"))
-def test_spans_are_a_soft_mask_with_slopes_of_their_own(text, score_mod):
+def test_spans_are_a_soft_mask_and_have_gradients(text, score_mod):
     equal(*request_of(text, (score_mod,), batch=2 if text == "causal" else 1))
 
 
@@ -109,11 +109,11 @@ def test_spans_are_a_soft_mask_with_slopes_of_their_own(text, score_mod):
         "causal & local(16, 48)",
         "causal & (window(3) | stride(2))",
         "causal & (block(8) | summary(8, 7))",
-        "causal & (block(32) | summary(32, 20, 7))",  # the queries of a program are of one block
+        "causal & (block(32) | summary(32, 20, 7))",  # the queries of a program belong to one block
         "causal & (block(128) | summary(128, 96, 32))",  # also on a GPU
     ),
 )
-def test_blocks_that_see_each_other_wholly_are_not_asked(text):
+def test_blocks_without_hidden_pairs_need_no_mask(text):
     length = 300 if CUDA else 75
     equal(*request_of(text, length=length))
 
@@ -123,17 +123,17 @@ def test_spans_of_several_blocks(score_mod):
     equal(*request_of("causal", (score_mod,), length=300 if CUDA else 75))
 
 
-def test_buckets_at_once_are_those_of_each_round():
+def test_the_program_computes_the_buckets_of_every_round():
     torch.manual_seed(0)
     k_BHKE, rotation = torch.randn(2, 3, 70, 6, device=DEVICE), torch.randn(4, 3, 6, 5, device=DEVICE)
     k_BHKE = k_BHKE.bfloat16().float()
     assert torch.equal(hashing._buckets_by_program(k_BHKE, rotation), hashing.buckets(k_BHKE, rotation))
-    turned = k_BHKE.transpose(1, 2).contiguous().transpose(1, 2)
-    assert torch.equal(hashing._buckets_by_program(turned, rotation), hashing.buckets(k_BHKE, rotation))
+    rotated = k_BHKE.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(hashing._buckets_by_program(rotated, rotation), hashing.buckets(k_BHKE, rotation))
 
 
 @pytest.mark.parametrize(
-    "length, width, told",
+    "length, width, reason",
     [
         (64, 128, None),
         (64, 192, "wider than 128"),
@@ -141,16 +141,16 @@ def test_buckets_at_once_are_those_of_each_round():
         (2**22, 64, "8 heads of 64 numbers at 4194304 positions"),
     ],
 )
-def test_heads_and_sequences_may_be_too_large(length, width, told):
+def test_too_large_heads_and_sequences_are_unsupported(length, width, reason):
     with FakeTensorMode():
         q = torch.empty(1, 8, length, width, device="cuda", dtype=torch.bfloat16)
         request = Request(q, q, q, parse("causal & window(9)"), (), (), Context.of(length, length, q.device), 0.1, 0.0)
-        found = fused.unsupported_reason(request)
-    assert found is None if told is None else told in found
+        computed = fused.unsupported_reason(request)
+    assert computed is None if reason is None else reason in computed
 
 
 @pytest.mark.parametrize("use", (interleaved, merged, split_by_head))
-def test_the_sparse_member_is_served_at_its_size(use):
+def test_auto_uses_fused_for_the_sparse_transformer_at_full_size(use):
     """As `auto` chooses: its sets are far less than all earlier positions."""
     value = member("sparse-transformer", "enwik8", patterns=use(*fixed_sets(128, 32, groups=4)))
     length, form = 12288, value.body.layers[0].sublayers[0].heads
@@ -164,7 +164,7 @@ def test_the_sparse_member_is_served_at_its_size(use):
 
 
 def test_programs_compile_for_a_gpu(tmp_path):
-    """Also where there is none: the interpreter lets through what a compiler refuses."""
+    """Also without a GPU: the interpreter accepts programs that the compiler refuses."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.attention.compiled"],
@@ -177,8 +177,8 @@ def test_programs_compile_for_a_gpu(tmp_path):
     assert len(done.stdout.splitlines()) == 22
 
 
-def test_what_it_cannot_serve_it_refuses():
-    """In the order in which it looks."""
+def test_unsupported_requests_are_refused():
+    """Device and precision first, then the pattern."""
     qkv = [torch.randn(1, 2, 8, 4) for _ in range(3)]
     with pytest.raises(UnsupportedKernel, match="bfloat16 or float16 on CUDA"):
         attend(*qkv, parse("causal & window(3)"), kernel="fused")

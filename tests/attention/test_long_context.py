@@ -1,4 +1,4 @@
-"""Rules of the long-context papers through every kernel, forward and backward.
+"""Score modifications of the long-context papers in every kernel, forward and backward.
 
 Transformer-XL's four terms (Dai et al. 2019), folded and clamped; adaptive and dynamic span (Sukhbaatar et al. 2019).
 """
@@ -44,7 +44,7 @@ def draw(queries: int, keys: int) -> tuple[Tensor, ...]:
 
 
 def large(score_mod: ScoreMod) -> Any:
-    """The rule's module, its vectors large enough for every term to count."""
+    """Returns the module with vectors large enough for every term to count."""
     module = score_mod.build(HEADS, WIDTH, VALUES)
     for weight in module.parameters():
         nn.init.normal_(weight)
@@ -60,28 +60,28 @@ def literal_scores(score_mod: Any, q: Tensor, k: Tensor, b: int, h: int, first: 
 
 def literal_relative(score_mod: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The four terms, causal, one query at a time."""
-    first, answers = k.shape[2] - q.shape[2], torch.zeros(BATCH, HEADS, q.shape[2], VALUES)
+    first, outputs = k.shape[2] - q.shape[2], torch.zeros(BATCH, HEADS, q.shape[2], VALUES)
     for b, h in product(range(BATCH), range(HEADS)):
         score_QK = literal_scores(score_mod, q, k, b, h, first)
         for i, score_K in enumerate(score_QK):
-            seen = first + i + 1
-            answers[b, h, i] = attention.softmax(score_K[:seen]) @ v[b, h, :seen]
-    return answers
+            allowed = first + i + 1
+            outputs[b, h, i] = attention.softmax(score_K[:allowed]) @ v[b, h, :allowed]
+    return outputs
 
 
 def literal_span(score_mod: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    first, longest, ramp = k.shape[2] - q.shape[2], score_mod.value.max_span, score_mod.value.ramp
+    first, max_span, ramp = k.shape[2] - q.shape[2], score_mod.value.max_span, score_mod.value.ramp
 
     def span(b: int, h: int) -> Tensor:
         if isinstance(score_mod, SpanModule):
-            return longest * score_mod.fraction_H[h]
+            return max_span * score_mod.fraction_H[h]
         x_QD = inputs(q.shape[2])[b]
-        return torch.stack([spec.dynamic_span(x_D, score_mod.v_HD[h], score_mod.b_H[h], longest) for x_D in x_QD])
+        return torch.stack([spec.dynamic_span(x_D, score_mod.v_HD[h], score_mod.b_H[h], max_span) for x_D in x_QD])
 
     return torch.stack(
         [
             torch.stack(
-                [spec.adaptive_span(q[b, h], k[b, h], v[b, h], span(b, h), ramp, longest, first) for h in range(HEADS)]
+                [spec.adaptive_span(q[b, h], k[b, h], v[b, h], span(b, h), ramp, max_span, first) for h in range(HEADS)]
             )
             for b in range(BATCH)
         ]
@@ -89,7 +89,7 @@ def literal_span(score_mod: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def inputs(queries: int) -> Tensor:
-    """What the queries are made of, for rules that read it."""
+    """Returns the input vectors of the queries, for score modifications that read them."""
     return torch.randn(BATCH, queries, WIDE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
@@ -98,14 +98,14 @@ def context(queries: int, keys: int) -> Context:
 
 
 def module_of(score_mod: ScoreMod) -> Any:
-    """Large, and spans of all lengths, none of which ends on a key."""
+    """Returns a large module with spans of all lengths, none of which ends on a key."""
     module: Any = large(score_mod)
     if isinstance(score_mod, Span):
         nn.init.uniform_(module.fraction_H)
     return module
 
 
-each_rule = pytest.mark.parametrize(
+each_score_mod = pytest.mark.parametrize(
     ("score_mod", "literal"),
     [
         pytest.param(FourTerm(8), literal_relative, id="four-term", marks=pytest.mark.spec(38)),
@@ -118,86 +118,86 @@ each_rule = pytest.mark.parametrize(
 )
 
 
-@each_rule
+@each_score_mod
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("queries", "keys"), SIZES)
-def test_a_new_rule_is_its_equation_and_has_its_gradients(
+def test_a_score_mod_equals_its_equation_with_gradients(
     score_mod: ScoreMod, literal: Any, kernel: str, queries: int, keys: int
 ) -> None:
     module, qkv = module_of(score_mod), draw(queries, keys)
     weights = [*qkv, *module.parameters()]
     y = attend(*qkv, Causal(), [module], context=context(queries, keys), kernel=kernel)
-    wanted = literal(module, *qkv)
-    torch.testing.assert_close(y, wanted, **CLOSE)
+    expected = literal(module, *qkv)
+    torch.testing.assert_close(y, expected, **CLOSE)
     direction = torch.randn_like(y)
-    found, true = (torch.autograd.grad((answer * direction).sum(), weights) for answer in (y, wanted))
-    for one, two in zip(found, true, strict=True):
+    computed, true = (torch.autograd.grad((output * direction).sum(), weights) for output in (y, expected))
+    for one, two in zip(computed, true, strict=True):
         torch.testing.assert_close(one, two, **CLOSE)
 
 
-@each_rule
-def test_a_new_rule_serves_flex(score_mod: ScoreMod, literal: Any) -> None:
+@each_score_mod
+def test_a_score_mod_equals_its_equation_in_flex(score_mod: ScoreMod, literal: Any) -> None:
     module, qkv = module_of(score_mod), draw(4, 9)
     with torch.no_grad():
-        found = attend(*qkv, Causal(), [module], context=context(4, 9), kernel="flex")
-        torch.testing.assert_close(found, literal(module, *qkv), **CLOSE)
+        computed = attend(*qkv, Causal(), [module], context=context(4, 9), kernel="flex")
+        torch.testing.assert_close(computed, literal(module, *qkv), **CLOSE)
 
 
-@each_rule
+@each_score_mod
 @pytest.mark.parametrize("kernel", KERNELS[1:])
-def test_a_new_rule_serves_gathered_blocks(score_mod: ScoreMod, literal: Any, kernel: str) -> None:
-    """More positions than a block has, and a pattern of which little is left."""
+def test_a_score_mod_equals_the_reference_in_gathered_blocks(score_mod: ScoreMod, literal: Any, kernel: str) -> None:
+    """More positions than in a block, and a sparse pattern."""
     module, qkv, pattern = module_of(score_mod), draw(70, 70), parse("causal & (window(9) | stride(16))")
     weights = [*qkv, *module.parameters()]
     one, two = (attend(*qkv, pattern, [module], context=context(70, 70), kernel=name) for name in (kernel, "reference"))
     torch.testing.assert_close(one, two, **CLOSE)
-    found, true = (torch.autograd.grad(y.square().sum(), weights) for y in (one, two))
-    for a, b in zip(found, true, strict=True):
+    computed, true = (torch.autograd.grad(y.square().sum(), weights) for y in (one, two))
+    for a, b in zip(computed, true, strict=True):
         torch.testing.assert_close(a, b, **CLOSE)
 
 
 @pytest.mark.spec(93, 94)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_span_that_ends_on_a_key_has_the_slope_of_shrinking(kernel: str) -> None:
+def test_a_span_that_ends_on_a_key_has_the_gradient_of_shrinking(kernel: str) -> None:
     """At whole z the soft mask has a corner on a key: at distance R + z it is exactly 0, at distance z exactly 1.
 
-    There the equation has two slopes. Autograd of the literal equation takes the inner one at both corners (clamp lets
-    the gradient through at its ends), which is the slope of no movement of z at all. Ours drops it where m is 0: a key
-    with the weight 0 passes nothing back. What is left is the slope from below: of the span being made shorter.
+    There the equation has two gradients. Autograd of the literal equation takes the inner one at both corners (clamp lets
+    the gradient through at its ends), which is the gradient of no movement of z at all. Ours drops it where m is 0: a key
+    with the weight 0 passes nothing back. What is left is the gradient from below: of the span being made shorter.
     """
-    ramp, z, longest = 2, 3.0, 8
-    module: Any = Span(longest, ramp=ramp).build(HEADS, WIDTH, VALUES)
+    ramp, z, max_span = 2, 3.0, 8
+    module: Any = Span(max_span, ramp=ramp).build(HEADS, WIDTH, VALUES)
     q, k, v = draw(9, 9)
     direction = torch.randn(BATCH, HEADS, 9, VALUES)
 
     def loss(literal: bool = False, move: float = 0.0) -> Tensor:
         with torch.no_grad():
-            module.fraction_H.fill_((z + move) / longest)
+            module.fraction_H.fill_((z + move) / max_span)
         y = literal_span(module, q, k, v) if literal else attend(q, k, v, Causal(), [module], kernel=kernel)
         return (y * direction).sum(dim=(0, 2, 3))
 
-    ours, inner = (torch.autograd.grad(loss(one).sum(), module.fraction_H)[0] / longest for one in (False, True))
+    ours, inner = (torch.autograd.grad(loss(one).sum(), module.fraction_H)[0] / max_span for one in (False, True))
     step = 1e-6
     with torch.no_grad():
         here, below, above = (loss(literal=True, move=move) for move in (0.0, -step, step))
     torch.testing.assert_close(ours, (here - below) / step, rtol=1e-5, atol=1e-5)
-    for slope in ((above - here) / step, (here - below) / step):
-        assert bool(((inner - slope).abs() > 1e-3).all())
-    # The difference is what the keys at distance R + z would send: dm/dz = 1/R, times the answer's change with m.
+    for gradient in ((above - here) / step, (here - below) / step):
+        assert bool(((inner - gradient).abs() > 1e-3).all())
+    # The difference is what the keys at distance R + z would send: dm/dz = 1/R, times the output's change with m.
     lost = torch.zeros(HEADS)
     for b, h, i in product(range(BATCH), range(HEADS), range(ramp + int(z), 9)):
         score = torch.stack([q[b, h, i] @ k[b, h, j] / 2 for j in range(i + 1)])
         m = torch.stack([spec.soft_mask(torch.tensor(z), ramp, i - j) for j in range(i + 1)])
         total = (m * score.exp()).sum()
-        answer, edge = (m * score.exp()) @ v[b, h, : i + 1] / total, i - ramp - int(z)
-        lost[h] += score[edge].exp() / total / ramp * (v[b, h, edge] - answer) @ direction[b, h, i]
+        output, edge = (m * score.exp()) @ v[b, h, : i + 1] / total, i - ramp - int(z)
+        lost[h] += score[edge].exp() / total / ramp * (v[b, h, edge] - output) @ direction[b, h, i]
     torch.testing.assert_close(inner - ours, lost.detach(), **CLOSE)
 
 
 @pytest.mark.spec(94)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_span_that_ends_before_every_key_is_no_nan(kernel: str) -> None:
-    """A span may leave a query nothing, where a pattern hides its neighbours: it answers zero and learns nothing."""
+def test_a_span_that_ends_before_every_key_gives_no_nan(kernel: str) -> None:
+    """A span may leave a query no keys, where a pattern hides its neighbours: its output is zero and it has no gradient."""
     module: Any = Span(4, ramp=2).build(HEADS, WIDTH, VALUES)
     nn.init.zeros_(module.fraction_H)
     qkv = draw(9, 9)
@@ -237,38 +237,38 @@ def test_the_folded_four_terms_equal_the_equation_as_written(max_distance: int |
 
 
 @pytest.mark.spec(38)
-def test_the_four_terms_need_no_mask_and_no_memory_of_their_own() -> None:
-    """Both sides of the diagonal have their distance, and queries that are the last of the keys see what they would
-    see if all were queries: that is segment memory."""
+def test_the_four_terms_work_without_a_mask_and_with_a_memory() -> None:
+    """Both sides of the diagonal have their distance, and queries that are the last of the keys attend as they would
+    if all were queries: that is segment memory."""
     score_mod = large(FourTerm(8))
     q, k, v = draw(9, 9)
     whole = attend(q, k, v, Full(), [score_mod])
     torch.testing.assert_close(attend(q[:, :, 5:], k, v, Full(), [score_mod]), whole[:, :, 5:], **CLOSE)
     for b, h in product(range(BATCH), range(HEADS)):
-        wanted = torch.stack(
+        expected = torch.stack(
             [attention.softmax(score_K) @ v[b, h] for score_K in literal_scores(score_mod, q, k, b, h)]
         )
-        torch.testing.assert_close(whole[b, h], wanted, **CLOSE)
+        torch.testing.assert_close(whole[b, h], expected, **CLOSE)
 
 
 @pytest.mark.spec(38, 91)
-@pytest.mark.parametrize("reach", [None, 3])
+@pytest.mark.parametrize("max_distance", [None, 3])
 @pytest.mark.parametrize(("queries", "keys"), SIZES)
-def test_the_relative_shift_gives_the_same_scores(reach: int | None, queries: int, keys: int) -> None:
-    """Appendix B: the products with all distances are a matrix whose rows, each moved one further, are the term."""
-    score_mod = large(FourTerm(8, reach))
+def test_the_relative_shift_gives_the_same_scores(max_distance: int | None, queries: int, keys: int) -> None:
+    """Appendix B: the products with all distances are a matrix whose rows, each shifted by one more, are the term."""
+    score_mod = large(FourTerm(8, max_distance))
     q, k, v = draw(queries, keys)
-    r_HRE = spec.distances(keys, 8, reach) @ score_mod.w_r.weight.unflatten(0, (HEADS, WIDTH)).transpose(1, 2)
+    r_HRE = spec.distances(keys, 8, max_distance) @ score_mod.w_r.weight.unflatten(0, (HEADS, WIDTH)).transpose(1, 2)
     shifted = spec.relative_shift((q + score_mod.v_HE[:, None]) @ r_HRE.transpose(1, 2))
     score = ((q + score_mod.u_HE[:, None]) @ k.transpose(2, 3) + shifted) / WIDTH**0.5
-    seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
-    wanted = score.masked_fill(~seen, -torch.inf).softmax(-1) @ v
-    torch.testing.assert_close(attend(q, k, v, Causal(), [score_mod]), wanted, **CLOSE)
+    allowed = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    expected = score.masked_fill(~allowed, -torch.inf).softmax(-1) @ v
+    torch.testing.assert_close(attend(q, k, v, Causal(), [score_mod]), expected, **CLOSE)
 
 
 @pytest.mark.spec(38)
-def test_folded_terms_do_not_lose_their_distance_far_from_the_start() -> None:
-    """In float32, a million positions on: the error is that of the numbers themselves, not of their angles."""
+def test_folded_terms_are_accurate_far_from_the_start() -> None:
+    """In float32, a million positions on: the error is that of float32, not of the angles."""
     score_mod = large(FourTerm(8)).float()
     q, k, v = (x.detach().float() for x in draw(9, 9))
     at_BT = torch.arange(9)[None] + 1_000_000

@@ -1,4 +1,4 @@
-"""Patterns: each predicate is the set its source defines; the algebra, the text and the JSON keep what it says."""
+"""Patterns: each predicate equals the set that its source defines, and the algebra, the text and the JSON preserve it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LENGTH, HEADS = 13, 3
 
 
 class Antidiagonal(Pattern, Value, frozen=True):
-    """A user's own: i + j = total."""
+    """A pattern of a user: i + j = total."""
 
     total: Count
 
@@ -86,7 +86,7 @@ def mask(pattern: Pattern) -> torch.Tensor:
 
 
 EDGE = ((0, 1), (2, 2), (5, 3), (9, 10), (3, 12))
-SETS: dict[str, Callable[[int, int], bool]] = {  # does j belong to S_i?
+SETS: dict[str, Callable[[int, int], bool]] = {  # whether j belongs to S_i
     "full": lambda i, j: True,
     "causal": lambda i, j: j <= i,
     "window(3)": lambda i, j: abs(i - j) < 3,
@@ -112,16 +112,16 @@ SETS: dict[str, Callable[[int, int], bool]] = {  # does j belong to S_i?
 @pytest.mark.parametrize(
     "rows, columns, height, width, up, side", [(4, 6, 2, 3, 1, 1), (6, 4, 3, 2, 3, 2), (2, 6, 1, 6, 1, 0)]
 )
-def test_a_rectangle_sees_its_memory_and_of_it_what_came_before(rows, columns, height, width, up, side):
+def test_local2d_allows_its_rectangle_and_causal_its_earlier_part(rows, columns, height, width, up, side):
     order = image.block_raster(rows, columns, height, width)
-    places = torch.arange(len(order))
-    assert [(int(y), int(x)) for y, x in zip(*cell(places, columns, height, width), strict=True)] == order
+    positions = torch.arange(len(order))
+    assert [(int(y), int(x)) for y, x in zip(*cell(positions, columns, height, width), strict=True)] == order
     pattern = Local2d(columns, height, width, up, side)
     memory = [image.memory_2d(i, order, height, width, up, side) for i in range(len(order))]
-    seen = pattern.mask(len(order))[0]
-    assert [set(row.nonzero()[:, 0].tolist()) for row in seen] == memory
-    assert torch.equal((Causal() & pattern).mask(len(order))[0], seen.tril())
-    assert int((places[:, None] - places).abs()[seen].max()) <= pattern.max_distance() < 2 * rows * columns
+    allowed = pattern.mask(len(order))[0]
+    assert [set(row.nonzero()[:, 0].tolist()) for row in allowed] == memory
+    assert torch.equal((Causal() & pattern).mask(len(order))[0], allowed.tril())
+    assert int((positions[:, None] - positions).abs()[allowed].max()) <= pattern.max_distance() < 2 * rows * columns
     assert not (Causal() & pattern).attends_to_future() and (height * width == 1 or pattern.attends_to_future())
     with pytest.raises(
         ValueError, match=r"local2d\.width is 4: 6 columns do not divide into such blocks; give a divisor"
@@ -132,41 +132,41 @@ def test_a_rectangle_sees_its_memory_and_of_it_what_came_before(rows, columns, h
 @pytest.mark.spec(7, 55, 71, 72, 99)
 @pytest.mark.parametrize("text", SETS)
 @pytest.mark.parametrize(("queries", "keys"), [(LENGTH, LENGTH), (3, LENGTH), (1, LENGTH)])
-def test_a_predicate_is_its_set(text: str, queries: int, keys: int) -> None:
-    wanted = [[SETS[text](i, j) for j in range(keys)] for i in range(keys - queries, keys)]
-    assert parse(text).mask(queries, keys)[0].tolist() == wanted
+def test_a_predicate_equals_its_set(text: str, queries: int, keys: int) -> None:
+    expected = [[SETS[text](i, j) for j in range(keys)] for i in range(keys - queries, keys)]
+    assert parse(text).mask(queries, keys)[0].tolist() == expected
 
 
 @pytest.mark.spec(104, 105, 106)
-def test_sparse_patterns_are_their_sets_with_the_past_restored() -> None:
-    """Child et al. 2019. W leaves j <= i out of three of the four, and its first A1 has l + 1 keys; the kernel has l."""
+def test_sparse_patterns_equal_the_papers_sets_with_causality_added() -> None:
+    """Child et al. 2019. Weng 2020 (source W) leaves j <= i out of three of the four, and its first A1 has l + 1 keys; the kernel has l."""
     size, last = 4, 2
-    found = (*strided(size), parse(f"causal & window({size + 1})"), *fixed(size, last))
+    computed = (*strided(size), parse(f"causal & window({size + 1})"), *fixed(size, last))
     for i in range(LENGTH):
-        wanted = (*sparse.strided(i, size), sparse.window_as_written(i, size), *sparse.fixed(i, size, last))
-        for pattern, members in zip(found, wanted, strict=True):
+        expected = (*sparse.strided(i, size), sparse.window_as_written(i, size), *sparse.fixed(i, size, last))
+        for pattern, members in zip(computed, expected, strict=True):
             assert set(pattern.mask(LENGTH)[0, i].nonzero()[:, 0].tolist()) == members
         assert set.intersection(*sparse.strided(i, size)) >= {i}  # the two sets overlap in i itself
 
 
 @pytest.mark.spec(7, 71)
-def test_patterns_of_data_read_it() -> None:
+def test_patterns_read_their_side_inputs() -> None:
     documents = torch.tensor([[0, 0, 1, 1, 0], [2, 2, 2, 3, 3]])
     edges = torch.rand(2, 5, 5) < 0.5
-    place = torch.tensor([[0, 1, -1, 2, -1], [-1, -1, 0, 1, 2]])
+    position = torch.tensor([[0, 1, -1, 2, -1], [-1, -1, 0, 1, 2]])
     by_document = Context.of(5, 5, CPU, documents=documents).mask(SameDocument(), 2, 1)
     assert torch.equal(by_document[:, 0], documents[:, :, None] == documents[:, None, :])
     assert torch.equal(Context.of(5, 5, CPU, edges=edges).mask(Graph(), 2, 1)[:, 0], edges)
-    padded = Context.of(5, 5, CPU, key_BK=place)
-    for pattern in (Visible(), Full()):  # what is not visible is seen by nobody, named or not
+    padded = Context.of(5, 5, CPU, key_BK=position)
+    for pattern in (Visible(), Full()):  # no query attends to padding, with `visible` or without
         assert torch.equal(
-            padded.mask(pattern, 2, 1).expand(2, 1, 5, 5)[:, 0], (place >= 0)[:, None, :].expand(2, 5, 5)
+            padded.mask(pattern, 2, 1).expand(2, 1, 5, 5)[:, 0], (position >= 0)[:, None, :].expand(2, 5, 5)
         )
-    # Positions, not places: a document is read at the position of its token.
-    shifted = Context.of(5, 5, CPU, key_BK=place, documents=documents)
-    there = documents.gather(1, place.clamp(min=0))
-    wanted = there[:, :, None] == there[:, None, :]
-    assert torch.equal(shifted.mask(SameDocument(), 2, 1)[:, 0], wanted & (place >= 0)[:, None, :])
+    # A document is read at the position of its token, not at its index.
+    shifted = Context.of(5, 5, CPU, key_BK=position, documents=documents)
+    there = documents.gather(1, position.clamp(min=0))
+    expected = there[:, :, None] == there[:, None, :]
+    assert torch.equal(shifted.mask(SameDocument(), 2, 1)[:, 0], expected & (position >= 0)[:, None, :])
 
 
 @pytest.mark.spec(72)
@@ -209,20 +209,20 @@ def test_equal_patterns_are_those_that_print_alike(a: Pattern, b: Pattern) -> No
 @pytest.mark.spec(72)
 @swept
 @given(patterns, st.integers(1, LENGTH), st.integers(1, 5))
-def test_what_is_told_of_a_pattern_is_counted_from_it(pattern: Pattern, length: int, size: int) -> None:
-    seen = pattern.mask(length, heads=HEADS)
-    pairs = [(h, i, j) for h in range(HEADS) for i in range(length) for j in range(length) if seen[h, i, j]]
+def test_density_blocks_and_future_are_counted_from_the_mask(pattern: Pattern, length: int, size: int) -> None:
+    allowed = pattern.mask(length, heads=HEADS)
+    pairs = [(h, i, j) for h in range(HEADS) for i in range(length) for j in range(length) if allowed[h, i, j]]
     assert pattern.attends_to_future(length, HEADS) == any(j > i for _, i, j in pairs)
     assert pattern.density(length, HEADS) == len(pairs) / (HEADS * length**2)
     blocks = -(-length // size)
-    live = {(h, i // size, j // size) for h, i, j in pairs}
-    assert pattern.computed_blocks(length, size, HEADS) == len(live) / (HEADS * blocks**2)
+    computed = {(h, i // size, j // size) for h, i, j in pairs}
+    assert pattern.computed_blocks(length, size, HEADS) == len(computed) / (HEADS * blocks**2)
 
 
 @pytest.mark.spec(72)
 @swept
 @given(any_patterns)
-def test_a_bound_sees_all_that_the_pattern_may_see(pattern: Pattern) -> None:
+def test_a_superset_allows_all_that_the_pattern_allows(pattern: Pattern) -> None:
     whole = pattern.superset()
     assert all(not part.needs or getattr(part, "edges", None) is not None for part in whole.walk())
     assert not bool((mask(pattern) & ~mask(whole)).any())
@@ -234,7 +234,7 @@ def test_a_bound_sees_all_that_the_pattern_may_see(pattern: Pattern) -> None:
 
 @pytest.mark.spec(55)
 @pytest.mark.parametrize(
-    ("text", "ahead"),
+    ("text", "future"),
     [
         ("full", True),
         ("causal", False),
@@ -245,7 +245,7 @@ def test_a_bound_sees_all_that_the_pattern_may_see(pattern: Pattern) -> None:
         ("~causal", True),
         ("stride(200)", True),
         ("window(300) & ~window(299)", True),
-        ("same_document", True),  # what depends on data may see anything
+        ("same_document", True),  # a pattern that reads data may allow any pair
         ("~same_document", True),
         ("causal & ~same_document", False),
         ("causal & graph", False),
@@ -253,8 +253,8 @@ def test_a_bound_sees_all_that_the_pattern_may_see(pattern: Pattern) -> None:
         ("graph(((0, 100),))", True),
     ],
 )
-def test_looking_ahead_is_found_without_a_length(text: str, ahead: bool) -> None:
-    assert parse(text).attends_to_future() is ahead
+def test_attention_to_the_future_is_found_without_a_length(text: str, future: bool) -> None:
+    assert parse(text).attends_to_future() is future
 
 
 @pytest.mark.spec(72)
@@ -314,13 +314,13 @@ def test_values_are_frozen_and_take_lists_for_tuples() -> None:
         (lambda: from_json("{", Pattern), "this JSON is not a Pattern"),
     ],
 )
-def test_a_wrong_pattern_is_named(make: Callable[[], Any], reason: str) -> None:
+def test_a_wrong_pattern_raises_with_its_reason(make: Callable[[], Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         make()
 
 
 @pytest.mark.parametrize(
-    "text, ahead",
+    "text, future",
     [
         ("causal & window(4) | stride(5000)", True),
         ("~window(5000)", True),
@@ -331,21 +331,21 @@ def test_a_wrong_pattern_is_named(make: Callable[[], Any], reason: str) -> None:
         ("by_head(causal, window(9000))", True),
     ],
 )
-def test_large_numbers_hide_no_look_ahead(text, ahead):
-    """Past what can be tried, only what causal itself holds back counts as safe."""
-    assert parse(text).attends_to_future() is ahead
+def test_large_numbers_hide_no_attention_to_the_future(text, future):
+    """Only `causal` makes a pattern causal at every length."""
+    assert parse(text).attends_to_future() is future
 
 
-class Peek(Pattern, Value, frozen=True):
-    """What comes a hundred later: a number that no field has."""
+class Hidden(Pattern, Value, frozen=True):
+    """Allows the position a hundred later, a number that is in no field."""
 
     def allows(self, b, h, q, k):
         return (k <= q) | (k == q + 100)
 
 
-def test_only_causal_holds_back_a_pattern_from_elsewhere():
-    assert Peek().attends_to_future() and Peek().attends_to_future(128) and not Peek().attends_to_future(64)
-    assert not (Causal() & Peek()).attends_to_future()
+def test_a_pattern_of_the_users_is_causal_only_with_causal():
+    assert Hidden().attends_to_future() and Hidden().attends_to_future(128) and not Hidden().attends_to_future(64)
+    assert not (Causal() & Hidden()).attends_to_future()
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_only_causal_holds_back_a_pattern_from_elsewhere():
         ("causal", None),
     ],
 )
-def test_nobody_sees_further_than_the_end_that_a_pattern_sets(text, end):
+def test_max_distance_is_the_largest_distance_of_an_allowed_pair(text, end):
     pattern = parse(text)
     assert pattern.max_distance() == end
     if end is not None:

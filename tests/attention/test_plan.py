@@ -191,6 +191,8 @@ def test_auto_uses_flex_on_a_gpu_for_a_pattern_without_a_fused_program(monkeypat
     """A whole pass, half or single precision, no dropout, no score terms; the block mask decides how sparse it is."""
     computed = {"fraction": 0.3}
     monkeypatch.setattr(flex, "computed_fraction", lambda request: computed["fraction"])
+    assert on_a_gpu(parse("window(700) | prefix(600)")) == "sdpa"  # without values, as in a memory plan
+    monkeypatch.setattr(flex, "has_data", lambda x: True)
     custom = parse("window(700) | prefix(600)")  # `blocked` would compute more than a quarter of the scores
     assert on_a_gpu(custom) == "flex"
     assert on_a_gpu(custom, dtype=torch.float32) == "flex"

@@ -56,7 +56,7 @@ def run(heads: ProjectionModule, x_BTD: Tensor, source_BSD: Tensor | None = None
 
 
 def matrices(heads: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """W_q, W_k, W_v of each head as T writes them, d x k."""
+    """W_q, W_k, W_v of each head as Thickstun (source T) writes them, d x k."""
     sizes = (heads.queries, heads.keys, heads.values)
     q, k, v = heads.qkv.weight.split(sizes)
     return tuple(w.unflatten(0, (heads.heads, -1)).transpose(1, 2) for w in (q, k, v))
@@ -68,13 +68,13 @@ def test_parameter_free_attention_is_its_equation() -> None:
     y_BTD = run(ParameterFree().build(WIDTH), x_BTD)
     for x_TD, y_TD in zip(x_BTD, y_BTD, strict=True):
         torch.testing.assert_close(y_TD, spec.parameter_free(x_TD), **CLOSE)
-        # K's orientation is the transpose: tokens as columns, A normalised over columns.
+        # The orientation of Katsaros (source K) is the transpose: tokens as columns, A normalised over columns.
         torch.testing.assert_close(y_TD.T, spec.parameter_free_columns(x_TD.T), **CLOSE)
 
 
 @each_form
 @pytest.mark.spec(2)
-def test_attention_is_equivariant_and_only_its_pool_invariant(form: Projection) -> None:
+def test_attention_is_equivariant_and_its_pooled_output_invariant(form: Projection) -> None:
     heads, x_BTD, order = form.build(WIDTH), torch.randn(2, TIME, WIDTH), torch.tensor([3, 0, 4, 1, 2])
     straight, permuted = run(heads, x_BTD), run(heads, x_BTD[:, order])
     torch.testing.assert_close(permuted, straight[:, order], **CLOSE)
@@ -90,7 +90,7 @@ def test_symmetric_attention_scales_by_the_projected_width() -> None:
     q, k, _ = heads.project(x_BTD)
     assert torch.equal(q, k)
     torch.testing.assert_close(run(heads, x_BTD)[0], spec.symmetric(x_BTD[0], u_RD), **CLOSE)
-    printed = spec.symmetric(x_BTD[0], u_RD * (4 / WIDTH) ** 0.25)  # K's slide: divided by sqrt(D)
+    printed = spec.symmetric(x_BTD[0], u_RD * (4 / WIDTH) ** 0.25)  # Katsaros (source K) divides by sqrt(D)
     assert (run(heads, x_BTD)[0] - printed).abs().max() > 1e-3
 
 
@@ -114,7 +114,7 @@ def test_projections_are_equation_1(form: Projection) -> None:
 
 @each_form
 @pytest.mark.spec(5)
-def test_projecting_at_once_is_projecting_apart(form: Projection) -> None:
+def test_projecting_together_equals_projecting_separately(form: Projection) -> None:
     heads, x_BTD = form.build(WIDTH), torch.randn(2, TIME, WIDTH)
     apart = (heads.query(x_BTD), *heads.keys_values(x_BTD))
     for one, two in zip(heads.project(x_BTD), apart, strict=True):
@@ -126,11 +126,11 @@ def test_projecting_at_once_is_projecting_apart(form: Projection) -> None:
 def test_standard_is_equation_3_and_the_concat_form(widths: dict[str, int]) -> None:
     heads: Any = Standard(HEADS, merge_bias=False, **widths).build(WIDTH)
     x_BTD = torch.randn(1, TIME, WIDTH)
-    answers = spec.head_outputs(x_BTD[0], x_BTD[0], *matrices(heads))
+    outputs = spec.head_outputs(x_BTD[0], x_BTD[0], *matrices(heads))
     w_o_FD = heads.out.weight.T
-    torch.testing.assert_close(run(heads, x_BTD)[0], spec.concat_form(answers, w_o_FD), **CLOSE)
+    torch.testing.assert_close(run(heads, x_BTD)[0], spec.concat_form(outputs, w_o_FD), **CLOSE)
     w_c_HED = w_o_FD.unflatten(0, (HEADS, -1))
-    torch.testing.assert_close(run(heads, x_BTD)[0], spec.sum_of_projected_heads(answers, w_c_HED), **CLOSE)
+    torch.testing.assert_close(run(heads, x_BTD)[0], spec.equation_3(outputs, w_c_HED), **CLOSE)
 
 
 @pytest.mark.spec(10)
@@ -138,19 +138,19 @@ def test_wide_is_the_code_of_its_source() -> None:
     heads: Any = Wide(HEADS).build(WIDTH)
     x_BTD = torch.randn(2, TIME, WIDTH)
     queries, keys, values = heads.qkv.weight.chunk(3)
-    wanted = spec.wide(x_BTD, queries, keys, values, heads.out.weight, heads.out.bias)
-    torch.testing.assert_close(run(heads, x_BTD), wanted, **CLOSE)
+    expected = spec.wide(x_BTD, queries, keys, values, heads.out.weight, heads.out.bias)
+    torch.testing.assert_close(run(heads, x_BTD), expected, **CLOSE)
 
 
 @pytest.mark.spec(11)
 def test_sliced_and_narrow_are_their_equations() -> None:
     x_BTD = torch.randn(1, TIME, WIDTH)
     sliced: Any = Sliced(HEADS).build(WIDTH)
-    wanted = spec.sliced(x_BTD[0], *sliced.qkv_3HEE) @ sliced.out.weight.T + sliced.out.bias
-    torch.testing.assert_close(run(sliced, x_BTD)[0], wanted, **CLOSE)
+    expected = spec.sliced(x_BTD[0], *sliced.qkv_3HEE) @ sliced.out.weight.T + sliced.out.bias
+    torch.testing.assert_close(run(sliced, x_BTD)[0], expected, **CLOSE)
     narrow: Any = Narrow(HEADS).build(WIDTH)
-    wanted = spec.sliced(x_BTD[0], *narrow.qkv_3HEE.expand(-1, HEADS, -1, -1))
-    torch.testing.assert_close(run(narrow, x_BTD)[0], wanted, **CLOSE)
+    expected = spec.sliced(x_BTD[0], *narrow.qkv_3HEE.expand(-1, HEADS, -1, -1))
+    torch.testing.assert_close(run(narrow, x_BTD)[0], expected, **CLOSE)
 
 
 @pytest.mark.spec(12)
@@ -168,7 +168,7 @@ def test_sum_form_is_its_equation(rank: int | None) -> None:
 
 @pytest.mark.spec(14)
 @torch.no_grad()
-def test_the_forms_are_one_with_tied_weights() -> None:
+def test_the_forms_agree_with_tied_weights() -> None:
     x_BTD, size = torch.randn(2, TIME, WIDTH), WIDTH // HEADS
     concat: Any = Standard(HEADS, merge_bias=False).build(WIDTH)
     full: Any = Sum(HEADS).build(WIDTH)
@@ -180,7 +180,7 @@ def test_the_forms_are_one_with_tied_weights() -> None:
     low.load_state_dict(concat.state_dict())
     full.qkv.weight.copy_(concat.qkv.weight[: 2 * WIDTH])
     full.out.weight.copy_((w_v @ w_o_HED).flatten(0, 1).T)
-    # A wide head holds a narrow one in its first numbers; the rest is zero. Its larger scale is undone in q and k.
+    # A wide head contains a narrow one in its first features; the others are zero. Its larger scale is undone in q and k.
     for number, (w_HDE, factor) in enumerate(((w_q, HEADS**0.25), (w_k, HEADS**0.25), (w_v, 1.0))):
         rows_HED = torch.zeros(HEADS, WIDTH, WIDTH)
         rows_HED[:, :size] = w_HDE.transpose(1, 2) * factor
@@ -188,9 +188,9 @@ def test_the_forms_are_one_with_tied_weights() -> None:
     wide.out.bias.zero_()
     wide.out.weight.zero_().unflatten(1, (HEADS, WIDTH))[:, :, :size] = w_o_HED.permute(2, 0, 1)
 
-    wanted = run(concat, x_BTD)
+    expected = run(concat, x_BTD)
     for other in (full, low, wide):
-        torch.testing.assert_close(run(other, x_BTD), wanted, **CLOSE)
+        torch.testing.assert_close(run(other, x_BTD), expected, **CLOSE)
 
 
 @pytest.mark.spec(15)
@@ -198,14 +198,14 @@ def test_the_forms_are_one_with_tied_weights() -> None:
 def test_cross_attention_over_a_sequence_of_another_length(source: int) -> None:
     heads: Any = Standard(HEADS, merge_bias=False).build(WIDTH)
     x_BTD, source_BSD = torch.randn(1, TIME, WIDTH), torch.randn(1, source, WIDTH)
-    answers = spec.head_outputs(x_BTD[0], source_BSD[0], *matrices(heads))
-    wanted = spec.concat_form(answers, heads.out.weight.T)
-    torch.testing.assert_close(run(heads, x_BTD, source_BSD)[0], wanted, **CLOSE)
+    outputs = spec.head_outputs(x_BTD[0], source_BSD[0], *matrices(heads))
+    expected = spec.concat_form(outputs, heads.out.weight.T)
+    torch.testing.assert_close(run(heads, x_BTD, source_BSD)[0], expected, **CLOSE)
     layer = CrossAttention(Standard(HEADS, merge_bias=False)).build(WIDTH)
     layer.heads.load_state_dict(heads.state_dict())
     context = Context.of(TIME, source, x_BTD.device)
     context = replace(context, encoder=EncoderContext(source_BSD, context))
-    torch.testing.assert_close(layer(x_BTD, context, None)[0][0], wanted, **CLOSE)
+    torch.testing.assert_close(layer(x_BTD, context, None)[0][0], expected, **CLOSE)
 
 
 D, H, R = 24, 4, 5
@@ -236,7 +236,7 @@ def test_parameter_counts(form: Projection, count: int) -> None:
 
 @pytest.mark.spec(16)
 def test_cost_depends_on_the_heads_only_with_full_rank_values() -> None:
-    time = D  # K: where D ~ N, the feed-forward net dominates
+    time = D  # Katsaros (source K): where D ~ N, the feed-forward net dominates
     x_BTD = torch.randn(1, time, D)
 
     def cost(form: Projection) -> int:

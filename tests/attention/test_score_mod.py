@@ -1,4 +1,4 @@
-"""The rules of relative position against their papers' equations and numbers."""
+"""The score modifications of relative position against their papers' equations and numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def draw(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def build(score_mod: ScoreMod) -> Any:
-    """The rule's module, its tables large enough to tell their rows apart."""
+    """Returns the module with tables large enough to distinguish their rows."""
     module = score_mod.build(HEADS, WIDTH, VALUES)
     for table in module.parameters():
         torch.nn.init.normal_(table)
@@ -39,7 +39,7 @@ def build(score_mod: ScoreMod) -> Any:
 
 
 def bias(score_mod: Any, positions: int, queries: int | None = None) -> Tensor:
-    """What the rule adds to every score, H, Q, K, where q and k are zero."""
+    """Returns what the score modification adds to every score, H, Q, K, if q and k are zero."""
     queries = queries or positions
     context = Context.of(queries, positions, CPU)
     term = score_mod.bias(torch.zeros(1, HEADS, queries, WIDTH), torch.zeros(1, HEADS, positions, WIDTH), 1.0, context)
@@ -49,13 +49,13 @@ def bias(score_mod: Any, positions: int, queries: int | None = None) -> Tensor:
 @pytest.mark.spec(37)
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(7, 7), (3, 7), (1, 7)])
-def test_shaw_is_its_equations(values: bool, queries: int, keys: int) -> None:
+def test_shaw_equals_its_equations(values: bool, queries: int, keys: int) -> None:
     score_mod = build(Shaw(max_distance=2, values=values))
     q, k, v = draw(queries, keys)
     y = attend(q, k, v, score_mods=[score_mod])
     for b, h in product(range(BATCH), range(HEADS)):
-        wanted = spec.shaw(q[b, h], k[b, h], v[b, h], score_mod.key_RE, score_mod.value_RE, 2, first=keys - queries)
-        torch.testing.assert_close(y[b, h], wanted, **CLOSE)
+        expected = spec.shaw(q[b, h], k[b, h], v[b, h], score_mod.key_RE, score_mod.value_RE, 2, first=keys - queries)
+        torch.testing.assert_close(y[b, h], expected, **CLOSE)
 
 
 @pytest.mark.spec(37)
@@ -72,28 +72,28 @@ def test_alibi_is_its_equation() -> None:
     q, k, v = draw(6, 6)
     y = attend(q, k, v, Causal(), [build(Alibi())])
     for b, h in product(range(BATCH), range(HEADS)):
-        wanted = spec.alibi(q[b, h], k[b, h], v[b, h], alibi_slopes(HEADS)[h])
-        torch.testing.assert_close(y[b, h], wanted, **CLOSE)
+        expected = spec.alibi(q[b, h], k[b, h], v[b, h], alibi_slopes(HEADS)[h])
+        torch.testing.assert_close(y[b, h], expected, **CLOSE)
 
 
 @pytest.mark.spec(37)
 @pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 16), (6, 20)])
-def test_t5_buckets_are_the_published_ones(bidirectional: bool, buckets: int, reach: int) -> None:
-    score_mod = build(T5Bias(buckets, reach, bidirectional))
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 16), (6, 20)])
+def test_t5_buckets_are_the_published_ones(bidirectional: bool, buckets: int, max_distance: int) -> None:
+    score_mod = build(T5Bias(buckets, max_distance, bidirectional))
     back = torch.arange(-300, 301)
-    wanted = spec.t5_bucket(-back, bidirectional, buckets, reach)
-    assert torch.equal(score_mod.bucket(back), wanted)
+    expected = spec.t5_bucket(-back, bidirectional, buckets, max_distance)
+    assert torch.equal(score_mod.bucket(back), expected)
     bias_HQK = bias(score_mod, 40)
     for i, j in product(range(40), range(40)):
-        assert torch.equal(bias_HQK[:, i, j], score_mod.bias_RH[wanted[300 + i - j]])
+        assert torch.equal(bias_HQK[:, i, j], score_mod.bias_RH[expected[300 + i - j]])
 
 
 @pytest.mark.spec(37)
 def test_rotary_is_a_complex_rotation() -> None:
     q, k, _ = draw(5, 5)
-    turned = build(Rotary(base=50.0)).transform(q, k, Context.of(5, 5, CPU))
-    for x, y in zip((q, k), turned, strict=True):
+    rotated = build(Rotary(base=50.0)).transform(q, k, Context.of(5, 5, CPU))
+    for x, y in zip((q, k), rotated, strict=True):
         for b, h, i in product(range(BATCH), range(HEADS), range(5)):
             torch.testing.assert_close(y[b, h, i], spec.rotate(x[b, h, i], i, 50.0), **CLOSE)
 
@@ -108,7 +108,7 @@ def test_rotary_products_depend_on_the_distance_alone() -> None:
         diagonal = score_QK.diagonal(offset)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), **CLOSE)
     firsts = torch.cat((score_QK[0], score_QK[1:, 0]))
-    assert firsts.unique().numel() == 17  # and every distance has a product of its own
+    assert firsts.unique().numel() == 17  # and every distance has another product
 
 
 @pytest.mark.spec(37)
@@ -116,13 +116,13 @@ def test_rotary_products_depend_on_the_distance_alone() -> None:
 def test_image_bias_is_one_number_for_each_offset(before: int) -> None:
     rows, columns = 3, 4
     bias_HQK = bias(build(ImageBias(rows, columns, before)), before + rows * columns)
-    seen: dict[tuple[int, int] | str, set[float]] = {}
+    by_offset: dict[tuple[int, int] | str, set[float]] = {}
     cells = [None] * before + list(product(range(rows), range(columns)))
     for (i, one), (j, two) in product(enumerate(cells), enumerate(cells)):
         offset = "class token" if one is None or two is None else (two[0] - one[0], two[1] - one[1])
-        seen.setdefault(offset, set()).add(bias_HQK[0, i, j].item())
-    assert all(len(numbers) == 1 for numbers in seen.values())  # equal offsets, equal bias
-    assert len(set().union(*seen.values())) == len(seen) == (2 * rows - 1) * (2 * columns - 1) + before
+        by_offset.setdefault(offset, set()).add(bias_HQK[0, i, j].item())
+    assert all(len(numbers) == 1 for numbers in by_offset.values())  # equal offsets, equal bias
+    assert len(set().union(*by_offset.values())) == len(by_offset) == (2 * rows - 1) * (2 * columns - 1) + before
 
 
 @pytest.mark.spec(37)
@@ -140,15 +140,15 @@ def test_a_learned_bias_is_added_to_the_scaled_score(score_mod: ScoreMod, patter
 
 @pytest.mark.spec(37)
 @pytest.mark.parametrize("score_mod", [Rotary(), Alibi(), Shaw(2), T5Bias(8, 16), ImageBias(2, 4)], ids=repr)
-def test_rules_speak_of_positions_not_of_places(score_mod: ScoreMod) -> None:
-    """Holes in the keys (padding at -1) move nothing: the others keep the positions they have."""
+def test_score_mods_read_positions_not_indices(score_mod: ScoreMod) -> None:
+    """Padding among the keys (position -1) changes nothing: the other keys keep their positions."""
     module = build(score_mod)
     q, k, v = draw(8, 8)
     straight = attend(q[:, :, :6], k[:, :, :6], v[:, :, :6], Causal(), [module])
-    place = torch.tensor([-1, 0, 1, -1, 2, 3, 4, 5])
-    real = (place >= 0).nonzero()[:, 0]
+    position_K = torch.tensor([-1, 0, 1, -1, 2, 3, 4, 5])
+    real = (position_K >= 0).nonzero()[:, 0]
     scattered = [torch.randn_like(x).index_copy(2, real, x[:, :, :6]) for x in (q, k, v)]
-    context = Context.of(8, 8, CPU, key_BK=place[None])
+    context = Context.of(8, 8, CPU, key_BK=position_K[None])
     torch.testing.assert_close(attend(*scattered, Causal(), [module], context=context)[:, :, real], straight, **CLOSE)
 
 
@@ -156,7 +156,7 @@ def test_rules_speak_of_positions_not_of_places(score_mod: ScoreMod) -> None:
 @pytest.mark.parametrize(
     "score_mod", [Rotary(500.0), Alibi(), Shaw(3, values=True), T5Bias(8, 16, True), ImageBias(2, 3, 1)], ids=repr
 )
-def test_rules_round_trip_through_json(score_mod: ScoreMod) -> None:
+def test_score_mods_round_trip_through_json(score_mod: ScoreMod) -> None:
     assert from_json(to_json(score_mod), ScoreMod) == score_mod
 
 
@@ -177,7 +177,7 @@ def test_rules_round_trip_through_json(score_mod: ScoreMod) -> None:
         (lambda: ImageBias(2, 3, before=-1), "image_bias.before is -1: expected int >= 0"),
     ],
 )
-def test_a_wrong_number_is_named(make: Any, reason: str) -> None:
+def test_a_wrong_number_raises_with_its_reason(make: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         make()
 

@@ -1,4 +1,4 @@
-"""What the spans of the heads save: nothing that is seen is left out, and what nobody can see is not computed."""
+"""What short spans save: no visible key is left out, and keys that no query can attend to are not computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer.attention import attend as waist
+from everyformer.attention import attend as attend_module
 from everyformer.attention import span as span_module
 from everyformer.attention.attend import attend
 from everyformer.attention.context import Call, Context, Positions
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows as small as the spans, so that a few positions are enough to see what is left out."""
+    """Windows as small as the spans, so that few positions show what is left out."""
     monkeypatch.setattr(span_module, "coarse", lambda size: max(1, size))
 
 
@@ -50,7 +50,7 @@ def draw(queries: int, keys: int) -> list[Tensor]:
 
 
 def holes(keys: int) -> Tensor:
-    """Positions of two sequences, the one with padding on its left, the other with a hole further on."""
+    """Positions of two sequences, one with padding on its left, one with padding in the middle."""
     seen_BK = torch.ones(BATCH, keys, dtype=torch.bool)
     seen_BK[0, :5] = seen_BK[1, keys - 12 : keys - 4] = False
     return torch.where(seen_BK, seen_BK.long().cumsum(1) - 1, -1)
@@ -59,7 +59,7 @@ def holes(keys: int) -> Tensor:
 @pytest.mark.spec(97)
 @pytest.mark.parametrize("z", [-7.5, -4.0, 0.0, 0.3, 5.0, 9.2, 12.0, 30.0])
 @pytest.mark.parametrize("step", [1, 64])
-def test_a_head_sees_all_that_its_span_shows(z: float, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_of_a_head_covers_its_span(z: float, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key with m > 0 and at most S away is in the head's window; with windows of any size, no other is."""
     if step == 1:
         monkeypatch.setattr(span_module, "coarse", lambda size: max(1, size))
@@ -73,13 +73,13 @@ def test_a_head_sees_all_that_its_span_shows(z: float, step: int, monkeypatch: p
         assert step > 1 or distance == 0 or window == shown  # a window has at least the query itself
 
 
-def test_a_span_that_is_no_number_hides_nothing() -> None:
+def test_a_nan_span_hides_nothing() -> None:
     pattern = built(Span(12, ramp=4), (math.nan, math.inf, 2.0)).visible_keys(None)
     assert [pattern.for_head(head) for head in range(2)] == [Window(13)] * 2
 
 
 @pytest.mark.spec(97)
-def test_windows_are_few_and_not_much_too_large() -> None:
+def test_window_sizes_are_few_and_close_to_the_spans() -> None:
     sizes = [coarse(n) for n in range(1, 8193)]
     assert all(n <= size <= max(64, 1.25 * n + 64) for n, size in enumerate(sizes, 1))
     assert len(set(sizes)) <= 24 and sizes == sorted(sizes)
@@ -98,16 +98,16 @@ SCORE_MODS = [
 @pytest.mark.parametrize("score_mods", SCORE_MODS)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("queries", [1, 5])
-def test_keys_that_nobody_sees_are_not_read(
+def test_keys_that_no_query_attends_to_are_not_read(
     score_mods: tuple[ScoreMod, ...], padded: bool, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fused kernel is given few of the keys and answers as the equation does, gradients too."""
+    """SDPA gets few of the keys, and outputs and gradients equal the reference."""
     modules, qkv, keys = [built(score_mod) for score_mod in score_mods], draw(queries, 40), 40
     context = Context.of(
         queries, keys, CPU, key_BK=holes(keys) if padded else None, query_inputs=torch.randn(BATCH, queries, WIDE)
     )
     pattern = Causal() if score_mods else parse("causal & window(6)")
-    wanted = attend(*qkv, pattern, modules, context=context, kernel="reference")
+    expected = attend(*qkv, pattern, modules, context=context, kernel="reference")
     given: list[int] = []
     fused = F.scaled_dot_product_attention
 
@@ -116,14 +116,14 @@ def test_keys_that_nobody_sees_are_not_read(
         return fused(q, k, v, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    found = attend(*qkv, pattern, modules, context=replace(context, call=Call()), kernel="sdpa")
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    assert given[0] <= queries + 8 + 8 * padded < keys  # at most the longest span before the first query, and a hole
+    computed = attend(*qkv, pattern, modules, context=replace(context, call=Call()), kernel="sdpa")
+    torch.testing.assert_close(computed, expected, rtol=0, atol=1e-12)
+    assert given[0] <= queries + 8 + 8 * padded < keys  # at most max_span before the first query, and the padding
     weights = [*qkv, *(weight for module in modules for weight in module.parameters())]
-    direction = torch.randn_like(wanted)
+    direction = torch.randn_like(expected)
     one, two = (
         torch.autograd.grad((y * direction).sum(), weights, allow_unused=True, materialize_grads=True)
-        for y in (found, wanted)
+        for y in (computed, expected)
     )
     for a, b in zip(one, two, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
@@ -131,39 +131,39 @@ def test_keys_that_nobody_sees_are_not_read(
 
 @pytest.mark.spec(97)
 def test_short_spans_choose_the_blocked_kernel_and_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From all of 1,024 positions to 64: another kernel, the same answer, a small part of the operations and bytes."""
+    """From all of 1,024 positions to 64: another kernel, the same output, a fraction of the operations and bytes."""
     score_mods: list[Any] = [built(Shaw(1024, future=False)), built(Span(1024, ramp=32))]
     qkv = [x.detach()[:1] for x in draw(1024, 1024)]
     chosen: list[str] = []
-    original = waist.choose
+    original = attend_module.choose
 
     def spy(*request: Any) -> Any:
         chosen.append(original(*request).__name__.rpartition(".")[2])
         return original(*request)
 
-    monkeypatch.setattr(waist, "choose", spy)
+    monkeypatch.setattr(attend_module, "choose", spy)
     tallies: dict[float, CostCounter] = {}
     for part in (1.0, 30 / 1024):
         torch.nn.init.constant_(score_mods[1].fraction_H, part)
-        attend(*qkv, Causal(), score_mods)  # what is planned once
+        attend(*qkv, Causal(), score_mods)  # the plan is computed once
         with CostCounter(CPU) as tallies[part]:
-            found = attend(*qkv, Causal(), score_mods)
-        torch.testing.assert_close(found, attend(*qkv, Causal(), score_mods, kernel="sdpa"), rtol=0, atol=1e-12)
+            computed = attend(*qkv, Causal(), score_mods)
+        torch.testing.assert_close(computed, attend(*qkv, Causal(), score_mods, kernel="sdpa"), rtol=0, atol=1e-12)
     assert chosen == ["sdpa"] * 3 + ["blocked"] * 2 + ["sdpa"]
     long, short = tallies.values()
     assert short.flops < 0.25 * long.flops and short.peak < 0.25 * long.peak
 
 
 @pytest.mark.spec(95)
-def test_a_span_stays_between_nothing_and_the_longest() -> None:
+def test_clamp_keeps_spans_between_zero_and_max_span() -> None:
     module = built(Span(8, ramp=3), (-1.0, 3.0, 9.0))
     module.clamp_()
     torch.testing.assert_close(module.fraction_H.detach(), torch.tensor([0.0, 3 / 8, 1.0]))
 
 
 @pytest.mark.spec(96)
-def test_a_dynamic_span_costs_its_mean_over_heads_and_real_tokens() -> None:
-    """lambda / M sum_h z, on average over the tokens that are no padding."""
+def test_the_cost_of_a_dynamic_span_is_its_mean_over_heads_and_tokens() -> None:
+    """lambda / M sum_h z, on average over the tokens that are not padding."""
     module, x_BQD, key_BK = built(DynamicSpan(WIDE, 8, cost=0.5)), torch.randn(BATCH, 20, WIDE), holes(20)
     context = Context.of(20, 20, CPU, key_BK=key_BK, query_inputs=x_BQD)
     spans = [
@@ -180,21 +180,21 @@ def test_a_dynamic_span_costs_its_mean_over_heads_and_real_tokens() -> None:
     )
 
 
-def test_a_dynamic_span_says_what_it_lacks() -> None:
+def test_a_dynamic_span_without_query_inputs_is_refused() -> None:
     with pytest.raises(ValueError, match="give a context with query_inputs="):
         attend(*draw(3, 3), Causal(), [built(DynamicSpan(WIDE, 8))])
 
 
 @pytest.mark.spec(93)
-def test_spans_are_told_apart_in_low_precision() -> None:
-    """In bfloat16 the mask at a distance of 1,000 is that of float32: only what comes out is rounded."""
+def test_spans_are_accurate_in_low_precision() -> None:
+    """In bfloat16 the mask at a distance of 1,000 is that of float32: only the result is rounded."""
     module = built(Span(2000, ramp=32), (990.0, 995.5, 1000.0))
     at = [torch.tensor(n) for n in (0, 1, 0, 0)]
-    found = {}
+    computed = {}
     for dtype in (torch.float64, torch.bfloat16):
         q = torch.zeros(1, HEADS, 1, WIDTH, dtype=dtype)
         context = Context.of(1, 1, CPU, query_BQ=torch.tensor([[1010]]), key_BK=torch.tensor([[0]]))
-        found[dtype] = module.bias(q, q, 1.0, context)(*at).detach()
-    assert found[torch.bfloat16].dtype == torch.bfloat16
-    assert math.isclose(found[torch.float64], math.log((32 + 995.5 - 1010) / 32), rel_tol=1e-6)
-    torch.testing.assert_close(found[torch.bfloat16], found[torch.float64].bfloat16())
+        computed[dtype] = module.bias(q, q, 1.0, context)(*at).detach()
+    assert computed[torch.bfloat16].dtype == torch.bfloat16
+    assert math.isclose(computed[torch.float64], math.log((32 + 995.5 - 1010) / 32), rel_tol=1e-6)
+    torch.testing.assert_close(computed[torch.bfloat16], computed[torch.float64].bfloat16())

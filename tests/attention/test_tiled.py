@@ -1,4 +1,4 @@
-"""The tiled kernel: dense attention in other views of the memory is the sparse attention that the pattern names."""
+"""The tiled kernel: dense attention in other views of the memory equals the sparse attention of the pattern."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATTERNS = (
     "causal & (block(8) | summary(8, 8))",
     "causal & (block(8) | summary(8, 2, 4))",
     "causal & summary(8, 2, 3)",
-    "causal & summary(8, 2)",  # the first queries see nothing
+    "causal & summary(8, 2)",  # the first queries have no keys
     "by_head(causal & block(8), causal & summary(8, 4))",
     "by_head(causal & window(4), causal & stride(4))",
     "causal & (window(4) | stride(8))",
@@ -42,18 +42,18 @@ def draw(length: int = LENGTH, dtype: torch.dtype = torch.float64) -> list[torch
 
 @pytest.mark.spec(7, 104, 105, 108)
 @pytest.mark.parametrize("text", PATTERNS)
-def test_the_merged_tiles_are_the_pattern(text):
+def test_merged_tiles_equal_the_reference(text):
     pattern, qkv = parse(text), draw()
     one, two = (attend(*qkv, pattern, kernel=kernel) for kernel in ("tiled", "reference"))
     torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
-    slope = torch.randn_like(one)
-    for found, wanted in zip(*(torch.autograd.grad(y, qkv, slope) for y in (one, two)), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    gradient = torch.randn_like(one)
+    for computed, expected in zip(*(torch.autograd.grad(y, qkv, gradient) for y in (one, two)), strict=True):
+        torch.testing.assert_close(computed, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("text", PATTERNS)
-def test_parts_see_disjoint_pairs_and_all_of_the_pattern(text):
-    """Read back from what each part answers to values that tell keys apart, under equal scores."""
+def test_tiles_are_disjoint_and_their_union_is_the_pattern(text):
+    """The pairs of each tile by its definition, against the masks of the part and of the pattern."""
     pattern = parse(text)
     for one in pattern.patterns if text.startswith("by_head") else (pattern,):
         allowed = torch.zeros(LENGTH, LENGTH)
@@ -66,40 +66,40 @@ def test_parts_see_disjoint_pairs_and_all_of_the_pattern(text):
         assert torch.equal(allowed, one.mask(LENGTH)[0].float())
 
 
-def pairs(part: Tile | FewColumns) -> torch.Tensor:
-    """Who sees whom in a part, by its own words."""
+def pairs(tile: Tile | FewColumns) -> torch.Tensor:
+    """Returns the pairs of a tile, by its definition."""
     q, k = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
-    size = part.size
-    if isinstance(part, FewColumns):
-        number = k % size - (size - part.skip - part.columns)
-        last = (number >= 0) & (number < part.columns)
-        if not part.shift:
+    size = tile.size
+    if isinstance(tile, FewColumns):
+        number = k % size - (size - tile.skip - tile.columns)
+        last = (number >= 0) & (number < tile.columns)
+        if not tile.shift:
             return (last & (k // size == q // size) & (k <= q)).float()
-        return (last & (k // size == q // size - 1) & (number > q % size // (size // part.columns))).float()
-    if part.view == "block":
-        same = q // size == (k + part.shift) // size
-        seen = {"causal": k % size <= q % size, "later": k % size > q % size, "all": k == k}[part.allows]
-        return (same & seen).float()
-    if part.columns:
-        block, number = k // part.shift, k % part.shift - (part.shift - part.skip - part.columns)
-        row, column = q // size, block * part.columns + number  # of the T/g rows of the view
-        return ((number >= 0) & (number < part.columns) & (column + part.columns <= row)).float()
-    return ((q % size == k % size) & (k + part.shift <= q)).float()
+        return (last & (k // size == q // size - 1) & (number > q % size // (size // tile.columns))).float()
+    if tile.view == "block":
+        same = q // size == (k + tile.shift) // size
+        allowed = {"causal": k % size <= q % size, "later": k % size > q % size, "all": k == k}[tile.allows]
+        return (same & allowed).float()
+    if tile.columns:
+        block, number = k // tile.shift, k % tile.shift - (tile.shift - tile.skip - tile.columns)
+        row, column = q // size, block * tile.columns + number  # of the T/g rows of the view
+        return ((number >= 0) & (number < tile.columns) & (column + tile.columns <= row)).float()
+    return ((q % size == k % size) & (k + tile.shift <= q)).float()
 
 
 @pytest.mark.parametrize("text", PATTERNS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_errs_at_most_twice_as_much_as_the_plain_kernel(text, dtype):
+def test_the_error_is_at_most_twice_the_references(text, dtype):
     high = draw()
-    pattern, slope = parse(text), torch.randn(BATCH, HEADS, LENGTH, 4, dtype=torch.float64)
+    pattern, gradient = parse(text), torch.randn(BATCH, HEADS, LENGTH, 4, dtype=torch.float64)
 
-    def found(kernel: str, kind: torch.dtype) -> list[torch.Tensor]:
+    def computed(kernel: str, kind: torch.dtype) -> list[torch.Tensor]:
         qkv = [x.detach().to(kind).requires_grad_() for x in high]
         y = attend(*qkv, pattern, kernel=kernel)
-        return [y.detach(), *torch.autograd.grad(y, qkv, slope.to(kind))]
+        return [y.detach(), *torch.autograd.grad(y, qkv, gradient.to(kind))]
 
-    exact = found("reference", torch.float64)
-    for fast, plain, true in zip(found("tiled", dtype), found("reference", dtype), exact, strict=True):
+    exact = computed("reference", torch.float64)
+    for fast, plain, true in zip(computed("tiled", dtype), computed("reference", dtype), exact, strict=True):
         assert (fast - true).square().mean().sqrt() <= 2 * (plain - true).square().mean().sqrt()
 
 
@@ -109,19 +109,19 @@ def test_it_errs_at_most_twice_as_much_as_the_plain_kernel(text, dtype):
         ("causal & window(8)", {"score_mods": [Alibi().build(HEADS, 6, 4)]}, "no score terms"),
         ("causal & window(8)", {"dropout": 0.5}, "no dropout"),
         ("causal & window(8)", {"context": Context.of(32, 32, CPU, key_BK=torch.arange(32)[None])}, "padding"),
-        ("causal & window(7)", {}, "not a union of whole tiles; use blocked"),  # 32 is no multiple of 7
-        ("causal & window(32)", {}, "not a union of whole tiles"),  # that is all
+        ("causal & window(7)", {}, "not a union of whole tiles; use blocked"),  # 32 is not a multiple of 7
+        ("causal & window(32)", {}, "not a union of whole tiles"),  # that is `causal`
         ("window(8)", {}, "not a union of whole tiles"),
         ("causal & (window(4) | stride(7))", {}, "not a union of whole tiles"),
         ("by_head(causal & window(8), causal & stride(8), block(8))", {}, "not a union of whole tiles"),
     ],
 )
-def test_what_it_cannot_serve_it_refuses(text, options, reason):
+def test_unsupported_requests_raise_with_their_reason(text, options, reason):
     with pytest.raises(UnsupportedKernel, match=rf"the kernel tiled does not support this: .*{reason}"):
         attend(*draw(), parse(text), kernel="tiled", **options)
 
 
-def test_a_rule_that_turns_queries_and_keys_is_served():
+def test_a_score_mod_that_transforms_queries_and_keys_is_supported():
     from everyformer.attention.four_term import FourTerm
 
     score_mod, qkv = FourTerm(8).build(HEADS, 6, 4).double(), draw()

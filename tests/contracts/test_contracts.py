@@ -84,7 +84,7 @@ def test_every_member_keeps_the_contracts(name, record_property):
 
 
 @pytest.mark.slow
-def test_every_pattern_rule_and_wiring_keep_the_contracts_together(record_property):
+def test_every_pattern_score_mod_and_residual_pass_the_contracts_together(record_property):
     held(sweep(cells(triples=True), (*SWEPT, "flex")), record_property)
 
 

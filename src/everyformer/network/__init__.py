@@ -1,1 +1,1 @@
-"""Around attention: embeddings, positions, norms, feed-forward nets, wiring, depth, past, heads, whole models."""
+"""Networks: embeddings, positions, norms, sublayers, residuals, depths, caches, output heads and whole models."""

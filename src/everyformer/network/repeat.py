@@ -5,7 +5,7 @@ Equations, with f the layers, P^n the position vectors of step n, s^0 = x (halti
     Repeat   s^n = f(s^(n-1) + P^n), n = 1..M; y = s^M.   In post-norm f is A = LN((H + P) + MHA(H + P)), LN(A + Net(A))
     Halt     y = sum_n p^n s^n, with the weights p of adaptive computation time for each position by itself
 What happens to a position that has halted while others go on is the mode:
-    graves   its state is updated further, and the others attend to that; only its output is final
+    graves   its state keeps changing, and the others attend to that; only its output is final
     freeze   its state is copied to the following steps (Dehghani et al.), where the others attend to it
     t2t      as tensor2tensor's code: h^n is that of s^(n-1) + P^n, and states are updated further
 Symbols: `steps` M, `epsilon` eps, `cost` tau, `bias` the initial b_h. Weng 2020 (source W) writes P^t without its part in the

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from everyformer.attention.context import Context, Positions, SideInputs
+from everyformer.attention.has_data import has_data
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Pattern
 
@@ -25,6 +26,7 @@ from everyformer.attention.pattern import Pattern
 # take 1.6 ms at 0.03, 5.1 ms at 0.39 and 6.6 ms at 0.5, a masked SDPA 15.2 ms; a gather of the keys takes 2.7 ms at 0.03.
 LIMIT = 0.75
 BLOCK = 128  # positions in a block
+MIN_WIDTH = 16  # of a head on CUDA
 
 
 def unsupported_reason(request: Request) -> str | None:
@@ -49,7 +51,10 @@ def computed_fraction(request: Request) -> float:
 
 def auto_limit(request: Request) -> float:
     """`auto` uses it for whole passes on a GPU with a pattern that `fused` has no program for."""
-    if not request.is_sparse or request.q_BHQE.device.type != "cuda":
+    q, v = request.q_BHQE, request.v_BHKE
+    if not request.is_sparse or q.device.type != "cuda" or min(q.shape[-1], v.shape[-1]) < MIN_WIDTH:
+        return -1
+    if not has_data(q):  # torch.compile needs values; a memory plan assumes another kernel, which needs no less
         return -1
     # Terms with learned tables have slow gradients here, and a block mask that depends on data is made anew in each call.
     is_static = request.pattern.superset() == request.pattern
