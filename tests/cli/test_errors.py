@@ -81,7 +81,7 @@ def test_a_run_without_its_tokenizer_is_refused(place, capsys):
     for verb in ("generate", "evaluate", "resume"):
         assert main([verb, "run"]) == 2
         assert (
-            "run has no characters.json, which says what its tokens mean; bring the file back"
+            "run has no characters.json, the tokenizer that the run was trained with; restore the file"
             in capsys.readouterr().err
         )
 
@@ -119,7 +119,7 @@ def test_images_that_do_not_fit_the_model_leave_no_folder(place, capsys):
         Image.new("L", (10, 10), 9 * number).save(place / "pictures" / "ab"[number % 2] / f"{number}.png")
     given = ["train", "vit", "--size", "tiny", "--data", "pictures", "--out", "run", *SMALL, "run.batch=2"]
     assert main(given) == 2
-    assert "set model.patch to what divides 10" in capsys.readouterr().err
+    assert "set model.patch to a divisor of 10" in capsys.readouterr().err
     assert main([*given, "model.image=14"]) == 2
     assert (
         "have 10 x 10 pixels, which patches of 7 x 7 do not divide into the 5 tokens" in capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_images_that_do_not_fit_the_model_leave_no_folder(place, capsys):
     assert main([*given, "model.patch=5"]) == 0
     (place / "run" / "classes.json").write_text('{"kind": "im')
     assert main(["evaluate", "run"]) == 2
-    assert "classes.json is broken" in capsys.readouterr().err
+    assert "classes.json is not valid JSON" in capsys.readouterr().err
 
 
 def test_an_absent_device_is_not_proposed(monkeypatch, capsys):

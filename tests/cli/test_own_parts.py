@@ -45,13 +45,13 @@ class PenalizedModule(ScoreModModule):
         self.rate = nn.Parameter(torch.tensor(start))
 
     def bias(self, q_BHQE, k_BHKE, scale, context):
-        return lambda b, h, i, j: -self.rate.to(q_BHQE.dtype) * (context.query_at(b, i) - context.key_at(b, j)).abs()
+        return lambda b, h, i, j: -self.rate.to(q_BHQE.dtype) * (context.positions.query_at(b, i) - context.positions.key_at(b, j)).abs()
 '''
 DILATED = {"type": "and", "parts": [{"type": "causal"}, {"type": "dilated", "step": 2}]}
 # The path of a field in a tiny gpt2, and its new value in JSON.
 PARTS = {
-    "pattern": (("body", "each", 0, "attention", "pattern"), DILATED),
-    "score mod": (("body", "each", 0, "attention", "score_mods"), [{"type": "penalized", "start": 0.25}]),
+    "pattern": (("body", "layers", 0, "sublayers", 0, "pattern"), DILATED),
+    "score mod": (("body", "layers", 0, "sublayers", 0, "score_mods"), [{"type": "penalized", "start": 0.25}]),
 }
 SMALL = ("--data", "text.txt", "run.steps=2", "run.batch=2", "run.evaluate=0", "run.examples=2", "run.device=cpu")
 
