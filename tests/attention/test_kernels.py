@@ -37,7 +37,7 @@ class Steps(Pattern, Value, frozen=True):
         return (q - k) % self.step == 0
 
 
-class Further(Pattern, Value, frozen=True):
+class Beyond(Pattern, Value, frozen=True):
     """A pattern of a user that reads the head: head h attends `step` times h positions back."""
 
     step: Size
@@ -60,7 +60,7 @@ PATTERNS = [
         "prefix(3) | window(3)",
         "by_head(causal & window(6), stride(5))",
         "graph(((0, 1), (1, 1), (9, 3), (20, 40), (40, 0), (40, 39)))",
-        "further(19)",
+        "beyond(19)",
     )
 ]
 SCORE_MODS: list[tuple[ScoreMod, ...]] = [

@@ -248,7 +248,7 @@ def test_a_member_is_shown_field_by_field(run):
 
 
 @pytest.mark.parametrize(("one", "two"), [*combinations(members(), 2)])
-def test_a_difference_is_the_same_from_both_sides(one, two):
+def test_a_difference_is_the_same_in_either_order(one, two):
     a, b = member(one), member(two)
     there, back = differences(a, b), differences(b, a)
     assert there and {path: pair[::-1] for path, pair in there.items()} == back

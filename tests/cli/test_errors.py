@@ -130,7 +130,7 @@ def test_images_that_do_not_fit_the_model_leave_no_folder(place, capsys):
     assert main([*given, "model.patch=5"]) == 0
     (place / "run" / "classes.json").write_text('{"kind": "im')
     assert main(["evaluate", "run"]) == 2
-    assert "classes.json is broken" in capsys.readouterr().err
+    assert "classes.json is not valid JSON" in capsys.readouterr().err
 
 
 def test_an_absent_device_is_not_proposed(monkeypatch, capsys):

@@ -104,7 +104,7 @@ def test_training_recomputes_the_outputs_of_the_agent(member, environment):
         logits_NV, value_N, step_N, _ = task.objective.recompute(other, batch, "auto")
         log_probability_N = task.objective.agent.log_probability(logits_NV, batch["action_BTP"].flatten(0, 1)[step_N])
         torch.testing.assert_close(log_probability_N, batch["log_probability_BT"].flatten()[step_N], rtol=0, atol=1e-10)
-    # R_t - A_t is the value of the agent, but for the advantages' mean and deviation.
+    # R_t - A_t is the value of the agent, but for the advantages' mean and std.
     difference_N = (batch["return_BT"].flatten()[step_N] - value_N).detach()
     advantage_N = batch["advantage_BT"].flatten()[step_N]
     torch.testing.assert_close(

@@ -31,7 +31,7 @@ def data(tmp_path_factory, cache_folder):
 
 
 def within(share, count, p):
-    """Inside four standard deviations of a binomial: once in 16,000 draws outside by chance."""
+    """Inside four times the std of a binomial: once in 16,000 draws outside by chance."""
     return abs(share - p) < 4 * (p * (1 - p) / count) ** 0.5
 
 

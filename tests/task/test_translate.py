@@ -249,7 +249,7 @@ def test_accuracies_are_reported_by_length_and_whole_sequences_equal_generated_o
     assert right[:2] == [True, True]
 
 
-def test_the_steps_per_token_of_both_sides_are_reported_without_padding(few):
+def test_the_steps_per_token_of_encoder_and_decoder_are_reported_without_padding(few):
     task, _ = opened("copy")
     network = build("universal-transformer", "tiny-pair", vocabulary=task.data.tokenizer.vocabulary, bias=-2.0).eval()
     network.encoder.body.unit.bias.data.fill_(9.0)  # halts at once

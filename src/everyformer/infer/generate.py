@@ -148,7 +148,7 @@ class _Window:
                 and (distance := self.network.max_distance()) is not None
                 and self.cache.length > distance + SPARE
             ):
-                self.cache = self.cache.trim(max(1, distance))  # no layer attends further back
+                self.cache = self.cache.trim(max(1, distance))  # no layer attends farther back
         else:
             self.cache = Cache()  # frees the old cache, which is not used again
             visible = self.visible_BT[:, -context:] if start < self.padding else None

@@ -7,7 +7,7 @@ Equations, with f the layers, P^n the position vectors of step n, s^0 = x (halti
 What happens to a position that has halted while others go on is the mode:
     graves   its state keeps changing, and the others attend to that; only its output is final
     freeze   its state is copied to the following steps (Dehghani et al.), where the others attend to it
-    t2t      as tensor2tensor's code: h^n is that of s^(n-1) + P^n, and states are updated further
+    t2t      as tensor2tensor's code: h^n is that of s^(n-1) + P^n, and states keep changing
 Symbols: `steps` M, `epsilon` eps, `cost` tau, `bias` the initial b_h. Weng 2020 (source W) writes P^t without its part in the
 residual, and the cost without brackets and tau.
 Departures: steps in P are counted from 0, as positions are, and as in the published code.

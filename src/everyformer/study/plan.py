@@ -46,7 +46,7 @@ from everyformer.train.schedule import batch_size, sequences_before
 
 SAMPLED = 8  # steps of which the largest batch is planned
 MEASURED = 4  # real steps that are timed, after the first ones
-MAX_SECONDS = 20.0  # after which no further step is timed
+MAX_SECONDS = 20.0  # after which no other step is timed
 MIN_WIDTH = 32  # no narrower model is proposed
 USABLE = {"cuda": 0.95, "cpu": 0.8}  # share of the memory that a plan fills; allocators lose some of the rest
 

@@ -211,7 +211,7 @@ class SetData(LabelledData):
 
 
 class LabelledImageData(LabelledData):
-    """Images, normalized to mean 0 and standard deviation 1 of the training images in each channel."""
+    """Images, normalized to mean 0 and std 1 of the training images in each channel."""
 
     kind = "images"
     inputs = "image_BCYX"

@@ -42,7 +42,7 @@ class Contents:
     network: nn.Module
     optimizers: list[torch.optim.Optimizer]
     ema: dict[str, Tensor] | None
-    extra: dict[str, dict[str, Tensor]]  # further tensors, by the name of their file
+    extra: dict[str, dict[str, Tensor]]  # other tensors, by the name of their file
     state: dict[str, Any]
     model_json: str
 
