@@ -76,13 +76,8 @@ def watch() -> Watch:
             # Sizes of their own, so that a mistaken letter cannot fit by chance.
             data = example(network.value, batch=3, length=7, source_width=source_width).to(dtype=torch.float32)
             with seen:
-<<<<<<< HEAD
                 patterns = [one for sublayer in network.value.body.sublayers() for one in sublayer.patterns()]
                 hashes = bool(patterns) and all(isinstance(one, everyformer.Hashed) for one in patterns)
-=======
-                patterns = list(network.value.body.patterns())
-                hashes = all(isinstance(pattern, everyformer.Hashed) for pattern in patterns)
->>>>>>> merge-engine
                 fast = () if source_width else ("hashed", "blocked") if hashes else ("blocked",)
                 for kernel in ("reference", "sdpa", *fast) if patterns else ("reference", "auto"):
                     data.run(network, kernel=kernel).hidden.sum().backward()

@@ -47,7 +47,6 @@ class PenalizedModule(ScoreModModule):
         self.rate = nn.Parameter(torch.tensor(start))
 
     def bias(self, q_BHQE, k_BHKE, scale, context):
-<<<<<<< HEAD
         distance = context.positions
         return lambda b, h, i, j: -self.rate.to(q_BHQE.dtype) * (distance.query_at(b, i) - distance.key_at(b, j)).abs()
 
@@ -96,20 +95,14 @@ class ScaledModule(SublayerModule):
 
     def forward(self, x, context, entry):
         return x * self.scale.to(x.dtype), None
-=======
-        return lambda b, h, i, j: -self.rate.to(q_BHQE.dtype) * (context.positions.query_at(b, i) - context.positions.key_at(b, j)).abs()
->>>>>>> merge-engine
 '''
 DILATED = {"type": "and", "parts": [{"type": "causal"}, {"type": "dilated", "step": 2}]}
 # The path of a field in a tiny gpt2, and its new value in JSON.
 PARTS = {
     "pattern": (("body", "layers", 0, "sublayers", 0, "pattern"), DILATED),
     "score mod": (("body", "layers", 0, "sublayers", 0, "score_mods"), [{"type": "penalized", "start": 0.25}]),
-<<<<<<< HEAD
     "residual": (("body", "residual"), {"type": "halved"}),
     "sublayer": (("body", "layers", 0, "sublayers", 1), {"type": "scaled"}),
-=======
->>>>>>> merge-engine
 }
 SMALL = ("--data", "text.txt", "run.steps=2", "run.batch=2", "run.evaluate=0", "run.examples=2", "run.device=cpu")
 

@@ -113,13 +113,8 @@ class LstmCell(nn.Module):
         order_BT1 = (~visible_BT).to(torch.uint8).argsort(dim=1, stable=True)[..., None]
         packed_BTD, c_BD = self._call(x_BTD.gather(1, order_BT1.expand_as(x_BTD)), h_BD, c_BD)
         # h after 0, 1, 2, ... visible tokens
-<<<<<<< HEAD
         h_after_BSD = torch.cat((h_BD[:, None].to(packed_BTD.dtype), packed_BTD), dim=1)
         return h_after_BSD.gather(1, visible_BT.cumsum(1)[..., None].expand_as(packed_BTD)), c_BD
-=======
-        h_all = torch.cat((h_BD[:, None].to(packed_BTD.dtype), packed_BTD), dim=1)  # B, 1 + T, D
-        return h_all.gather(1, visible_BT.cumsum(1)[..., None].expand_as(packed_BTD)), c_BD
->>>>>>> merge-engine
 
     def _call(self, x_BTD: Tensor, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, Tensor]:
         assert self.of_h is not None
