@@ -163,6 +163,17 @@ def test_auto_uses_fused_for_the_sparse_transformer_at_full_size(use):
             assert fused.unsupported_reason(request) is None and choose(request, "auto") is fused
 
 
+@pytest.mark.parametrize("max_span", (64, 4096, 9000))
+def test_auto_uses_fused_for_spans_of_any_length(max_span):
+    """Also if a span may be as long as the sequence: the mask of another kernel would be as large as the scores."""
+    module = Span(max_span).build(4, 64, 64)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, 4, 4096, 64, device="cuda", dtype=torch.bfloat16)
+        context = Context.of(4096, 4096, q.device)
+        request = Request(q, q, q, parse("causal"), (module.bias(q, q, 0.1, context),), (), context, 0.1, 0.0)
+        assert choose(request, "auto") is fused
+
+
 def test_programs_compile_for_a_gpu(tmp_path):
     """Also without a GPU: the interpreter accepts programs that the compiler refuses."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

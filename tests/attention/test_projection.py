@@ -130,7 +130,7 @@ def test_standard_is_equation_3_and_the_concat_form(widths: dict[str, int]) -> N
     w_o_FD = heads.out.weight.T
     torch.testing.assert_close(run(heads, x_BTD)[0], spec.concat_form(outputs, w_o_FD), **CLOSE)
     w_c_HED = w_o_FD.unflatten(0, (HEADS, -1))
-    torch.testing.assert_close(run(heads, x_BTD)[0], spec.equation_3(outputs, w_c_HED), **CLOSE)
+    torch.testing.assert_close(run(heads, x_BTD)[0], spec.sum_of_projected_heads(outputs, w_c_HED), **CLOSE)
 
 
 @pytest.mark.spec(10)

@@ -10,6 +10,7 @@ Paper: Dao 2023 (FlashAttention-2); the programs differ from it in the pairs tha
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -93,8 +94,8 @@ def computed_fraction(request: Request) -> float:
 
 
 def auto_limit(request: Request) -> float:
-    # A stored soft mask would be as large as the scores, so with one no other kernel is better.
-    return (1.0 if request.terms else LIMIT) if request.is_long else -1
+    # A stored soft mask would be as large as the scores, so with one no other kernel is better, whatever the largest span.
+    return (math.inf if request.terms else LIMIT) if request.is_long else -1
 
 
 def launched_parts(request: Request) -> tuple[tuple[Part, ...], ...] | None:
