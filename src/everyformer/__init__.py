@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # for type checkers; at run time names are imported by __getattr__
     from everyformer.attention.attend import KERNELS, attend
+    from everyformer.attention.check_pattern import check_pattern
     from everyformer.attention.context import Context, Probe, SideInputs
     from everyformer.attention.four_term import FourTerm
     from everyformer.attention.parse import parse
@@ -89,6 +90,7 @@ _HOMES = {
     "everyformer.attention.pattern": "Pattern Full Causal Window Block Stride Summary Local Local2d Prefix Graph SameDocument "
     "Visible Hashed Chunked ByHead fixed strided",
     "everyformer.attention.parse": "parse",
+    "everyformer.attention.check_pattern": "check_pattern",
     "everyformer.attention.score_mod": "ScoreMod ScoreModModule Rotary Alibi Shaw T5Bias ImageBias",
     "everyformer.attention.four_term": "FourTerm",
     "everyformer.attention.span": "Span DynamicSpan",

@@ -100,15 +100,23 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"the names are {', '.join(names)}"
 
 
+@functools.cache
+def _public_tags() -> set[str]:
+    """The tags of the package's own classes. A class of your own may be defined again, these may not."""
+    import everyformer
+
+    return {snake(name) for name in (*everyformer.__all__, "And", "Or", "Not")}
+
+
 def named(protocol: type[T]) -> dict[str, type[T]]:
     """The value classes of a protocol by tag, including those of your own that are imported."""
     classes: dict[str, type[T]] = {}
     for kind in protocol.__subclasses__():
         if issubclass(kind, Value):
             name = snake(kind.__name__)
-            if name in classes and classes[name].__module__.startswith("everyformer."):
+            if name in classes and name in _public_tags():
                 raise ValueError(
-                    f"{kind.__module__}.{kind.__name__} has the same tag as everyformer's {name}; rename the class"
+                    f"a class {kind.__name__} of your own has the tag {name} of everyformer's; rename the class"
                 )
             classes[name] = kind
         classes |= named(kind)

@@ -14,6 +14,7 @@ import everyformer
 from everyformer.attention.context import Context
 from everyformer.attention.four_term import FourTerm
 from everyformer.attention.parse import parse
+from everyformer.attention.pattern import Causal, Pattern
 from everyformer.attention.projection import Standard
 from everyformer.attention.score_mod import Rotary, ScoreModModule, Shaw
 from everyformer.attention.span import DynamicSpan, Span
@@ -46,6 +47,7 @@ from everyformer.study.sweep import (
     cells,
     sweep,
 )
+from everyformer.value import Value
 
 
 def held(report: Report, record_property) -> None:
@@ -337,3 +339,21 @@ def test_what_was_asked_for_and_not_checked_is_not_ok():
     with pytest.raises(ValueError, match=r"only=\[\] is empty; give some of future, "):
         contracts("gpt2", only=[])
     assert contracts("bert", ["store"]).ok
+
+
+class TooShort(Pattern, Value, frozen=True):
+    """A pattern that states a smaller distance than its predicate allows."""
+
+    def allows(self, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q - k < 9
+
+    def max_distance(self) -> int:
+        return 3
+
+
+def test_a_pattern_that_states_a_wrong_distance_fails_with_a_counterexample():
+    layer = Layer((Attention(Standard(2), Causal() & TooShort()),))
+    value = Model(width=8, embed=Tokens(7), body=Stack(1, (layer,), PreNorm()), outputs=(Language(),))
+    report = contracts(value, only=["pattern"])
+    assert not report.ok and "max_distance() is 3, but query 4 attends to key 0 in head 0" in str(report)
+    assert contracts("sparse-transformer", only=["pattern"]).ok and contracts("lstm", only=["pattern"]).not_applicable

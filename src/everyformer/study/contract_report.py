@@ -14,6 +14,7 @@ class Result:
     model: str
     error: float
     limit: float
+    reason: str = ""  # why it failed, if there is more to say than the error
 
     @property
     def passed(self) -> bool:
@@ -49,5 +50,7 @@ class Report:
         for name, checks, error, limit, passed in self.rows():
             lines.append(f"{name:<12}{checks:>7}{error:>14.1e}{limit:>9.0e}  {'passed' if passed else 'FAILED'}")
         lines += [f"{name:<12}does not apply to this model; nothing was checked" for name in self.not_applicable]
-        lines += [f"FAILED: {result.contract} by {result.error:.1e} in {result.model}" for result in self.failures[:10]]
+        for result in self.failures[:10]:
+            why = result.reason or f"by {result.error:.1e}"
+            lines.append(f"FAILED: {result.contract} in {result.model}: {why}")
         return "\n".join(lines)

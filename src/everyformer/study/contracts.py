@@ -1,5 +1,6 @@
 """The contracts: properties that every legal model has, checked on the model itself.
 
+    pattern     what the patterns state (max_distance, is_causal, ...) agrees with their predicates, tried on 64 positions
     future      changing the tokens from time t on changes earlier outputs by exactly 0
     cache       token by token, or in pieces, with a cache: the same output as in one pass
     segments    the same with a segment memory of layer inputs, as in Transformer-XL's training
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.attention.attend import KERNELS, UnsupportedKernel
+from everyformer.attention.check_pattern import check_pattern
 from everyformer.attention.context import Probe
 from everyformer.family.table import find
 from everyformer.network.cache import Cache
@@ -46,7 +48,7 @@ from everyformer.study.contract_report import Report, Result
 from everyformer.study.example import Example, example, parts
 from everyformer.value import nearest
 
-LIMITS = {"future": 0.0, "store": 0.0, "gradient": 1e-5, "overfit": 0.1}
+LIMITS = {"pattern": 0.0, "future": 0.0, "store": 0.0, "gradient": 1e-5, "overfit": 0.1}
 LIMIT = 1e-9  # for all other contracts
 
 
@@ -85,10 +87,13 @@ def contracts(
         for part, source_width in parts(network):
             data = (inputs or example(part.value, source_width=source_width)).to(device, torch.float64)
             for contract in chosen:
-                error = CONTRACTS[contract](part, data)
+                try:
+                    error, reason = CONTRACTS[contract](part, data), ""
+                except Broken as broken:
+                    error, reason = math.inf, str(broken)
                 if error is not None:
                     limit = LIMITS.get(contract, LIMIT)
-                    report.results.append(Result(contract, name or _describe(part.value), error, limit))
+                    report.results.append(Result(contract, name or _describe(part.value), error, limit, reason))
     checked = {result.contract for result in report.results}
     report.not_applicable = [contract for contract in chosen if only is not None and contract not in checked]
     return report
@@ -104,6 +109,20 @@ def _describe(value: Model) -> str:
         f"{attention.pattern} / {score_mods} / {type(value.body.residual).__name__}({type(value.body.residual.norm).__name__})"
         f" / {type(attention.heads).__name__} / {position}"
     )
+
+
+class Broken(Exception):
+    """A contract does not hold; the message is the reason."""
+
+
+def _pattern(network: Network, inputs: Example) -> float | None:
+    patterns = dict.fromkeys(one for sublayer in network.value.body.sublayers() for one in sublayer.patterns())
+    for pattern in patterns:
+        try:
+            check_pattern(pattern)
+        except ValueError as error:
+            raise Broken(str(error)) from None
+    return 0.0 if patterns else None
 
 
 def _future(network: Network, inputs: Example) -> float | None:
@@ -344,6 +363,7 @@ def _overfit(network: Network, inputs: Example) -> float | None:
 
 Check = Callable[[Network, Example], float | None]
 CONTRACTS: dict[str, Check] = {
+    "pattern": _pattern,
     "future": _future,
     "cache": _cache,
     "segments": _segments,

@@ -313,7 +313,7 @@ def sweep(
             first = model.body.layers[0].sublayers[0]
             plain = isinstance(first, Attention) and model.body not in HYBRIDS
             kind = (first.pattern, first.score_mods) if plain else model.body  # type: ignore[attr-defined]
-            skipped = ("kernels", "flex") if kind in seen else ()
+            skipped = ("pattern", "kernels", "flex") if kind in seen else ()
             seen.add(kind)
             names = [name for name in only or SWEPT if name not in skipped]
             report.results += contracts(model, names).results
