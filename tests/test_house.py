@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from everyformer.network.network import Network
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "everyformer"
@@ -81,6 +84,10 @@ def test_constructors_have_at_most_ten_arguments(path):
             arguments = function.args
             count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - 1
             assert count <= 10, f"line {function.lineno} has {count} arguments"
+
+
+def test_the_call_of_a_network_has_at_most_eight_arguments():
+    assert len(inspect.signature(Network.forward).parameters) - 1 <= 8
 
 
 @pytest.mark.parametrize("path", [path for path in TEXTS if path != Path(__file__)], ids=identify)

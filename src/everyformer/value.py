@@ -132,7 +132,7 @@ def _decode(kind: Any, tree: Any) -> Any:
     kinds = named(kind)
     if tree["type"] not in kinds:
         raise ValueError(
-            f"no {name} is named {tree['type']!r}; {nearest(tree['type'], kinds)} A class of your own must be imported first: "
+            f"no {name} is named {tree['type']!r}; {nearest(tree['type'], kinds).rstrip('?')}. A class of your own must be imported first: "
             "with --import FILE on the command line, with import in Python"
         )
     return msgspec.convert(tree, kinds[tree["type"]], dec_hook=_decode)

@@ -220,7 +220,9 @@ def test_a_model_in_a_json_file_can_replace_a_member(place, capsys):
     (place / "mine.json").write_text(capsys.readouterr().out.replace('"causal"', '"full"', 1))
     given = ["mine.json", "--data", "text.txt", "run.steps=2", "run.batch=2", "run.evaluate=0"]
     assert main(["train", *given]) == 2
-    assert "the pattern full sees the future" in capsys.readouterr().err and not (place / "runs" / "mine-1").exists()
+    assert (
+        "the pattern full attends to the future" in capsys.readouterr().err and not (place / "runs" / "mine-1").exists()
+    )
     (place / "mine.json").write_text((place / "mine.json").read_text().replace('"full"', '"causal"'))
     assert main(["contracts", "mine.json", "--only", "future"]) == 0
     assert main(["plan", *given, "--no-measure"]) == 0

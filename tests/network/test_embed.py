@@ -106,7 +106,7 @@ def test_a_captioned_image_follows_the_users_pattern(pattern):
 def test_a_users_pattern_is_in_json_and_in_the_refusals():
     value = model(PixelsThenText(6), embed=CAPTIONED, outputs=(PerToken(3),))
     assert from_json(to_json(value), type(value)) == value
-    with pytest.raises(ValueError, match=r"pixels_then_text\(6\) sees the future"):
+    with pytest.raises(ValueError, match=r"pixels_then_text\(6\) attends to the future"):
         model(PixelsThenText(6), outputs=(Language(),)).build()
 
 

@@ -190,12 +190,12 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         [model(cross=CROSS)],
     ),
     (
-        "the pattern window(3) sees the future, or cannot be shown not to, and a language head would learn to copy it; add causal &",
+        "the pattern window(3) attends to the future, or does not state that it is causal; a language head would learn to copy it",
         model("window(3)", outputs=LANGUAGE),
         [model("causal & window(3)", outputs=LANGUAGE)],
     ),
     (
-        "the pattern full sees the future, or cannot be shown not to, and a logistics head would learn to copy it; add causal &",
+        "the pattern full attends to the future, or does not state that it is causal; a logistics head would learn to copy it",
         model("full", embed=Features(3), outputs=(Logistics(),)),
         [model("causal", embed=Features(3), outputs=(Logistics(),))],
     ),
@@ -400,12 +400,12 @@ def test_all_reasons_are_given_at_once():
     wrong = model("full", outputs=LANGUAGE, class_token=True, residual=PreNorm(), form=Standard(3))
     with pytest.raises(ValueError) as caught:
         wrong.build()
-    for reason in ("does not divide into 3 heads", "sees the future", "has no next token"):
+    for reason in ("does not divide into 3 heads", "to the future", "has no next token"):
         assert reason in str(caught.value)
 
 
 def test_a_pair_is_refused_for_what_is_wrong_with_its_sides():
-    with pytest.raises(ValueError, match="sees the future"):
+    with pytest.raises(ValueError, match="to the future"):
         pair(decoder=model("full", cross=CROSS, outputs=LANGUAGE)).build()
     with pytest.raises(ValueError, match="does not divide into 3 heads"):
         pair(encoder=model("full", form=Standard(3))).build()

@@ -118,7 +118,7 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
     "unknown kind": (rewrite('"type": "model"', '"type": "modell"'), "not a Model: Invalid value 'modell'"),
     "unknown field": (rewrite('"width": 8', '"width": 8, "wdith": 8'), "unknown field `wdith`"),
     "wrong number": (rewrite('"width": 8', '"width": -8'), r"Expected `int` >= 1 - at `\$.width`"),
-    "illegal": (rewrite('"causal"', '"full"'), "this combination is refused: the pattern full sees the future"),
+    "illegal": (rewrite('"causal"', '"full"'), "this combination is refused: the pattern full attends to the future"),
     "another value": (lambda f: (f / "model.json").write_text('{"type": "causal"}'), "not a Model"),
     "not json": (lambda f: (f / "model.json").write_text("{"), "this JSON is not a Model"),
     "not text": (lambda f: (f / "model.json").write_bytes(b"\xff\xfe"), "this JSON is not a Model"),

@@ -61,8 +61,8 @@ def _future_reasons(value: Model) -> Iterator[str]:
                 )
             if pattern.superset().attends_to_future():
                 yield (
-                    f"the pattern {pattern} sees the future, or cannot be shown not to, and a {kind} head would learn to copy it; "
-                    "add causal &"
+                    f"the pattern {pattern} attends to the future, or does not state that it is causal; a {kind} head would learn to "
+                    "copy it; add causal &"
                 )
         for sublayer in dict.fromkeys(value.body.sublayers()):
             if sublayer.attends_to_future() and not sublayer.patterns():
