@@ -109,6 +109,32 @@ SETS: dict[str, Callable[[int, int], bool]] = {  # whether j belongs to S_i
 
 
 @pytest.mark.spec(100)
+class Branching(Pattern, Value, frozen=True):
+    """A Python branch on tensors, which no kernel can compute."""
+
+    def allows(self, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return k <= q if q < 3 else q - k < 2
+
+
+class Numbers(Pattern, Value, frozen=True):
+    """Numbers in place of booleans."""
+
+    def allows(self, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q - k
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        (Branching(), "branching fails with RuntimeError .*with & \\| ~ instead of `if`"),
+        (Numbers(), "numbers returns torch.int64; return booleans"),
+    ],
+)
+def test_a_predicate_that_cannot_be_computed_raises_with_the_remedy(pattern: Pattern, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        pattern.attends_to_future(8)
+
+
 @pytest.mark.parametrize(
     "rows, columns, height, width, up, side", [(4, 6, 2, 3, 1, 1), (6, 4, 3, 2, 3, 2), (2, 6, 1, 6, 1, 0)]
 )

@@ -138,7 +138,7 @@ def test_wrong_commands_and_options_get_the_nearest_name(arguments, message, run
         (["family", "--diff", "bert", "gpt2:hug"], "gpt2 has no size 'hug'"),
         (
             ["show", "pattern", "casual & window(8)"],
-            "no pattern is named 'casual' (in 'casual & window(8)'); did you mean causal or local?",
+            "no pattern is named 'casual' (in 'casual & window(8)'); did you mean causal or local",
         ),
         (["show", "pattern", "window(-1)"], "window.size is -1"),
         (["show", "pattern", "causal &"], "cannot read the pattern 'causal &'"),

@@ -39,8 +39,9 @@ HEADER = """# The family
 
 One section per member: the idea, the attention pattern, the choices that make the member, its sizes beside the paper's parameter
 counts, and the command that trains it. The sizes named tiny are ours, for tests and first runs. An asterisk marks a count that
-differs from the paper's; the last column gives the reason, and other departures of a size. Departures of the mathematics stand in
-the docstring of each member's file. `everyformer family NAME --size SIZE` prints the whole value of a member. This page is written by
+differs from the paper's; the last column gives the reason, and any other differences from the paper. Differences in the
+mathematics are described in the docstring of each member's file. `everyformer family NAME --size SIZE` prints the whole value of
+a member. This page is written by
 `python -m tests.family.make_family_page`.
 
 ![The attention patterns of the family](pictures/patterns.png)

@@ -345,7 +345,24 @@ def _rows(pattern: Pattern, length: int, heads: int, step: int | None = None) ->
     h, k = torch.arange(heads, device=device).view(-1, 1, 1), torch.arange(length, device=device).view(1, 1, -1)
     for start in range(0, length, step):
         q = torch.arange(start, min(start + step, length), device=device).view(1, -1, 1)
-        yield pattern.bind(SideInputs())(torch.zeros_like(h), h, q, k).expand(heads, q.shape[1], length)
+        yield _evaluate(pattern, torch.zeros_like(h), h, q, k).expand(heads, q.shape[1], length)
+
+
+def _evaluate(pattern: Pattern, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Returns the booleans of a predicate. Raises ValueError if it cannot be computed on tensors."""
+    try:
+        allowed = pattern.bind(SideInputs())(b, h, q, k)
+    except (RuntimeError, TypeError, ArithmeticError) as error:
+        raise ValueError(
+            f"allows(b, h, q, k) of the pattern {pattern} fails with {type(error).__name__} ({error}); define it as arithmetic on the "
+            "tensors q and k, with & | ~ instead of `if`, `and`, `or`, `not`"
+        ) from error
+    if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
+        returned = allowed.dtype if isinstance(allowed, Tensor) else type(allowed).__name__
+        raise ValueError(
+            f"allows(b, h, q, k) of the pattern {pattern} returns {returned}; return booleans, with comparisons and & | ~"
+        )
+    return allowed
 
 
 @lru_cache(maxsize=256)

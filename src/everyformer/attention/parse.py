@@ -58,7 +58,8 @@ def _read(tree: ast.expr, text: str) -> Any:
 def _make(name: str, arguments: list[Any], text: str) -> Pattern:
     kinds = {key: kind for key, kind in named(Pattern).items() if kind not in (And, Or, Not)}
     if name not in kinds:
-        raise ValueError(f"no pattern is named {name!r} (in {text!r}); {nearest(name, kinds)}")
+        remedy = f"{nearest(name, kinds).rstrip('?')}. A class of your own must be imported first: on the command line with --import FILE"
+        raise ValueError(f"no pattern is named {name!r} (in {text!r}); {remedy}")
     if kinds[name] is ByHead:
         arguments = [tuple(arguments)]
     try:

@@ -21,6 +21,7 @@ from everyformer.cli.demo import demo
 from everyformer.cli.evaluate import evaluate
 from everyformer.cli.family import family
 from everyformer.cli.generate import generate
+from everyformer.cli.own_parts import imported
 from everyformer.cli.plan import plan
 from everyformer.cli.show import show
 from everyformer.cli.terminal import discard_output
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode prints ? instead
     try:
+        imported.clear()
         code = app(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         return int(code or 0)

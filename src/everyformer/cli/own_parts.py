@@ -22,10 +22,12 @@ from cyclopts import Parameter
 HELP = "A Python file or module with parts of your own; it is imported first. May be repeated."
 Imports = Annotated[tuple[str, ...], Parameter("--import", negative=(), show_default=False, help=HELP)]
 FOLDER, NAMES = "imports", "imports.txt"
+imported: list[str] = []  # what this command was given, for the command that it proposes next
 
 
 def import_parts(names: Sequence[str], run: Path | None = None) -> None:
     """Import files and modules. Raises ValueError if one cannot be imported, or if the run needs some and none is given."""
+    imported[:] = names
     for name in names:
         if name.endswith(".py"):
             _import_file(Path(name).expanduser().resolve())

@@ -68,6 +68,5 @@ def plan(
     screen.print(str(planned), soft_wrap=True)
     options = {"--size": size, "--data": data, "--task": task, "--init-from": init_from and str(init_from)}
     words = [member, *(word for name, text in options.items() if text for word in (name, text)), *settings]
-    words += [word for name in imports for word in ("--import", name)]
     next_command(screen, *(["family"] if planned.changes is None else ["train", *words, *planned.changes]))
     return 0

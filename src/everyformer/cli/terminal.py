@@ -9,6 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from everyformer.cli.own_parts import imported
+
 
 class UnbreakableConsole(Console):
     """A console for long work: it continues when the reader of a pipe exits, as after `| head -1`."""
@@ -41,5 +43,6 @@ def escape_controls(text: str) -> str:
 
 def next_command(screen: Console, *words: str | Path, hint: str = "") -> None:
     """Print a command to try next, quoted for the shell. `hint` is appended as it is."""
-    command = " ".join((shlex.join(["everyformer", *map(str, words)]), *([hint] if hint else [])))
+    given = [word for name in imported for word in ("--import", name)] if "--import" not in words else []
+    command = " ".join((shlex.join(["everyformer", *map(str, words), *given]), *([hint] if hint else [])))
     screen.print(f"\nnext: {command}", style="dim", soft_wrap=True)

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
+class BrokenContract(Exception):
+    """A contract does not hold; the message is the reason."""
+
+
 @dataclass(frozen=True)
 class Result:
     """One contract on one model: the measured error and the largest allowed one."""

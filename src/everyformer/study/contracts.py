@@ -44,7 +44,7 @@ from everyformer.network.network import Network, Output, PairNetwork
 from everyformer.network.ponder_rnn import PonderRnn
 from everyformer.network.repeat import Halt
 from everyformer.network.store import load, save
-from everyformer.study.contract_report import Report, Result
+from everyformer.study.contract_report import BrokenContract, Report, Result
 from everyformer.study.example import Example, example, parts
 from everyformer.value import nearest
 
@@ -89,7 +89,7 @@ def contracts(
             for contract in chosen:
                 try:
                     error, reason = CONTRACTS[contract](part, data), ""
-                except Broken as broken:
+                except BrokenContract as broken:
                     error, reason = math.inf, str(broken)
                 if error is not None:
                     limit = LIMITS.get(contract, LIMIT)
@@ -111,17 +111,13 @@ def _describe(value: Model) -> str:
     )
 
 
-class Broken(Exception):
-    """A contract does not hold; the message is the reason."""
-
-
 def _pattern(network: Network, inputs: Example) -> float | None:
     patterns = dict.fromkeys(one for sublayer in network.value.body.sublayers() for one in sublayer.patterns())
     for pattern in patterns:
         try:
             check_pattern(pattern)
         except ValueError as error:
-            raise Broken(str(error)) from None
+            raise BrokenContract(str(error)) from None
     return 0.0 if patterns else None
 
 
