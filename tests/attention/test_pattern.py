@@ -108,7 +108,6 @@ SETS: dict[str, Callable[[int, int], bool]] = {  # whether j belongs to S_i
 }
 
 
-@pytest.mark.spec(100)
 class Branching(Pattern, Value, frozen=True):
     """A Python branch on tensors, which no kernel can compute."""
 
@@ -135,6 +134,7 @@ def test_a_predicate_that_cannot_be_computed_raises_with_the_remedy(pattern: Pat
         pattern.attends_to_future(8)
 
 
+@pytest.mark.spec(100)
 @pytest.mark.parametrize(
     "rows, columns, height, width, up, side", [(4, 6, 2, 3, 1, 1), (6, 4, 3, 2, 3, 2), (2, 6, 1, 6, 1, 0)]
 )

@@ -336,7 +336,7 @@ def test_what_was_asked_for_and_not_checked_is_not_ok():
         and report.not_applicable == ["future"]
         and "future      does not apply to this model" in str(report)
     )
-    with pytest.raises(ValueError, match=r"only=\[\] is empty; give some of future, "):
+    with pytest.raises(ValueError, match=r"only=\[\] is empty; give some of pattern, "):
         contracts("gpt2", only=[])
     assert contracts("bert", ["store"]).ok
 
