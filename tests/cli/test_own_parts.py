@@ -136,6 +136,7 @@ def test_a_part_is_planned_checked_trained_saved_loaded_and_resumed(model, folde
     assert main(["contracts", model, *own]) == 0
     assert main(["train", model, *own, *SMALL, "--out", "run"]) == 0
     assert (folder / "run" / "imports" / "my_parts.py").read_text() == OWN_PARTS
+    assert "--import my_parts.py" in capsys.readouterr().out.partition("next: ")[2]
     capsys.readouterr()
     sys.modules.pop("my_parts")
     for words in (

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import everyformer as ef
 from everyformer import build
 from everyformer.infer.evaluate import streaming_nll, window_nll
 from everyformer.study.attention_maps import GROUPS, attention_maps, draw, grouped, weights
@@ -93,3 +94,12 @@ def test_a_state_without_weights_is_not_drawn(tmp_path):
     work = Language().open(str(text(tmp_path)), 16)
     with pytest.raises(ValueError, match="has no attention weights to draw"):
         attention_maps(build("act-rnn", "tiny"), work, "to be or not")
+
+
+def test_of_a_hybrid_the_attention_is_drawn(tmp_path):
+    """A column for each head, a row for each attention: the states of its LSTMs are no heads."""
+    hybrid = ef.Layer((ef.Lstm(), ef.Attention(ef.Standard(2), ef.Causal())))
+    model = ef.Model(width=8, embed=ef.Tokens(256), body=ef.Stack(2, (hybrid,), ef.PreNorm()), outputs=(ef.Language(),))
+    maps = attention_maps(model.build(), Language().open(str(text(tmp_path)), 16), "to be")
+    assert [tuple(weight.shape) for weight in maps.weight_LHQK] == [(2, 5, 5)] * 2
+    torch.testing.assert_close(maps.weight_LHQK[0].sum(-1), torch.ones(2, 5))

@@ -132,9 +132,9 @@ def test_one_sequence_may_become_several(documents):
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_a_rolled_back_cache_continues_exactly(count, side):
     network = ready(model(position=Learned(12)))
-    begun = feed(network, side, Cache(), (0, 0, 0), (4, 2, 3))[0].cache
-    astray = network(tokens(3, count, seed=5), cache=begun).cache if count else begun
-    wanted = feed(network, side, begun, (4, 2, 3), (2, 2, 2))[0]
+    started = feed(network, side, Cache(), (0, 0, 0), (4, 2, 3))[0].cache
+    astray = network(tokens(3, count, seed=5), cache=started).cache if count else started
+    wanted = feed(network, side, started, (4, 2, 3), (2, 2, 2))[0]
     found = feed(network, side, astray.roll_back(count), (4, 2, 3), (2, 2, 2))[0]
     close(found.hidden, wanted.hidden, 1e-300)
     assert found.cache.length == wanted.cache.length

@@ -99,7 +99,7 @@ def test_a_probe_shows_the_weights_of_equation_19(name, kernel):
     """They are those of the definition, 0 for what is to come, and their sum over the candidates is the state."""
     network, x, probe = ready(model(BODIES[name])), tokens(2, 6), Probe()
     cache = network(x, kernel=kernel, probe=probe, cache=Cache()).cache
-    (w_BDQK,) = probe.weights
+    (w_BDQK,) = probe.state_weights
     for row, x_TD in enumerate(placed(network, x)):
         _, c, new, i, f = literal(
             BODIES[name].layers[0].sublayers[0], network.body.layers[0].sublayers[0].cells[0], x_TD
@@ -202,7 +202,7 @@ def test_a_bidirectional_layer_is_one_lstm_in_each_direction(body, kernel):
         one, two = literal(value, there, x_TD), literal(value, back, x_TD.flip(0))
         close(hidden[row], torch.cat((torch.stack(one[0]), torch.stack(two[0]).flip(0)), dim=1))
         w = torch.stack([torch.stack(w) for w in spec.weights(two[3], two[4])]).flip(0, 1)
-        close(probe.weights[0][row, 3:].permute(1, 2, 0), w)
+        close(probe.state_weights[0][row, 3:].permute(1, 2, 0), w)
 
 
 @pytest.mark.parametrize("name", BODIES)

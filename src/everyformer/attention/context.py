@@ -33,6 +33,9 @@ class Probe:
     records_weights: bool = True  # with False, the fast kernels stay in use
     records_layers: bool = False
     weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each attention, in the order of execution
+    state_weights: list[Tensor] = field(
+        default_factory=list
+    )  # B, D, Q, K of each LSTM: of inputs in each feature of its state
     halts: list[Tensor] = field(
         default_factory=list
     )  # B, T, N of each halting depth or sublayer: the weight of each step

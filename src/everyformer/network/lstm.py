@@ -114,6 +114,6 @@ class RecurrentModule(SublayerModule):
         other_BTD, _ = self.cells[1](x_BTD.flip(1), flipped_BT, None, context, False)
         probe = context.call.probe
         if probe is not None:
-            forward_BDQK, backward_BDQK = probe.weights[-2:]
-            probe.weights[-2:] = [torch.cat((forward_BDQK, backward_BDQK.flip(2, 3)), dim=1)]
+            forward_BDQK, backward_BDQK = probe.state_weights[-2:]
+            probe.state_weights[-2:] = [torch.cat((forward_BDQK, backward_BDQK.flip(2, 3)), dim=1)]
         return torch.cat((h_BTD, other_BTD.flip(1)), dim=-1)

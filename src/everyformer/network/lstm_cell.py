@@ -64,7 +64,7 @@ class LstmCell(nn.Module):
         if h_BTD is None:
             h_BTD = self.activation(c_BTD).to(x_BTD.dtype)
         if context.call.probe is not None:
-            context.call.probe.weights.append(self._weights(x_BTD, visible_BT, h_BD, h_BTD))
+            context.call.probe.state_weights.append(self._weights(x_BTD, visible_BT, h_BD, h_BTD))
         if not keep:
             return h_BTD, None
         return h_BTD, c_BTD if self.of_h is None else torch.cat((h_BTD[:, -c_BTD.shape[1] :], c_BTD), dim=-1)

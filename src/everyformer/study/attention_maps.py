@@ -107,10 +107,10 @@ def draw_spans(result: Spans) -> Figure:
 
 @torch.no_grad()
 def weights(network: Network, token_T: Tensor) -> list[Tensor]:
-    """The attention weights of every layer, H, Q, K each."""
+    """The attention weights of every layer, H, Q, K each; of a network without attention those of its states, D, Q, K."""
     probe, device = Probe(), next(network.parameters()).device
     network(token_T[None].to(device), probe=probe)
-    return [weight_BHQK[0].float().cpu() for weight_BHQK in probe.weights]
+    return [weight_BHQK[0].float().cpu() for weight_BHQK in probe.weights or probe.state_weights]
 
 
 def grouped(weight_HQK: Tensor, groups: int = GROUPS) -> Tensor:

@@ -169,12 +169,12 @@ def _rewind(network: Network, inputs: Example) -> float | None:
     order = torch.arange(len(inputs.inputs), device=inputs.inputs.device).flip(0)
     for segment_memory in (False, True):
         begin = Cache(max_length=2 * inputs.length, segment_memory=segment_memory)
-        begun = inputs.cut(0, half).run(network, cache=begin).cache
-        assert begun is not None
-        astray = other.cut(half).run(network, cache=begun).cache
+        started = inputs.cut(0, half).run(network, cache=begin).cache
+        assert started is not None
+        astray = other.cut(half).run(network, cache=started).cache
         assert astray is not None
         again = inputs.cut(half).run(network, cache=astray.roll_back(inputs.length - half)).hidden
-        turned = inputs.cut(half).rows(order).run(network, cache=begun.reorder(order)).hidden
+        turned = inputs.cut(half).rows(order).run(network, cache=started.reorder(order)).hidden
         worst = max(worst, _distance(again, straight), _distance(turned, straight[order]))
     return worst
 
