@@ -121,10 +121,13 @@ def read_text(path: Path) -> str:
     return decode_utf8(memory_map(path).tobytes(), str(path))
 
 
-def decode_utf8(raw: bytes, name: str, offset: int = 0) -> str:
+TO_UTF8 = "convert it to UTF-8 (only the language task, with task.tokenizer=bytes, trains on binary data)"
+
+
+def decode_utf8(raw: bytes, name: str, offset: int = 0, remedy: str = TO_UTF8) -> str:
     """Decodes the bytes that start at `offset` of the file `name`, and drops a byte order mark at offset 0.
 
-    Raises ValueError, with the offset of the first bad byte, if they are not UTF-8 or contain a zero byte.
+    Raises ValueError, with the offset of the first bad byte and the remedy, if they are not UTF-8 or contain a zero byte.
     """
     bad = raw.find(b"\0")
     try:
@@ -133,10 +136,7 @@ def decode_utf8(raw: bytes, name: str, offset: int = 0) -> str:
             return text if offset else text.removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         bad = error.start
-    raise ValueError(
-        f"{name} is not text in UTF-8: byte {offset + bad} is {raw[bad]}; convert it to UTF-8 (only the language task, "
-        "with task.tokenizer=bytes, trains on binary data)"
-    )
+    raise ValueError(f"{name} is not text in UTF-8: byte {offset + bad} is {raw[bad]}; {remedy}")
 
 
 def fingerprint(data: NDArray[Any]) -> str:

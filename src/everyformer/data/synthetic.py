@@ -126,30 +126,29 @@ TEST_LENGTHS = (40, 80, 120, 200, 400)
 def algorithm(name: str, count: int = 100_000, held_out: int = 200) -> dict[str, tuple[list[str], list[str]]]:
     """Returns `count` training pairs of lengths up to 40, `held_out` validation pairs, and as many test pairs of each test length.
 
-    Numbers are written with the lowest digit first, as in tensor2tensor; the length of a sum counts both numbers and the sign.
+    No source is in two splits, so the shortest ones, all of which training has, are in training only. Numbers are written with the lowest digit first, as in tensor2tensor; the length of a sum counts both numbers and the sign.
     """
     random = np.random.RandomState(ALGORITHMS.index(name))
     shortest = 3 if name == "addition" else 1
 
-    def pairs(length_N: NDArray[np.int64]) -> tuple[list[str], list[str]]:
-        sources, targets = [], []
-        for length in length_N.tolist():
-            digits = (random.randint(10, size=length) + ord("0")).astype(np.uint8).tobytes().decode()
-            if name == "addition":
-                sign = random.randint(1, length - 1)
-                first, second = digits[:sign], digits[sign + 1 :]
-                sources.append(f"{first}+{second}")
-                targets.append(str(int(first[::-1]) + int(second[::-1]))[::-1])
-            else:
-                sources.append(digits)
-                targets.append(digits if name == "copy" else digits[::-1])
-        return sources, targets
+    def pair(length: int) -> tuple[str, str]:
+        digits = (random.randint(10, size=length) + ord("0")).astype(np.uint8).tobytes().decode()
+        if name == "addition":
+            sign = random.randint(1, length - 1)
+            first, second = digits[:sign], digits[sign + 1 :]
+            return f"{first}+{second}", str(int(first[::-1]) + int(second[::-1]))[::-1]
+        return digits, digits if name == "copy" else digits[::-1]
 
-    splits = {
-        split: pairs(random.randint(shortest, MAX_TRAIN_LENGTH + 1, size=size))
-        for split, size in (("train", count), ("valid", held_out))
-    }
-    return splits | {f"test{length}": pairs(np.full(held_out, length)) for length in TEST_LENGTHS}
+    train = [pair(length) for length in random.randint(shortest, MAX_TRAIN_LENGTH + 1, size=count).tolist()]
+    splits, used = {"train": train}, {source for source, _ in train}
+    for split, length in (("valid", None), *((f"test{length}", length) for length in TEST_LENGTHS)):
+        splits[split] = []
+        while len(splits[split]) < held_out:
+            one = pair(length or int(random.randint(shortest, MAX_TRAIN_LENGTH + 1)))
+            if one[0] not in used:
+                used.add(one[0])
+                splits[split].append(one)
+    return {split: ([source for source, _ in rows], [target for _, target in rows]) for split, rows in splits.items()}
 
 
 SUBJECTS = {
