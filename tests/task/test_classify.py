@@ -14,7 +14,8 @@ from everyformer.attention.context import SideInputs
 from everyformer.data.labelled import Labelled
 from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.task.classify import Classify, kind_of
-from everyformer.task.classify_data import LabelledImageData
+from everyformer.task.classify_images import LabelledImageData
+from everyformer.task.target import ClassTarget
 from tests.task.members import features, nodes
 
 TEXTS = ["a b", "a", "b b a b a b a b " * 5, "c a b", "a b a b a b a b a b", "b", "c c c", "a a c"] * 3
@@ -98,7 +99,7 @@ def test_a_text_has_berts_marks_and_is_truncated(texts, kind):
 def test_classes_of_a_run_keep_their_indices(texts, tmp_path):
     task, _ = text_task(texts)
     assert task.data.classes == ("even", "odd")
-    task.data.classes = ("new", "odd", "even")
+    task.data.target = ClassTarget(("new", "odd", "even"))
     task.data.save(tmp_path)
     again = Classify(tokenizer="bytes").open(texts, None, tmp_path)
     assert again.classes == ("new", "odd", "even")

@@ -23,6 +23,7 @@ from everyformer.cli.family import family
 from everyformer.cli.generate import generate
 from everyformer.cli.own_parts import imported
 from everyformer.cli.plan import plan
+from everyformer.cli.predict import predict
 from everyformer.cli.show import show
 from everyformer.cli.terminal import discard_output
 from everyformer.cli.train import resume, train
@@ -53,6 +54,7 @@ app.command(train)
 app.command(resume)
 app.command(evaluate)
 app.command(generate)
+app.command(predict)
 app.command(family)
 app.command(show)
 app.command(contracts)

@@ -39,6 +39,8 @@ class _Printer:
         if kind == "begin":
             left = line["steps"] - line["step"]
             text = f"{left:,} step{'s' * (left > 1)} left" if left > 0 else "no steps left; extend the run with --steps"
+            for note in line.get("notes", ()):
+                self.screen.print(note, style="yellow", soft_wrap=True)
             self.screen.print(f"{line['parameters']:,} parameters, {text}")
         elif kind == "step":
             last = line["step"] == self.state.total

@@ -10,6 +10,7 @@ import hashlib
 import json
 import lzma
 import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -72,8 +73,8 @@ def uncompressed_name(path: Path) -> str:
 
 
 def split_from_name(path: Path) -> str | None:
-    """Returns the split that a file or folder is named after (train.txt, val.jsonl.gz, test/), or None."""
-    return SPLITS.get(uncompressed_name(path).split(".")[0])
+    """Returns the split that a file or folder is named after (train.txt, val.jsonl.gz, test/, train-00000-of-00002.parquet), or None."""
+    return SPLITS.get(re.sub(r"-\d+-of-\d+$", "", uncompressed_name(path).split(".")[0]))
 
 
 def decompress(path: Path) -> Path:

@@ -178,7 +178,7 @@ class Loop:
         records.write(
             "begin", self.step, steps=self.recipe.run.steps,
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
-            metric=objective.metric, bytes=objective.bytes_per_target,
+            metric=objective.metric, bytes=objective.bytes_per_target, notes=self.task.data.notes,
         )  # fmt: skip
         return records
 
