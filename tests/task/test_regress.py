@@ -1,4 +1,4 @@
-"""Regress: the loss and the metrics equal their definitions, on texts, sets, images and graphs; numbers are not taken for classes silently."""
+"""Regress: the loss and the metrics equal their definitions on every kind of input; classes that are numbers are said."""
 
 from __future__ import annotations
 

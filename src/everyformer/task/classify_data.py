@@ -162,13 +162,23 @@ class TextData(LabelledData):
     def __init__(self, task: ExampleTask, labelled: Labelled, context: int | None, folder: Path | None):
         super().__init__(task, labelled, folder)
         self.context = context
-        self.tokenizer = tokenizers.load_or_train(
-            task.tokenizer,
-            lambda: labelled.splits["train"][0],
-            task.vocabulary,
-            labelled.fingerprint,
-            folder,
-            task.tokenizer_files,
+        inputs = [one for rows, _ in labelled.splits.values() for one in rows]
+        ids = [one for one in inputs if not isinstance(one, str)]
+        if ids and len(ids) < len(inputs):
+            raise ValueError(
+                f"{labelled.name} has {len(ids)} lists of token ids among {len(inputs)} inputs; give one or the other"
+            )
+        self.tokenizer = (
+            tokenizers.load_ids(ids, folder)
+            if ids
+            else tokenizers.load_or_train(
+                task.tokenizer,
+                lambda: labelled.splits["train"][0],
+                task.vocabulary,
+                labelled.fingerprint,
+                folder,
+                task.tokenizer_files,
+            )
         )
         # A tokenizer that has BERT's marks adds them; a model may read its class from [CLS].
         marks = [self.tokenizer.special_id(name) for name in ("[CLS]", "[SEP]")]

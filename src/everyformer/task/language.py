@@ -86,13 +86,17 @@ class LanguageData(TaskData):
         self.fingerprint = text.fingerprint
         # The set of characters is taken from all splits; which characters exist is not what is learned.
         splits = text.splits if task.tokenizer == "characters" else ["train"]
-        self.tokenizer = tokenizers.load_or_train(
-            task.tokenizer,
-            lambda: chain.from_iterable(map(text.chunks, splits)),
-            task.vocabulary,
-            text.fingerprint,
-            folder,
-            task.tokenizer_files,
+        self.tokenizer = (
+            tokenizers.load_ids(text.splits.values(), folder)
+            if text.is_token_ids
+            else tokenizers.load_or_train(
+                task.tokenizer,
+                lambda: chain.from_iterable(map(text.chunks, splits)),
+                task.vocabulary,
+                text.fingerprint,
+                folder,
+                task.tokenizer_files,
+            )
         )
 
     @cached_property
@@ -175,6 +179,7 @@ class LanguageObjective(Objective):
 
     def __init__(self, data: LanguageData, head: int, layers: int):
         self.data, self.task, self.head, self.layers = data, data.task, head, layers
+        self.metric = "bits_per_token" if data.tokenizer.kind == "ids" else "bits_per_byte"
 
     @cached_property
     def bytes_per_target(self) -> float | None:  # type: ignore[override]
@@ -231,7 +236,7 @@ class LanguageObjective(Objective):
             total, count = window_nll(network, token_N, context, stride, kernel=kernel)
             method = {"window": min(context, count), "stride": stride}
         return {
-            "bits_per_byte": bits_per_byte(total, data.byte_length(token_N[1:])),
+            self.metric: bits_per_byte(total, data.byte_length(token_N[1:])),
             "perplexity": perplexity(total, count),
             "split": split,
             **method,
@@ -250,6 +255,8 @@ class LanguageInference(Inference):
     @cached_property
     def example(self) -> str:  # type: ignore[override]
         """A prompt of characters that the tokenizer has."""
+        if self.tokenizer.kind == "ids":
+            return "--prompt '1 2 3'"
         if self.data.task.tokenizer != "characters":
             return super().example
         words = bytes(self.data.text.splits["valid"][:200]).decode(errors="ignore").split()
