@@ -93,6 +93,14 @@ def exponent(pairs: Iterable[tuple[float, float]]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
+def growth(rows: Sequence[Row]) -> Iterator[tuple[str, float, float]]:
+    """Yields each kind with the exponents of its time and memory per sequence, by length."""
+    for kind in dict.fromkeys(row.kind for row in rows):
+        series = [row for row in rows if row.kind == kind]
+        time = exponent((row.length, row.time / row.batch) for row in series)
+        yield kind, time, exponent((row.length, row.memory / row.batch) for row in series)
+
+
 def draw(rows: Sequence[Row], path: Path) -> Path:
     """Draw time and memory of one sequence by its length, and return the path."""
     from matplotlib.figure import Figure
