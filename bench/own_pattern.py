@@ -1,6 +1,6 @@
 """Time of each kernel on patterns of a user's own, which state nothing but their predicate, and the kernel that `auto` takes.
 
-    python -m bench.own_pattern --log docs/results/logs/own_pattern.txt
+    python -m bench.own_pattern > own_pattern.txt
 
 One forward and backward pass of `attend`, as `everyformer bench attention` measures it: 65,536 positions in a pass on a GPU, 8 heads of
 width 64, bfloat16. The kernels are timed in turn, several times, and the median is printed.
@@ -19,6 +19,7 @@ from everyformer.attention.context import Context
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Causal, Pattern
 from everyformer.study.bench import TOKENS, milliseconds
+from everyformer.train.provenance import start_log
 from everyformer.value import Value
 
 LENGTHS = (4096, 16384)
@@ -50,8 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=11)
     repeats = parser.parse_args().repeats
+    start_log(seed=0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(0)
     for length in LENGTHS:
         for own in (DilatedGlobal(), RandomBlocks(), Halves()):
             measure(Causal() & own, length, device, repeats)
