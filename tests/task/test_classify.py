@@ -237,6 +237,25 @@ def test_shifted_images_are_crops_of_the_padded_image():
     )
 
 
+def test_augmentation_is_for_photographs_in_classes_by_default():
+    """Mirrored digits are not digits, so grayscale images are left alone; only training images change."""
+    assert [(one.shift, one.flip) for one in (image_data(1), image_data(3), image_data(3, augment="none"))] == [
+        (0, False),
+        (1, True),
+        (0, False),
+    ]
+    assert "task.augment=none" in image_data(3).notes[0] and not image_data(1).notes
+    plain, flipped = image_data(1), image_data(1, augment="flip")
+    one, other = plain.batch(0, 20, 0)["image_BCYX"], flipped.batch(0, 20, 0)["image_BCYX"]
+    mirrored_B = (other == one.flip(-1)).flatten(1).all(1)
+    assert (mirrored_B | (other == one).flatten(1).all(1)).all() and 4 < mirrored_B.sum() < 16
+    assert torch.equal(other, image_data(1, augment="flip").batch(0, 20, 0)["image_BCYX"])
+    row_N = torch.arange(10)
+    assert torch.equal(
+        flipped.tensors("valid", row_N, None)["image_BCYX"], plain.tensors("valid", row_N, None)["image_BCYX"]
+    )
+
+
 def test_unsuitable_images_are_refused():
     data = image_data(channels=3)
     with pytest.raises(ValueError, match=r"has images of 3 channels, .*choose vit, with model\.channels=3"):

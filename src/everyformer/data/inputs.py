@@ -16,7 +16,7 @@ from typing import Any
 from everyformer.data.files import decode_utf8, list_files, read_text
 from everyformer.data.images import is_image
 from everyformer.data.labelled_records import find_file, parse_sets, text_or_ids
-from everyformer.data.records import is_records, names_any, open_records
+from everyformer.data.records import are_numbers, is_records, names_any, open_records
 
 Row = tuple[dict[str, Any], Any]  # the cells to write beside the prediction, and the input
 
@@ -81,7 +81,7 @@ def _lines(file: Any, name: str) -> Iterator[Row]:
 
 
 def _rows(path: Path, names: tuple[str, ...], parse: Callable[[Any, str], Any]) -> Iterator[Row]:
-    table = open_records(path, names_any(*names))
+    table = open_records(path, names_any(*names), numbered=are_numbers(names[0]))
     columns = table.columns
     only = columns[0] if columns is not None and len(columns) == 1 else names[0]
     for record in table.records:

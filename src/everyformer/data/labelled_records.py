@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everyformer.data.files import list_files, split_from_name
-from everyformer.data.records import Record, Table, is_number, is_records, names_any, open_records
+from everyformer.data.records import Record, Table, are_numbers, is_number, is_records, names_any, open_records
 
 Examples = tuple[Any, Sequence[Any]]  # inputs and the names of their classes, or their numbers
 INPUTS = {
@@ -51,7 +51,8 @@ def labelled_tables(path: Path, kind: str, columns: Columns) -> dict[str, list[T
 
 
 def open_table(path: Path, kind: str, columns: Columns) -> Table:
-    return open_records(path, names_any(columns.input, columns.label, *INPUTS[kind]))
+    names = (columns.input, columns.label)
+    return open_records(path, names_any(*names, *INPUTS[kind]), numbered=are_numbers(*names))
 
 
 def read_labelled(

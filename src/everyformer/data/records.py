@@ -42,7 +42,7 @@ class Record:
             if self.bare:
                 raise ValueError(f"{self.location} is a {self.bare}; give one JSON object per line or item")
             remedy = _delimiter_remedy(list(self.cells), self.delimiter) or (
-                f"{nearest(column, self.cells)}; name the column with {setting}"
+                f"{nearest(column, self.cells)}; name the column with {setting}{' (1, 2, ... without a header)' * bool(self.delimiter)}"
             )
             columns = ", ".join(self.cells) or "no columns"
             raise ValueError(f"{self.location} has no column {column!r} (it has {columns}): {remedy}")
@@ -102,10 +102,16 @@ def names_any(*names: str | None) -> IsHeader:
     return lambda cells: any(cell.strip().casefold() in known for cell in cells)
 
 
-def open_records(path: Path, is_header: IsHeader = names_any(), unsure: bool = True) -> Table:
+def are_numbers(*names: str | None) -> bool:
+    """Returns whether a column is named by its number, as those of a table without a header are."""
+    return any(name is not None and name.isdigit() for name in names)
+
+
+def open_records(path: Path, is_header: IsHeader = names_any(), unsure: bool = True, numbered: bool = False) -> Table:
     """Opens a file of records, which are read one by one.
 
-    `unsure` is whether the first line of CSV or TSV is a header if neither `is_header` nor the lines below it show that.
+    `unsure` is whether the first line of CSV or TSV is a header if neither `is_header` nor the lines below it show that. With
+    `numbered` it is one only if `is_header` says so.
     """
     suffix, name = _suffix(path), str(path)
     if suffix == ".parquet":
@@ -115,7 +121,7 @@ def open_records(path: Path, is_header: IsHeader = names_any(), unsure: bool = T
     lines = _decode_lines(_open_lines(path), name)
     if suffix in JSON_LINES:
         return Table(name, _parse_json_lines(lines, name))
-    return _table(lines, DELIMITERS[suffix], name, is_header, unsure)
+    return _table(lines, DELIMITERS[suffix], name, is_header, unsure, numbered)
 
 
 def read_tsv(lines: Iterable[bytes], name: str, is_header: IsHeader, unsure: bool) -> Table:
@@ -185,12 +191,14 @@ def _read_parquet(path: Path) -> Iterator[Record]:
         raise ValueError(f"{path} cannot be read as Parquet ({error}); write it again") from None
 
 
-def _table(lines: Iterable[str], delimiter: str, name: str, is_header: IsHeader, unsure: bool) -> Table:
+def _table(
+    lines: Iterable[str], delimiter: str, name: str, is_header: IsHeader, unsure: bool, numbered: bool = False
+) -> Table:
     rows = _split_csv(lines, name) if delimiter == "," else _split_tsv(lines)
     first = list(islice(rows, LOOKED_AT))
     if not first:
         return Table(name, iter(()), ())
-    has_header = _has_header([cells for _, cells in first], is_header, unsure)
+    has_header = is_header(first[0][1]) or (not numbered and _looks_like_header([cells for _, cells in first], unsure))
     columns = first[0][1] if has_header else [str(number) for number in range(1, len(first[0][1]) + 1)]
 
     def records() -> Iterator[Record]:
@@ -224,13 +232,11 @@ def _split_tsv(lines: Iterable[str]) -> Iterator[Row]:
             yield number, line.rstrip("\r\n").split("\t")
 
 
-def _has_header(rows: list[list[str]], is_header: IsHeader, unsure: bool) -> bool:
+def _looks_like_header(rows: list[list[str]], unsure: bool) -> bool:
     """Returns whether the first row names columns.
 
-    It does if `is_header` says so, or if it has a word above numbers. It does not if it has a number, or a cell that occurs again below.
+    It does if it has a word above numbers. It does not if it has a number, or a cell that occurs again below.
     """
-    if is_header(rows[0]):
-        return True
     below = [[row[index] for row in rows[1:] if index < len(row)] for index in range(len(rows[0]))]
     if any(is_number(cell) for cell in rows[0]):
         return False
@@ -261,7 +267,7 @@ def _delimiter_remedy(header: Sequence[str], delimiter: str | None) -> str | Non
 
 def read_column(path: Path, column: str | None) -> Iterator[str]:
     """Yields the text in one column of each record. Default: the column "text", or the only column of a file without a header."""
-    table = open_records(path, names_any(column or "text"))
+    table = open_records(path, names_any(column or "text"), numbered=are_numbers(column))
     column = column or only_column(table, "text", "the text with task.column=1")
     for record in table.records:
         yield record.text(column)
