@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from everyformer.attention.has_data import can_read, is_transformed
+
 if TYPE_CHECKING:
     from everyformer.attention.pattern import Pattern
 
@@ -101,6 +103,13 @@ class Positions:
             return self.key_BK
         return torch.arange(self.keys, device=self.device)[None]
 
+    def table_size(self) -> int:
+        """The number of columns of a table by position: at least one more than the last position."""
+        # Inside vmap positions cannot be read. They are below the number of keys there, see `Network.forward`.
+        if self.key_BK is None or (is_transformed() and not can_read(self.key_BK)):
+            return self.keys
+        return int(self.key_BK.max()) + 1
+
     def visible_BQ(self) -> Tensor | None:
         """Which queries are not padding, or None if none is."""
         return None if self.in_order else self.query_positions() >= 0
@@ -124,7 +133,7 @@ class Positions:
         before = self.keys - self.queries
         if self.in_order:
             return max(0, before - distance)
-        if self.query_BQ is not None or self.key_BK is None:
+        if self.query_BQ is not None or self.key_BK is None or (is_transformed() and not can_read(self.key_BK)):
             return 0
         query_BQ = self.key_BK[:, before:]
         nearest_B1 = torch.where(query_BQ >= 0, query_BQ, query_BQ.max()).amin(1, keepdim=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import is_transformed
 from everyformer.attention.pattern import Pattern
 from everyformer.network.cache import Entry
 from everyformer.network.layer import Layer, LayerModule
@@ -104,7 +105,7 @@ class DepthModule(nn.Module):
     def recomputes(self) -> bool:
         """Whether activation checkpointing is on for this pass."""
         wanted = self.checkpoint_segments > 0 and not self.stream.recomputes
-        return wanted and self.training and torch.is_grad_enabled()
+        return wanted and self.training and torch.is_grad_enabled() and not is_transformed()
 
     def run_layers(
         self, stream: Any, context: Context, entries: Sequence[Entry | None], start: int, end: int

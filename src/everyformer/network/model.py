@@ -45,7 +45,8 @@ class Model(Value, frozen=True, kw_only=True):
     def limit(self) -> int | None:
         """The number of positions that the model can handle, or None if any."""
         positions = (self.position, *(layer.position for layer in self.body.layers))
-        return min((limit for one in positions if one and (limit := one.limit()) is not None), default=None)
+        limits = [one.limit() for one in positions if one] + [one.position_limit() for one in self.body.sublayers()]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def cache_kinds(self) -> tuple[str, ...]:
         """What the model keeps in a cache, in words. Empty if it cannot use one."""
