@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from everyformer import ByHead, Causal, Context, build, fixed, member, strided
+from everyformer.attention.attend import attend
 from everyformer.family.sparse_transformer import (
     column_groups,
     fixed_sets,
@@ -99,13 +101,37 @@ def test_two_layers_depend_on_every_earlier_position_and_no_later_one(kind, uses
 
 
 @pytest.mark.spec(109)
-@both
-def test_there_are_n_sqrt_n_elements(kind):
-    """With l = sqrt(n) and c = 1 at most l + n / l of n keys for each query: between n sqrt(n) / 2 and 2 n sqrt(n)."""
-    for root in (4, 8, 16, 32):
+@pytest.mark.parametrize("kind, factor", [("strided", 1.5), ("fixed", 1.0)])
+def test_there_are_n_sqrt_n_elements(kind, factor):
+    """With l = sqrt(n) and c = 1 as many as the paper's sets have: strided l and on average l / 2 more keys for each query, fixed
+    l / 2 and l / 2; so 3/2 n sqrt(n) and n sqrt(n) as n grows."""
+    for root in (2, 4, 8, 16, 32):
+        n = root**2
         near, far = strided(root) if kind == "strided" else fixed(root, 1)
-        elements = (near | far).density(root**2) * root**4
-        assert 0.5 * root**3 < elements < 2 * root**3
+        elements = (near | far).density(n) * n**2
+        if root <= 8:
+            sets = [sparse.strided(i, root) if kind == "strided" else sparse.fixed(i, root, 1) for i in range(n)]
+            assert round(elements) == sum(len(one | two) for one, two in sets)
+        else:
+            assert abs(elements / n**1.5 - factor) < 1.5 / root
+
+
+@pytest.mark.spec(109)
+@both
+def test_the_blocked_kernel_computes_n_sqrt_n_scores(kind):
+    """Counted from the products that run. Four times the length costs at most 8 times as much; dense attention 16 times as much."""
+
+    def scores(root: int) -> float:
+        near, far = strided(root) if kind == "strided" else fixed(root, 1)
+        q, k, v = (torch.randn(1, 1, root**2, 4) for _ in range(3))
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        fused = {flash: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)}
+        with FlopCounterMode(display=False, custom_mapping=fused) as counter:
+            attend(q, k, v, near | far, kernel="blocked")
+        return counter.get_total_flops() / (2 * 2 * 4)  # a score takes two products of 4 features
+
+    assert scores(64) < 8 * scores(32)
+    assert 0.5 * 64**3 < scores(64) < 5 * 64**3  # of 64**4 pairs
 
 
 def patterns_of(**changes):
