@@ -22,7 +22,6 @@ import gc
 import importlib
 import json
 import os
-import platform
 import random
 import re
 import resource
@@ -32,8 +31,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from itertools import zip_longest
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -55,7 +56,7 @@ class Campaign:
     """A pytest plugin that runs the tests on mutants in place of the tests."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
+        self.options, self.started = options, time.monotonic()
         self.lines: dict[tuple[str, int], set[int]] = defaultdict(set)  # (module, line): the tests that reach it
         self.seconds: dict[int, float] = {}
         self.functions: dict[tuple[str, str, int], list[FunctionType]] = defaultdict(list)
@@ -69,28 +70,33 @@ class Campaign:
 
     def pytest_runtestloop(self, session: Any) -> bool:
         self.session, self.items = session, session.items
-        for path in modules():
-            importlib.import_module(f"everyformer.{path.removesuffix('.py').replace('/', '.')}")
+        self._header()
+        self.modules = [path for path in modules() if self._imports(path)]
         for function in [thing for thing in gc.get_objects() if type(thing) is FunctionType]:
             code = function.__code__
             if code.co_filename.startswith(str(PACKAGE)):
                 self.functions[code.co_filename, code.co_qualname, code.co_firstlineno].append(function)
         gc.freeze()
-        self._header()
         self._record()
         self._campaign()
+        return True
+
+    def _imports(self, path: str) -> bool:
+        try:
+            importlib.import_module(f"everyformer.{path.removesuffix('.py').replace('/', '.')}")
+        except ImportError as error:
+            self._write(f"left out: {path} ({error})")
+            return False
         return True
 
     def _write(self, line: str) -> None:
         print(line, file=self.log, flush=True)
 
     def _header(self) -> None:
-        import torch
+        from everyformer.train.provenance import start_log
 
-        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-        self._write(f"command: python -m bench.mutation {' '.join(sys.argv[1:])}")
-        self._write(f"commit: {self.options.commit}; machine: {machine}; seed: {self.options.seed}")
-        self._write(f"versions: Python {platform.python_version()}, torch {torch.__version__}")
+        with redirect_stdout(self.log):
+            start_log(seed=self.options.seed, commit=self.options.commit, packages=("pytest", "hypothesis"))
 
     def _record(self) -> None:
         """Run every test once and record its time and the lines that it reaches; `--record` keeps them between calls."""
@@ -98,8 +104,8 @@ class Campaign:
         record: dict[str, Any] = json.loads(file.read_text()) if file and file.exists() else {}
         names = [item.nodeid for item in self.items]
         new = [index for index, name in enumerate(names) if name not in record]
-        chunks = [new[start : start + 8] for start in range(0, len(new), 8)]
-        tasks = [(lambda chunk=chunk: [self._reached(index) for index in chunk], 300.0) for chunk in chunks]
+        chunks = [new[start : start + 4] for start in range(0, len(new), 4)]
+        tasks = [(lambda chunk=chunk: [self._reached(index) for index in chunk], 100.0) for chunk in chunks]
         for chunk, results in forked(tasks, self.options.processes):
             for place, index in enumerate(chunks[chunk]):
                 record[names[index]] = results[place] if isinstance(results, list) else [False, 0.0, []]
@@ -145,7 +151,7 @@ class Campaign:
 
     def _campaign(self) -> None:
         known = equivalent()
-        every = {path: mutants(PACKAGE, path) for path in modules()}
+        every = {path: mutants(PACKAGE, path) for path in self.modules}
         only = self.options.only
         chosen = [m for m in sampled(every, self.options.seed) if not only or any(o in str(m) for o in only)]
         self._write(f"{sum(map(len, every.values()))} mutants in {len([m for m in every.values() if m])} modules")
@@ -158,7 +164,9 @@ class Campaign:
             else:
                 tasks.append((lambda m=mutant, i=indices: self._survives(m, i), limit))
         outcomes: Counter[str] = Counter()
-        for index, result in forked(tasks, self.options.processes, self.options.seconds):
+        for index, result in forked(
+            tasks, self.options.processes, self.options.seconds - time.monotonic() + self.started
+        ):
             mutant = chosen[index]
             outcome = {True: "survived", False: "killed", None: "timeout"}.get(result, "killed")
             outcome = "equivalent" if mutant.key in known else "unreached" if not tests[index] else outcome
@@ -243,7 +251,8 @@ def forked(
                     break
                 work, limit = tasks[index]
                 place = Path(folder) / str(index)
-                pid = os.fork()
+                with warnings.catch_warnings(action="ignore"):  # about threads, which the tests of a fork do not use
+                    pid = os.fork()
                 if pid == 0:
                     _child(work, place)
                 running[pid] = index, time.monotonic() + limit, place
@@ -287,24 +296,27 @@ def table(log: Path) -> str:
             for name in (match[2].rpartition("/")[0], "all"):
                 counts[name][match[1]] += 1
     rows = ["| modules | tested | killed | equivalent | survived | reached by no test | score |", "| --- " * 7 + "|"]
-    for name, count in counts.items():
+    for name in sorted(counts, key=lambda name: (name == "all", name)):
+        count = counts[name]
         killed, tested = count["killed"] + count["timeout"], count.total()
         score = 100 * killed / max(1, tested - count["equivalent"])
         cells = (name, tested, killed, count["equivalent"], count["survived"], count["unreached"], f"{score:.1f} %")
         rows.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(sorted(rows[2:], key=lambda row: row.startswith("| all")) and rows[:2] + sorted(rows[2:]))
+    return "\n".join(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=float, default=600.0, help="stop to start mutants after this time")
+    parser.add_argument("--seconds", type=float, default=600.0, help="after this time no more mutants are started")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=20.0, help="the usual seconds of the tests of one mutant")
-    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--commit", help="where there is no git")
     parser.add_argument("--only", nargs="*", help="mutants whose line of the log has one of these texts")
     parser.add_argument("--tests", nargs="*", default=[f"tests/{folder}" for folder in TESTS])
-    parser.add_argument("--record", type=Path, help="a file that keeps which lines each test reaches; delete it when these change")
+    parser.add_argument(
+        "--record", type=Path, help="a file that keeps which lines each test reaches; delete it when these change"
+    )
     parser.add_argument("--out", help="the log")
     parser.add_argument("--table", type=Path, help="print the table of this log")
     options = parser.parse_args()
@@ -312,6 +324,7 @@ def main() -> None:
         print(table(options.table))
         return
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE="1")
+    sys.path.insert(0, str(PACKAGE.parent))
     import pytest
 
     quiet = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "--continue-on-collection-errors"]

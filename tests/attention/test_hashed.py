@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from everyformer import Attention, Chunked, Context, FourTerm, Hashed, Pattern, Rotary, Shared, T5Bias, parse
 from everyformer.attention.attend import attend, choose
 from everyformer.attention.hashing import Hash, buckets
-from everyformer.attention.kernels import hashed as kernel
 from everyformer.attention.kernels.request import Request
 from tests.spec import lsh
 

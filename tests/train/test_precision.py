@@ -51,7 +51,9 @@ def test_the_loss_of_every_task_is_computed_in_float32(case, tmp_path):
         low = learner.task.objective.loss(learner.network, batch, "auto")
     kept.remove()
     (output,) = found
-    assert {x.dtype for x in (output.logits if isinstance(output.logits, tuple) else (output.logits,))} == {torch.bfloat16}
+    assert {x.dtype for x in (output.logits if isinstance(output.logits, tuple) else (output.logits,))} == {
+        torch.bfloat16
+    }
     learner.network.register_forward_hook(lambda *_: in_float32(output))
     exact = learner.task.objective.loss(learner.network, batch, "auto")
     assert low.dtype == torch.float32
