@@ -190,8 +190,22 @@ def test_sizes_that_the_paper_states():
 
 
 @pytest.mark.spec(110)
-def test_a_hundred_layers_learn():
-    """Eight steps with activation checkpointing, on counting; gradients have the same size in the first and the last layer."""
+def test_weights_are_scaled_by_the_depth_at_initialization():
+    """By 1 / sqrt(2 N) on the branches of N layers, so that the residual stream does not grow with the depth."""
+    torch.manual_seed(0)
+    shallow, deep = (small("fixed", "interleaved", layers=n, width=64, vocabulary=8) for n in (2, 32))
+    ratios = [
+        one.sublayers[index].get_submodule(name).weight.std() / two.sublayers[index].get_submodule(name).weight.std()
+        for one, two in zip(shallow.body.layers, deep.body.layers, strict=False)
+        for index, name in ((0, "heads.out"), (1, "out"))
+    ]
+    assert all(ratio.item() == pytest.approx(4, rel=0.1) for ratio in ratios)
+
+
+@pytest.mark.spec(110)
+def test_a_hundred_layers_learn_in_mixed_precision():
+    """Eight steps in bfloat16 with recomputed activations and the block-sparse kernel, on counting. Gradients have the same size in
+    the first and the last layer. tests/device has 16,384 positions, and docs/results/claims.md both together."""
     torch.manual_seed(0)
     network = small("fixed", "interleaved", layers=104, width=16, vocabulary=8).train()
     set_checkpoint_segments(network, 13)
@@ -199,7 +213,10 @@ def test_a_hundred_layers_learn():
     x = (torch.arange(4)[:, None] + torch.arange(9)) % 8
     losses: list[float] = []
     for _ in range(8):
-        loss = F.cross_entropy(network(x[:, :-1]).logits.flatten(0, 1), x[:, 1:].flatten())
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = network(x[:, :-1], kernel="blocked").logits
+        assert logits.dtype == torch.bfloat16
+        loss = F.cross_entropy(logits.float().flatten(0, 1), x[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         if not losses:
