@@ -21,6 +21,7 @@ from everyformer.cli.main import main
 from everyformer.cli.thread import one_thread
 from everyformer.task.language import Language, LanguageInference, LanguageObjective
 from everyformer.train import checkpoint
+from everyformer.train.checksums import replace_file
 from everyformer.train.distributed import World
 from everyformer.train.folder import read_model, read_recipe
 from everyformer.train.gradient_watch import GradientWatch, Unstable
@@ -422,7 +423,8 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_earlier_one_can_be_used
 def test_a_checkpoint_of_another_version_is_refused(tmp_path):
     train(recipe(text(tmp_path), "run.steps=3"), tmp_path / "run")
     path = checkpoint.path_of(tmp_path / "run", 3) / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
+    content = json.dumps(json.loads(path.read_text()) | {"version": 99})
+    replace_file(path.parent, path.name, content.encode())
     with pytest.raises(ValueError, match="version 99, but this program reads version 2"):
         resume(tmp_path / "run")
 
