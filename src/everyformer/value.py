@@ -21,6 +21,8 @@ import msgspec
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # an integer of at least 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # an integer of at least 0
+Few = Annotated[int, msgspec.Meta(ge=1, le=2**16)]  # a number of heads, layers or repetitions: each takes time
+FewOrZero = Annotated[int, msgspec.Meta(ge=0, le=2**16)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]  # a probability below 1
 Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositivePart = Annotated[float, msgspec.Meta(gt=0, le=1)]
