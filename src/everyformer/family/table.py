@@ -28,7 +28,7 @@ from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.size import parameters as parameters
 from everyformer.network.store import model_from_json
-from everyformer.value import nearest
+from everyformer.value import UnknownPart, nearest
 
 MEMBERS: dict[str, Member] = {
     member.name: member
@@ -85,6 +85,8 @@ def _read(path: Path) -> Model | EncoderDecoder:
         raise ValueError(
             f"there is no model in {path}; write one with everyformer family gpt2 --size tiny --json > {path.name}"
         ) from None
+    except UnknownPart as error:
+        raise UnknownPart(f"{path}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}; everyformer family gpt2 --json prints a model as an example") from None
 

@@ -14,7 +14,7 @@ from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.store import model_from_json
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.record import report_write_errors
-from everyformer.value import from_json, to_json
+from everyformer.value import UnknownPart, from_json, to_json
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
@@ -36,6 +36,8 @@ def read_recipe(folder: Path) -> Recipe:
         raise ValueError(f"{folder} is not a run: it has no recipe.json; give a folder that train wrote")
     try:
         return from_json((folder / "recipe.json").read_text(), Recipe)
+    except UnknownPart as error:
+        raise UnknownPart(f"{folder / 'recipe.json'}: {error}") from None
     except ValueError as error:
         raise ValueError(
             f"{folder / 'recipe.json'} cannot be read ({error}); restore the file that train wrote"
@@ -75,5 +77,7 @@ def read_model(folder: Path) -> Model | EncoderDecoder:
         raise ValueError(f"{folder} has no model.json; restore the file that train wrote")
     try:
         return model_from_json(file.read_bytes())
+    except UnknownPart as error:
+        raise UnknownPart(f"{file}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{file} cannot be read ({error}); restore the file that train wrote") from None
