@@ -45,17 +45,26 @@ class Probe:
     layers: list[Tensor] = field(default_factory=list)  # B, T, D of every layer but the last, if `records_layers`
 
 
-@dataclass
 class Call:
-    """The options of one call, and what its layers share: memoized tensors and auxiliary losses."""
+    """The options of one call, and what its layers share: memoized tensors and auxiliary losses.
 
-    kernel: str = "auto"
-    probe: Probe | None = None
-    losses: list[tuple[str, Tensor]] = field(
-        default_factory=list
-    )  # auxiliary losses by name, in the order of execution
-    layer_outputs: list[Tensor] | None = None  # a list to be filled with the output of every layer, or None
-    memo: dict[Any, Any] = field(default_factory=dict)  # see `Context.memo`
+    Not a dataclass, because FSDP2 copies those, with the lists that the layers fill, for each layer.
+    """
+
+    def __init__(
+        self,
+        kernel: str = "auto",
+        probe: Probe | None = None,
+        losses: list[tuple[str, Tensor]] | None = None,
+        layer_outputs: list[Tensor] | None = None,
+    ):
+        self.kernel, self.probe = kernel, probe
+        self.losses = [] if losses is None else losses  # auxiliary losses by name, in the order of execution
+        self.layer_outputs = layer_outputs  # a list to be filled with the output of every layer, or None
+        self.memo: dict[Any, Any] = {}  # see `Context.memo`
+
+    def without_memo(self) -> Call:
+        return Call(self.kernel, self.probe, self.losses, self.layer_outputs)
 
     @staticmethod
     def of(kernel: str, probe: Probe | None) -> Call:
@@ -206,7 +215,7 @@ class Context:
 
     def with_hashes(self, hashes: Tensor) -> Context:
         """The context of one attention that hashes its keys. Masks depend on the hashes, so it has a memo of its own."""
-        return replace(self, side=replace(self.side, hashes=hashes), call=replace(self.call, memo={}))
+        return replace(self, side=replace(self.side, hashes=hashes), call=self.call.without_memo())
 
     def mask(self, pattern: Pattern, batch: int, heads: int) -> Tensor:
         """The pattern as booleans that broadcast to B, H, Q, K. Computed once for each pattern of a call."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def refuse(reasons: Iterator[str]) -> None:
     """Raises ValueError with all reasons, if there are any."""
-    if found := list(reasons):
+    if found := dict.fromkeys(reasons):  # the layers often have the same ones
         raise ValueError("this combination is refused: " + "; ".join(found))
 
 

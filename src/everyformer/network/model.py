@@ -20,6 +20,7 @@ from everyformer.network.legal import illegal_pair_reasons, illegal_reasons, ref
 from everyformer.network.norm import Norm
 from everyformer.network.output_head import OutputHead
 from everyformer.network.position import Position
+from everyformer.network.size import check_memory
 from everyformer.value import Count, Share, Size, Value
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Model(Value, frozen=True, kw_only=True):
         from everyformer.network.network import Network
 
         refuse(illegal_reasons(self))
+        check_memory(self)
         network = Network(self)
         self.initial.fill(network)
         return network
@@ -76,4 +78,5 @@ class EncoderDecoder(Value, frozen=True, kw_only=True):
         from everyformer.network.network import PairNetwork
 
         refuse(illegal_pair_reasons(self))
+        check_memory(self)
         return PairNetwork(self)

@@ -32,15 +32,16 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from everyformer.attention.span import DynamicSpanModule, SpanModule
-from everyformer.family.table import find, parameters
+from everyformer.family.table import find
 from everyformer.network.model import EncoderDecoder
 from everyformer.network.ponder_rnn import PonderCell
+from everyformer.network.size import parameters, total_memory
 from everyformer.study.cost import CostCounter
 from everyformer.task.batch import Batch
 from everyformer.task.task import TaskData
 from everyformer.train.distributed import World, find_device
 from everyformer.train.learner import Learner
-from everyformer.train.memory import resident_memory, total_memory
+from everyformer.train.memory import resident_memory
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.schedule import batch_size, sequences_before
 

@@ -18,7 +18,7 @@ from everyformer.train import checkpoint
 from everyformer.train.checksums import flush, read_checksums, replace_file, write_checksums
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.record import report_write_errors
-from everyformer.value import from_json, to_json
+from everyformer.value import UnknownPart, from_json, to_json
 
 
 def write_run(recipe: Recipe, data: TaskData, model: Model | EncoderDecoder, folder: Path) -> None:
@@ -58,6 +58,8 @@ def read_recipe(folder: Path) -> Recipe:
     checkpoint.verify_run(folder)
     try:
         return from_json((folder / "recipe.json").read_text(), Recipe)
+    except UnknownPart as error:
+        raise UnknownPart(f"{folder / 'recipe.json'}: {error}") from None
     except ValueError as error:
         raise ValueError(
             f"{folder / 'recipe.json'} cannot be read ({error}); restore the file that train wrote"
@@ -97,5 +99,7 @@ def read_model(folder: Path) -> Model | EncoderDecoder:
         raise ValueError(f"{folder} has no model.json; restore the file that train wrote")
     try:
         return model_from_json(file.read_bytes())
+    except UnknownPart as error:
+        raise UnknownPart(f"{file}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{file} cannot be read ({error}); restore the file that train wrote") from None

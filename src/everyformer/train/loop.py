@@ -99,6 +99,9 @@ def _open(recipe: Recipe, folder: Path | None, world: World) -> TaskData:
     return recipe.task.open(recipe.data, recipe.model.get("context"), folder)
 
 
+SAME_SIGNAL = 5.0  # seconds in which a signal is taken for the first one: launchers send it to a process twice
+
+
 class StopEvaluation(Exception):
     """Raised by a stop signal during an evaluation, which may take long."""
 
@@ -303,14 +306,20 @@ class Loop:
 
     @contextmanager
     def _signals(self, records: Records) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run after the current step, with a checkpoint. A second SIGINT ends it at once.
+        """SIGINT and SIGTERM end the run after the current step, with a checkpoint. A second one ends it at once.
 
         An evaluation is aborted; the checkpoint is still written.
         """
+        first = math.inf
 
         def stop(number: int, frame: Any) -> None:
+            nonlocal first
             if self.stop_reason is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
+            if time.monotonic() > first + SAME_SIGNAL:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            first = min(first, time.monotonic())
             self.stop_reason = f"asked to stop by {signal.Signals(number).name}"
             records.write("stop", self.step, reason=self.stop_reason)
             if self.evaluating:

@@ -17,7 +17,19 @@ from everyformer.family.table import find
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.task.table import task_for
 from everyformer.task.task import Task
-from everyformer.value import Count, NotNegative, Part, Positive, PositivePart, Share, Size, Value, nearest
+from everyformer.value import (
+    Count,
+    Few,
+    FewOrZero,
+    NotNegative,
+    Part,
+    Positive,
+    PositivePart,
+    Share,
+    Size,
+    Value,
+    nearest,
+)
 
 
 class Run(Value, frozen=True):
@@ -26,7 +38,7 @@ class Run(Value, frozen=True):
     steps: Size = 1000  # training steps
     batch: Size = 32  # sequences in a step, over all processes
     batch_schedule: tuple[tuple[Count, Size], ...] = ()  # pairs (step, batch): from this step on, this batch size
-    accumulate: Size = 1  # gradient accumulation: pieces in which a process computes its rows of a batch
+    accumulate: Few = 1  # gradient accumulation: pieces in which a process computes its rows of a batch
     seed: Count = 0
     evaluate: Count = 250  # steps between evaluations; 0: only at the end
     examples: Size | None = 200  # examples of an evaluation during training; None: all
@@ -36,7 +48,7 @@ class Run(Value, frozen=True):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of autocast; weights are in fp32
     compile: Literal["no", "yes", "graphs"] = "no"  # torch.compile; graphs: with CUDA graphs, for small models
     kernel: str = "auto"  # how attention is computed
-    checkpoint_segments: Count = 0  # activation checkpointing: segments of the stack; 0: off
+    checkpoint_segments: FewOrZero = 0  # activation checkpointing: segments of the stack; 0: off
     gather: bool = (
         False  # adaptive computation time with halting=freeze: skip positions that have halted; equal up to rounding
     )
