@@ -36,7 +36,7 @@ class Control(Task, Value, frozen=True):
     episodes: Annotated[int, Meta(ge=2)] = 200  # of an evaluation without a limit
     actions: Literal["sample", "greedy"] = "sample"  # how an evaluation chooses actions
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> RolloutData:
+    def open(self, data: str | None, folder: Path | None = None) -> RolloutData:
         if data is not None:
             raise ValueError(
                 f"an agent learns from its own episodes in {self.environment}, not from {data}; leave --data out"

@@ -122,6 +122,10 @@ def override(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             raise ValueError(f"there is no setting {path!r}; {_suggestion(recipe, path)}")
         if part == "model":
             known = find(recipe.member).settings()
+            if name == "context" and name in known:
+                given = "context" in recipe.task.__struct_fields__  # type: ignore[attr-defined]
+                remedy = f"write task.context={text}" if given else "leave it out: it follows from the data"
+                raise ValueError(f"model.context has the size that the task needs; {remedy}")
             if name not in known:
                 remedy = nearest(name, known) if known else "change the model itself"
                 raise ValueError(f"{find(recipe.member).name} has no setting {name!r}; {remedy}")
