@@ -13,17 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
-import subprocess
-import sys
 import time
 from collections import Counter
 from typing import Any
 
-import torch
-
 from everyformer.study.positions import bits_by_position, position_groups
 from everyformer.train.loop import train
+from everyformer.train.provenance import start_log
 from everyformer.train.recipe import Recipe
 
 MEMBERS = {  # with the settings that give each a memory
@@ -76,11 +72,7 @@ def main() -> None:
     parser.add_argument("--restart", type=int, help="task.restart; default: the task's")
     parser.add_argument("settings", nargs="*", help="settings of every run, for example optim.lr=3e-3")
     options = parser.parse_args()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    print(
-        f"# python -m bench.begin {' '.join(sys.argv[1:])}\n# commit {commit.stdout.strip()}, {machine}, seed {options.seed}"
-    )
+    start_log(seed=options.seed)
     for name in options.members:
         print(json.dumps(measure(name, options)), flush=True)
 

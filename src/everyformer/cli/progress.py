@@ -37,6 +37,10 @@ class _Printer:
         kind = line["kind"]
         self.state.take(line)
         if kind == "begin":
+            if not self.live and "provenance" in line:  # the output may become a log
+                from everyformer.train.provenance import header
+
+                self.screen.print(header(line["provenance"]))
             left = line["steps"] - line["step"]
             text = f"{left:,} step{'s' * (left > 1)} left" if left > 0 else "no steps left; extend the run with --steps"
             self.screen.print(f"{line['parameters']:,} parameters, {text}{_tokens(line)}")

@@ -31,6 +31,7 @@ from everyformer.train.gradient_watch import GradientWatch
 from everyformer.train.learner import Learner
 from everyformer.train.loggers import check_loggers, make_loggers
 from everyformer.train.memory import peak_memory
+from everyformer.train.provenance import provenance
 from everyformer.train.recipe import Recipe
 from everyformer.train.record import Callback, Records, report_write_errors
 from everyformer.train.schedule import batch_size, lr_factor
@@ -178,7 +179,7 @@ class Loop:
         records.write(
             "begin", self.step, steps=self.recipe.run.steps,
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
-            metric=objective.metric, bytes=objective.bytes_per_target,
+            metric=objective.metric, bytes=objective.bytes_per_target, provenance=provenance(self.recipe.run.seed),
             batch=batch_size(self.recipe.run, self.step), context=data.context, pads=data.pads,
         )  # fmt: skip
         return records
