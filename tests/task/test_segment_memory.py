@@ -264,6 +264,7 @@ def test_a_longer_memory_in_evaluation_changes_the_metrics_and_is_reported(tmp_p
     plain, longer = (open_run(tmp_path / "run", device="cpu", **how) for how in ({}, {"memory": 20, "stride": 3}))
     first, second = (one.evaluate(limit=10) for one in (plain, longer))
     assert (first["segment"], first["memory"], first["targets"]) == (5, 8, 50)
+    assert first["start"] == "with an empty memory, then carried over"
     assert (second["segment"], second["memory"], second["targets"]) == (3, 20, 50)
     assert first["bits_per_byte"] != second["bits_per_byte"] and math.isfinite(second["bits_per_byte"])
     assert plain.generate("the quick", tokens=5, temperature=0.0).startswith("the quick")

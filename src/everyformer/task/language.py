@@ -62,6 +62,11 @@ from everyformer.value import Count, Share, Size, Value
 CONTEXT = 256  # default for a model without a limit of positions
 MAX_SEGMENT = 1024  # default for a model with a longer memory
 RESTART = 16  # segments, by default, after which a row begins anew
+STARTS = (  # how an evaluation begins
+    "with an empty memory, then carried over",
+    "with an empty memory, then carried over; each row reads its lead first",
+    "anew in each window",
+)
 SAMPLING = {"temperature": 0.8}  # default of text generation
 
 
@@ -271,11 +276,14 @@ class LanguageObjective(Objective):
             total, count = streaming_nll(
                 network, token_N, segment, self.task.memory, rows=rows, lead=lead, kernel=kernel
             )
-            method = {"segment": segment, "memory": memory} | ({"rows": rows, "lead": lead} if rows > 1 else {})
+            method: dict[str, Any] = {"segment": segment, "memory": memory} | (
+                {"rows": rows, "lead": lead} if rows > 1 else {}
+            )
+            method["start"] = STARTS[0] if rows == 1 else STARTS[1]
         else:
             stride = self.task.stride or max(1, context // 2)
             total, count = window_nll(network, token_N, context, stride, kernel=kernel)
-            method = {"window": min(context, count), "stride": stride}
+            method = {"window": min(context, count), "stride": stride, "start": STARTS[2]}
         return {
             "bits_per_byte": bits_per_byte(total, data.byte_length(token_N[1:])),
             "perplexity": perplexity(total, count),

@@ -23,6 +23,9 @@ from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.batch import Batch
 
+LR_TIMES_WIDTH = 0.25  # see docs/results/rates.md
+MAX_LR = 4e-3
+
 
 class Task:
     """A value that opens data: a path, the name of a known data set, '-' for standard input, or None for embedded data."""
@@ -32,6 +35,10 @@ class Task:
     def open(self, data: str | None, folder: Path | None = None) -> TaskData:
         """Open the data. If `folder` (of a run) has a tokenizer, it is used instead of training a new one."""
         raise NotImplementedError
+
+    def default_lr(self, width: int) -> float:
+        """Returns the peak learning rate of AdamW by default: narrow models learn well at higher rates, wide ones only at lower."""
+        return min(MAX_LR, LR_TIMES_WIDTH / width)
 
     def open_for_inference(self, data: str | None, folder: Path) -> TaskData:
         """Open the data of a run for generation. The data are only read if generation needs examples of them."""
