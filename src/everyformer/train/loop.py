@@ -96,7 +96,7 @@ def resume(
 def _open(recipe: Recipe, folder: Path | None, world: World) -> TaskData:
     if recipe.data == "-" and world.world_size > 1:
         raise ValueError("only one process can read standard input; write the data to a file and give that as --data")
-    return recipe.task.open(recipe.data, recipe.model.get("context"), folder)
+    return recipe.task.open(recipe.data, folder)
 
 
 SAME_SIGNAL = 5.0  # seconds in which a signal is taken for the first one: launchers send it to a process twice
@@ -160,11 +160,12 @@ class Loop:
         if self.folder is not None and self.world.is_main:
             path = self.folder / "records.jsonl"
             callbacks = callbacks + make_loggers(self.recipe, self.folder, self.step)
-        records, objective = Records(path, callbacks, after=self.step), self.task.objective
+        records, objective, data = Records(path, callbacks, after=self.step), self.task.objective, self.task.data
         records.write(
             "begin", self.step, steps=self.recipe.run.steps,
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
             metric=objective.metric, bytes=objective.bytes_per_target, provenance=provenance(self.recipe.run.seed),
+            batch=batch_size(self.recipe.run, self.step), context=data.context, pads=data.pads,
         )  # fmt: skip
         return records
 
