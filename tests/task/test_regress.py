@@ -33,7 +33,7 @@ def prices(tmp_path):
 
 
 def fitted(data, **fields):
-    task_data = Regress(**({"tokenizer": "bytes", "label": "price"} | fields)).open(data, None)
+    task_data = Regress(**({"tokenizer": "bytes", "label": "price"} | fields)).open(data)
     value = task_data.adapt(member("byte-classifier", "tiny", **task_data.member_settings()))
     return task_data.fit(value), value.build().eval()
 
@@ -100,7 +100,7 @@ def test_a_run_predicts_numbers_and_keeps_their_unit(prices, tmp_path, monkeypat
 
 
 def test_the_head_reads_the_sequence_as_the_models_own(prices):
-    task_data = Regress(tokenizer="bytes", label="price").open(prices, None)
+    task_data = Regress(tokenizer="bytes", label="price").open(prices)
     heads = {name: task_data.adapt(build(name, "tiny").value).outputs for name in ("bert", "gpt2", "byte-classifier")}
     assert heads == {
         "bert": (RegressHead(1, "first", pooler=True),),
@@ -111,7 +111,7 @@ def test_the_head_reads_the_sequence_as_the_models_own(prices):
         task_data.fit(build("byte-classifier", "tiny").value)
     own = model("full", outputs=(RegressHead(),))
     assert isinstance(task_for(own), Regress)
-    classify = Classify(tokenizer="bytes", label="price").open(prices, None)
+    classify = Classify(tokenizer="bytes", label="price").open(prices)
     assert classify.adapt(own).outputs == (ClassifyHead(len(classify.classes), "mean"),)
 
 
@@ -119,7 +119,7 @@ def test_the_head_reads_the_sequence_as_the_models_own(prices):
 def test_every_kind_of_input_has_numbers(kind, cache_folder):
     """The embedded data of each kind have a number of each example, and a few steps on it lower the error."""
     torch.manual_seed(0)
-    task_data = Regress(kind=kind, tokenizer="bytes").open(None, None)
+    task_data = Regress(kind=kind, tokenizer="bytes").open(None)
     settings = task_data.member_settings()
     value = {
         "text": lambda: member("byte-classifier", "tiny", **settings),

@@ -39,6 +39,7 @@ class ExampleTask(Value, frozen=True):
     tokenizer: Kind = "wordpiece"
     vocabulary: Size = 8192  # largest number of tokens that a tokenizer learns
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
+    context: Size | None = None  # tokens of a text, which is truncated to them; None: the model's positions, or 512
     column: str | None = None  # of records, with the input; None: the column "text", "set" or "image"
     label: str = "label"  # of records, the column with the class or the number
     valid: Share = 0.1  # share of the training examples held out for validation, if the data have no such split
@@ -53,7 +54,7 @@ class ExampleTask(Value, frozen=True):
         """Returns what is predicted: of the given classes, or of the training labels `train_N`; of a run, as it was saved."""
         raise NotImplementedError
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> ClassifyData:
+    def open(self, data: str | None, folder: Path | None = None) -> ClassifyData:
         kind, numbers = self.kind or kind_of(data, self.column), self.numbers
         if kind == "graph":
             return GraphData(self, open_graph(data, self.valid, numbers), folder)
@@ -63,9 +64,9 @@ class ExampleTask(Value, frozen=True):
         labelled = open_labelled(
             data, "text" if kind == "text" else "sets", self.column, self.label, self.valid, numbers
         )
-        return SetData(self, labelled, folder) if kind == "sets" else TextData(self, labelled, context, folder)
+        return SetData(self, labelled, folder) if kind == "sets" else TextData(self, labelled, folder)
 
-    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> ClassifyData:
+    def open_for_inference(self, data: str | None, folder: Path) -> ClassifyData:
         saved = saved_classes(folder)
         if "kind" not in saved:
             raise ValueError(
@@ -78,7 +79,7 @@ class ExampleTask(Value, frozen=True):
         labelled = Labelled(str(data), {}, classes, "")
         if kind == "images":
             return LabelledImageData(self, labelled, folder)
-        return SetData(self, labelled, folder) if kind == "sets" else TextData(self, labelled, context, folder)
+        return SetData(self, labelled, folder) if kind == "sets" else TextData(self, labelled, folder)
 
 
 class Classify(ExampleTask, Task, frozen=True):
