@@ -63,7 +63,7 @@ class Text:
     @property
     def is_token_ids(self) -> bool:
         """Whether the data are token ids instead of the bytes of a text."""
-        return self.splits["train"].dtype != np.uint8
+        return any(raw.dtype != np.uint8 for raw in self.splits.values())
 
     def chunks(self, split: str, start: int = 0, end: int | None = None, size: int | None = None) -> Iterator[str]:
         """Yields the text from `start` to `end` in chunks of about `size` bytes.
