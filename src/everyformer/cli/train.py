@@ -131,13 +131,12 @@ def _free_folder(parent: Path, name: str) -> Path:
 def _finish(screen: Console, trained: TrainedRun, folder: Path) -> None:
     if screen.quiet:
         return
-    if trained.metrics:
-        screen.print(f"\n{metrics(trained.metrics)}", style="bold")
     if trained.skipped_steps:
         reasons = "the reasons are in records.jsonl, in the lines of the kind skip"
         screen.print(f"{trained.skipped_steps} of {trained.step} steps were skipped; {reasons}", style="yellow")
-    if trained.best and trained.best["step"] != trained.step:
-        screen.print(f"best checkpoint (--step best): step {trained.best['step']}, {metrics(trained.best)}")
+    best = trained.best if trained.best and trained.best["step"] != trained.step else None
+    if best:
+        screen.print(f"best checkpoint (--step best): step {best['step']}, {metrics(best)}")
     try:
         from everyformer.study.curves import draw
 
@@ -148,6 +147,7 @@ def _finish(screen: Console, trained: TrainedRun, folder: Path) -> None:
     if trained.stopped:
         next_command(screen, "resume", folder)
     elif trained.can_generate:
-        next_command(screen, "generate", folder, hint=trained.task.inference.example)
+        chosen = ["--step", "best"] if best and trained.early_stop else []
+        next_command(screen, "generate", folder, *chosen, hint=trained.task.inference.example)
     else:
         next_command(screen, "evaluate", folder)

@@ -9,7 +9,6 @@ depends on when a run was interrupted.
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from everyformer.task.batch import Batch
 from everyformer.task.task import TaskData
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World, init_world, restarted
+from everyformer.train.evaluation import Evaluator, StopEvaluation
 from everyformer.train.folder import check_data, override_run, read_model, read_recipe, resolve, write_recipe
 from everyformer.train.gradient_watch import GradientWatch
 from everyformer.train.learner import Learner
@@ -116,10 +116,6 @@ def _open(recipe: Recipe, folder: Path | None, world: World) -> TaskData:
     return recipe.task.open(recipe.data, recipe.model.get("context"), folder)
 
 
-class StopEvaluation(Exception):
-    """Raised by a stop signal during an evaluation, which may take long."""
-
-
 class Loop:
     """One run in one process."""
 
@@ -138,9 +134,8 @@ class Loop:
         self.learner = Learner(replace(recipe, init_from=None) if has_checkpoint else recipe, data, model, world)
         self.task = self.learner.task
         self.watch = GradientWatch(recipe.optim.patience, recipe.optim.skip_spikes)
-        self.best: dict[str, Any] | None = None
+        self.evaluator = Evaluator(recipe.run, self.task)
         self.stop_reason: str | None = None
-        self.evaluating = False
         self.step = 0
 
     def run(self, start: int | None) -> TrainedRun:
@@ -157,13 +152,15 @@ class Loop:
             with suppress(ValueError):  # the disk may be full
                 records.write("end", self.step, error=f"{type(error).__name__}: {error}")
             raise
-        stopped = {"stopped": self.stop_reason} if self.stop_reason else {}
-        records.write("end", self.step, **stopped, **metrics | {"skipped_steps": self.watch.skipped_steps})
+        reasons = {"stopped": self.stop_reason, "early_stop": self.evaluator.early_stop}
+        metrics = metrics and metrics | {"skipped_steps": self.watch.skipped_steps}
+        given = {name: reason for name, reason in reasons.items() if reason}
+        records.write("end", self.step, **given, **metrics | {"skipped_steps": self.watch.skipped_steps})
         self.learner.use_ema()
         return TrainedRun(
             self._full_network() or self.learner.network.eval(), self.task, self.recipe, self.step,
-            self.task.data.fingerprint, self.watch.skipped_steps, metrics, self.best,
-            self.stop_reason if self.step < run.steps else None,
+            self.task.data.fingerprint, self.watch.skipped_steps, metrics, self.evaluator.best,
+            self.stop_reason if self.step < run.steps else None, self.evaluator.early_stop,
         )  # fmt: skip
 
     def _open_records(self) -> Records:
@@ -178,27 +175,27 @@ class Loop:
         records.write(
             "begin", self.step, steps=self.recipe.run.steps,
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
-            metric=objective.metric, bytes=objective.bytes_per_target,
+            metric=objective.metric, bytes=objective.bytes_per_target, includes=objective.includes,
         )  # fmt: skip
         return records
 
     def _steps(self, saved: int | None, records: Records) -> dict[str, Any]:
         """Train, evaluate and save up to the last step. Returns the metrics of the last step, if it was evaluated."""
         run, metrics = self.recipe.run, dict[str, Any]()
-        while self.step < run.steps and self.stop_reason is None:
+        while self.step < run.steps and self.stop_reason is None and self.evaluator.early_stop is None:
             self._step(self.step, records)
-            self.step, metrics = self.step + 1, {}
+            self.step, metrics, improved = self.step + 1, {}, False
             last, save = self.step == run.steps, bool(run.save and self.step % run.save == 0)
             if last or (run.evaluate and self.step % run.evaluate == 0):
                 try:
-                    metrics = self._evaluate(self.step, records, compare=last or save)
+                    metrics, improved = self._evaluate(self.step, records)
                 except Exception:
                     if self.world.world_size == 1:  # with more, saving would wait for the other processes
                         self._save(self.step, records)
                     raise
             if self.world.any(self.stop_reason is not None) and self.stop_reason is None:
                 self.stop_reason = "another process was asked to stop"
-            if last or save or self.stop_reason:
+            if last or save or improved or self.stop_reason or self.evaluator.early_stop:
                 self._save(self.step, records)
                 saved = self.step
         if self.folder is not None and saved != self.step:
@@ -233,40 +230,18 @@ class Loop:
             rate=count / seconds, memory=peak_memory(self.world.device), **data.statistics(),
         )  # fmt: skip
 
-    def _evaluate(self, step: int, records: Records, compare: bool) -> dict[str, Any]:
-        """Evaluate the network (with its EMA weights, if any), and write a sample; at the last step on all examples.
-
-        With `compare`, the step has a checkpoint, which may become the best one.
-        """
-        run, objective, metrics, sample = self.recipe.run, self.task.objective, dict[str, Any](), None
+    def _evaluate(self, step: int, records: Records) -> tuple[dict[str, Any], bool]:
+        """Evaluate the network (with its EMA weights, if any). Returns the metrics, and whether they are the best so far."""
+        metrics, improved = dict[str, Any](), False
         with self.learner.ema_weights(), torch.no_grad(), self.learner.autocast():
             network = self._full_network()
             if network is not None:
-                last, self.evaluating = step == run.steps, True
-                try:
-                    metrics = objective.evaluate(network, "valid", None if last else run.examples, run.kernel)
-                    sample = self.task.inference.sample(network, run.seed)
-                    # Only metrics on the same examples are comparable.
-                    again = compare and last and run.examples is not None and run.evaluate
-                    compared = objective.evaluate(network, "valid", run.examples, run.kernel) if again else metrics
-                    if compare and self._is_best(compared[objective.metric]):
-                        self.best = {"step": step, objective.metric: compared[objective.metric]}
-                except StopEvaluation:
-                    metrics = {}
-                finally:
-                    self.evaluating = False
-        if metrics:
-            if step == run.steps:
-                metrics["skipped_steps"] = self.watch.skipped_steps
-            records.write("evaluate", step, **metrics, **({} if sample is None else {"sample": sample}))
+                metrics, improved = self.evaluator.evaluate(network, step, records)
         self.world.barrier()
-        return metrics
-
-    def _is_best(self, score: float) -> bool:
-        if self.best is None or not math.isfinite(score):
-            return math.isfinite(score)
-        sign = 1 if self.task.objective.higher_is_better else -1
-        return bool(sign * score > sign * self.best[self.task.objective.metric])
+        improved, self.evaluator.early_stop, self.evaluator.best = self.world.all_gather(
+            (improved, self.evaluator.early_stop, self.evaluator.best)
+        )[0]
+        return metrics, improved
 
     def _full_network(self) -> Network | PairNetwork | None:
         """In the main process the network with all its weights: itself, or a copy if it is sharded. None in the others."""
@@ -289,14 +264,14 @@ class Loop:
             "data": self.task.data.fingerprint,
             "watch": self.watch.state(),
             "scaler": learner.scaler.state_dict(),
-            "best": self.best,
+            "best": self.evaluator.best,
         }
         extra = {"cache": learner.cache_tensors(), "data": self.task.data.state()}
         contents = checkpoint.Contents(
             learner.network, learner.optimizers, learner.ema, extra, state, to_json(self.model)
         )
         checkpoint.save(self.folder, contents, self.world, self.recipe.run.keep)
-        records.write("save", step, best=self.best)
+        records.write("save", step, best=self.evaluator.best)
 
     def _restore(self, start: int) -> int:
         """Load a checkpoint. Returns its step."""
@@ -315,7 +290,7 @@ class Loop:
             learner.load_cache(cache)
         self.watch = GradientWatch(**state["watch"])
         best = state.get("best")
-        self.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
+        self.evaluator.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
         if learner.scaler.is_enabled() and state["scaler"]:  # it is empty after another precision
             learner.scaler.load_state_dict(state["scaler"])
         return int(state["step"])
@@ -332,7 +307,7 @@ class Loop:
                 raise KeyboardInterrupt
             self.stop_reason = f"asked to stop by {signal.Signals(number).name}"
             records.write("stop", self.step, reason=self.stop_reason)
-            if self.evaluating:
+            if self.evaluator.running:
                 raise StopEvaluation
 
         previous: dict[int, Any] = {}

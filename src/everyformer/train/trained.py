@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from everyformer.infer.estimate import Progress
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.task import FittedTask
 from everyformer.train import checkpoint
@@ -40,16 +41,26 @@ class TrainedRun:
     skipped_steps: int = 0  # by the gradient watch
     metrics: dict[str, Any] = field(default_factory=dict)  # of the last evaluation, if train or resume ended with one
     best: dict[str, Any] | None = None  # the step of the best checkpoint, and its metric
-    stopped: str | None = None  # why training ended early
+    stopped: str | None = None  # the signal that ended training before its last step
+    early_stop: str | None = None  # why run.patience ended training before its last step
 
     @property
     def can_generate(self) -> bool:
         return self.task.inference.can_generate
 
     def evaluate(
-        self, split: str = "valid", limit: int | None = None, kernel: str = "auto", precision: str | None = None
+        self,
+        split: str = "valid",
+        limit: int | Literal["all"] | None = None,
+        kernel: str = "auto",
+        precision: str | None = None,
+        progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Returns metrics on a split. Default for `precision`: that of the run."""
+        """Returns metrics on a split, with `low` and `high`, the 95 % confidence interval of the first of them.
+
+        At most `limit` examples are evaluated, spread over the split. Default: those with about 262,144 targets. Default for
+        `precision`: that of the run. `progress` is called with the number of targets scored so far, and in all.
+        """
         if self.task.data.fingerprint != self.fingerprint:
             raise ValueError(
                 f"the data ({self.recipe.data}) have changed since the run began, so the held-out part may contain training "
@@ -61,8 +72,10 @@ class TrainedRun:
         precision = precision or self.recipe.run.precision
         if precision == "fp16" and device.type == "cpu":
             precision = "fp32"
+        objective = self.task.objective
+        examples = None if limit == "all" else objective.default_limit if limit is None else limit
         with torch.no_grad(), autocast(precision, device):
-            metrics = self.task.objective.evaluate(self.network, split, limit, kernel)
+            metrics = objective.evaluate(self.network, split, examples, kernel, progress)
         return metrics | {"step": self.step, "precision": precision}
 
     def generate(self, prompt: str, **options: Any) -> str:
