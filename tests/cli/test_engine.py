@@ -198,21 +198,94 @@ def test_a_run_generates_without_its_data(place, capsys, tokenizer):
     assert main(["evaluate", "run"]) == 2
 
 
-def test_changed_data_are_refused_and_the_recipe_stays(place, capsys):
+def test_a_changed_training_text_is_said_and_training_on_it_needs_the_option(place, capsys):
     assert train("--out", "run") == 0
     with (place / "text.txt").open("a") as file:
         file.write("more")
-    for words in (["evaluate", "run"], ["resume", "run", "--steps", "9"]):
-        assert main(words) == 2
-        assert "have changed since the run began" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["evaluate", "run"]) == 0
+    note = (
+        "note: the splits train, valid differ from those that the run was trained on, so the held-out part may contain"
+    )
+    assert note in capsys.readouterr().err.replace("\n", " ")
+    assert main(["resume", "run", "--steps", "9"]) == 2
+    told = capsys.readouterr().err
+    assert "text.txt) have changed since the run began (train, valid differ); restore them, or give --data to" in told
     assert '"steps": 6' in (place / "run" / "recipe.json").read_text()
     assert main(["generate", "run", "--tokens", "3"]) == 0
     capsys.readouterr()
+    assert main(["resume", "run", "--steps", "9", "--data", "text.txt"]) == 0
+    assert "the data differ from those before this step: train, valid" in capsys.readouterr().out
+    assert main(["resume", "run", "--steps", "10"]) == 0 and main(["evaluate", "run"]) == 0
+    assert "note:" not in capsys.readouterr().err
     assert main(["generate", "run", "--out", "samples.png"]) == 2
     assert (
         "--out is not an option of this run; leave it out (the options are --prompt, --tokens, --beam, --temperature"
         in capsys.readouterr().err
     )
+
+
+def test_moved_data_and_other_data_are_given_by_an_option(place, capsys):
+    assert train("--out", "run") == 0
+    assert main(["evaluate", "run", "--json"]) == 0
+    before = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (place / "text.txt").rename(place / "moved.txt")
+    for verb in ("evaluate", "resume"):
+        assert main([verb, "run"]) == 2
+        assert f"there is no {place / 'text.txt'}; give their new place with --data" in capsys.readouterr().err
+    assert main(["evaluate", "run", "--data", "moved.txt", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == before and err == ""
+    assert main(["generate", "run", "--data", "moved.txt", "--tokens", "3"]) == 0
+    assert main(["resume", "run", "--data", "moved.txt", "--steps", "7"]) == 0
+    assert main(["resume", "run", "--steps", "8"]) == 0  # the recipe has the new place
+    (place / "other.txt").write_text("a quite different text.\n" * 60)
+    capsys.readouterr()
+    assert main(["evaluate", "run", "--data", "other.txt", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["changed"] == ["train", "valid"] and "differ from those that the run was trained on" in err
+
+
+def test_a_longer_test_file_changes_nothing_for_training(place, capsys):
+    (place / "data").mkdir()
+    for split in ("train", "valid", "test"):
+        (place / "data" / f"{split}.txt").write_text((place / "text.txt").read_text())
+    assert main(["train", "byte-language", "--size", "tiny", "--data", "data", *SMALL, "--out", "run"]) == 0
+    with (place / "data" / "test.txt").open("a") as file:
+        file.write("one line more\n")
+    capsys.readouterr()
+    assert main(["evaluate", "run", "--split", "test"]) == 0
+    out, err = capsys.readouterr()
+    assert "note: the split test changed since the run began; train did not" in err and "step 6  test: bits" in out
+    assert main(["resume", "run", "--steps", "7"]) == 0
+    assert "the data differ from those before this step: test" in capsys.readouterr().out
+
+
+def test_other_examples_must_have_the_classes_of_the_run(place, capsys):
+    for name, classes in (("data", "ab"), ("fewer", "b"), ("more", "bc")):
+        rows = [{"text": f"a text {number}", "label": classes[number % len(classes)]} for number in range(20)]
+        rows += [{"text": "x", "label": "a"}] * (name != "data")
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["byte-classifier", "--size", "tiny", "--data", "data.jsonl", *SMALL, "run.steps=1", "run.batch=2"]
+    assert main(["train", *words, "--out", "run"]) == 0
+    assert main(["evaluate", "run", "--data", "fewer.jsonl"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "run", "--data", "more.jsonl"]) == 2
+    assert "the data have the class 'c', but run was trained on others" in capsys.readouterr().err
+
+
+def test_a_run_is_resumed_with_another_learning_rate(place, capsys):
+    assert train("--out", "run", "optim.warmup=0", "optim.schedule=constant", "optim.lr=0.01", "run.steps=3") == 0
+    assert main(["resume", "run", "optim.lr=0.002", "optim.schedule=linear", "optim.min_lr=0", "--steps", "7"]) == 0
+    lines = [json.loads(line) for line in (place / "run" / "records.jsonl").read_text().splitlines()]
+    rates = [line["lr"] for line in lines if line["kind"] == "step"]
+    assert rates == pytest.approx([0.01] * 3 + [0.002 * (1 - step / 6) for step in (3, 4, 5, 6)])
+    capsys.readouterr()
+    for setting in ("optim.name=muon", "model.width=32"):
+        assert main(["resume", "run", setting]) == 2
+        assert (
+            f"{setting} cannot change when a run is resumed, only run.* and optim.* (without" in capsys.readouterr().err
+        )
 
 
 def test_a_model_in_a_json_file_can_replace_a_member(place, capsys):

@@ -74,12 +74,25 @@ def test_a_run_is_resumed_with_other_run_settings_which_are_saved(tmp_path):
     assert resume(tmp_path / "run").recipe.run == recipe("x", "run.steps=4", "run.accumulate=2").run
 
 
-def restored_cache(folder, *settings):
-    """The cache of a run that is resumed with settings."""
+def restored(folder, *settings):
+    """The learner of a run that is resumed with settings."""
     recipe, value = override(read_recipe(folder), settings), read_model(folder)
     loop = Loop(recipe, recipe.task.open(recipe.data, None, folder), value, folder, World(), ())
     loop._restore(checkpoint.steps(folder)[-1])
-    return loop.learner.carried_cache
+    return loop.learner
+
+
+def restored_cache(folder, *settings):
+    return restored(folder, *settings).carried_cache
+
+
+def test_the_optimizer_of_a_resumed_run_has_the_new_settings_and_the_old_moments(tmp_path):
+    train(recipe(text(tmp_path), "run.steps=3", "optim.lr=0.5"), tmp_path / "run")
+    old, new = (restored(tmp_path / "run", *how).optimizers[0] for how in ((), ("optim.lr=0.25", "optim.beta1=0.5")))
+    assert [group["full_lr"] for group in (*old.param_groups, *new.param_groups)] == [0.5, 0.5, 0.25, 0.25]
+    assert [group["betas"][0] for group in new.param_groups] == [0.5, 0.5]
+    moments = [[state["exp_avg"] for state in one.state.values()] for one in (old, new)]
+    assert moments[0] and all(torch.equal(a, b) for a, b in zip(*moments, strict=True))
 
 
 def test_the_cache_is_dropped_when_a_run_is_resumed_with_another_batch_size(tmp_path):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from everyformer.cli.options import AsJson, Device, Step
+from everyformer.cli.options import AsJson, Device, RunData, Step
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.progress import metrics, show_evaluation
 from everyformer.cli.terminal import console, error_console, next_command
@@ -18,6 +18,7 @@ def evaluate(
     run: Path,
     /,
     *,
+    data: RunData = None,
     split: str = "valid",
     step: Step = None,
     stride: int | None = None,
@@ -55,13 +56,16 @@ def evaluate(
         Compile the network first. This pays off for a long evaluation on a GPU.
     """
     import_parts(imports, run)
+    from everyformer.train.run_data import describe_change
     from everyformer.train.trained import open_run
 
     if isinstance(limit, int) and limit < 1:
         raise ValueError(f"--limit {limit} is less than 1; give the number of examples to evaluate, or all")
     options: dict[str, Any] = {"stride": stride, "memory": memory}
     options = {name: number for name, number in options.items() if number is not None}
-    trained = open_run(run, step=step, device=device, **options)
+    trained = open_run(run, step=step, device=device, data=data or True, **options)
+    if change := describe_change(trained.changed_splits()):
+        error_console().print(f"note: {change}", style="yellow", soft_wrap=True)
     if compiled:
         trained.network.compile()
     with show_evaluation(error_console()) as progress:

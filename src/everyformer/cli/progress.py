@@ -42,6 +42,10 @@ class _Printer:
             left = line["steps"] - line["step"]
             text = f"{left:,} step{'s' * (left > 1)} left" if left > 0 else "no steps left; extend the run with --steps"
             self.screen.print(f"{line['parameters']:,} parameters, {text}")
+            if line.get("changed"):
+                self.screen.print(
+                    f"the data differ from those before this step: {', '.join(line['changed'])}", style="yellow"
+                )
         elif kind == "step":
             if line["step"] == self.state.total:
                 self.last = -math.inf

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer.data.files import read_json
+from everyformer.data.files import fingerprint, read_json
 from everyformer.data.images import Images, downsample, import_pillow, open_unlabelled_images, save_image_grid
 from everyformer.infer.estimate import Estimate, Progress
 from everyformer.infer.generate_images import ImageSequence, generate_images
@@ -87,6 +87,10 @@ class ImageData(TaskData):
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]
         return self.images.fingerprint
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        return {split: fingerprint(image_NCYX) for split, image_NCYX in self.images.splits.items()}
 
     @property
     def dimensions(self) -> int:

@@ -106,6 +106,10 @@ class LanguageData(TaskData):
                 raise ValueError(f"{self.text.name} has {len(token_N)} tokens for {split}; {remedy}")
         return splits
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return self.text.fingerprints
+
     def member_settings(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary}
 

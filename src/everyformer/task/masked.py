@@ -91,6 +91,10 @@ class MaskedData(TaskData):
             )
         return start_N
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return self.text.fingerprints
+
     def member_settings(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary}
 

@@ -45,7 +45,12 @@ class Task:
 class TaskData:
     """The data of a task."""
 
-    fingerprint: str  # of the data: a run is only resumed, or evaluated, on equal data
+    fingerprint: str  # of all data: equal fingerprints mean equal data
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Returns a checksum of each split, which tells what has changed; of all data as "data" if they have no splits."""
+        return {"data": self.fingerprint}
 
     def member_settings(self) -> dict[str, Any]:
         """Returns the settings of a member that follow from the data, such as `vocabulary` or `classes`."""

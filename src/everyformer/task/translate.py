@@ -13,7 +13,7 @@ Symbols: [CLS] is the start token, [SEP] the end token; a source ends in [SEP] t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from everyformer.attention.context import Probe
 from everyformer.data import tokenizer as tokenizers
+from everyformer.data.files import digest
 from everyformer.data.pairs import Pairs, open_pairs
 from everyformer.data.synthetic import ALGORITHMS
 from everyformer.data.tokenizer import SPECIAL, Ids
@@ -106,6 +107,10 @@ class TranslateData(TaskData):
 
     def add_end(self, source: Ids) -> Ids:
         return np.append(source if self.pairs.exact else source[: self.max_length - 1], END)
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        return {split: digest(*chain(*sides)) for split, sides in self.pairs.splits.items()}
 
     def member_settings(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary}

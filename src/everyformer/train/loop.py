@@ -31,8 +31,10 @@ from everyformer.train.gradient_watch import GradientWatch
 from everyformer.train.learner import Learner
 from everyformer.train.loggers import check_loggers, make_loggers
 from everyformer.train.memory import peak_memory
+from everyformer.train.optimizer import load_settings, settings_of
 from everyformer.train.recipe import Recipe
 from everyformer.train.record import Callback, Records, report_write_errors
+from everyformer.train.run_data import changed_splits, check_classes, with_data
 from everyformer.train.schedule import batch_size, lr_factor
 from everyformer.train.trained import TrainedRun
 from everyformer.value import to_json
@@ -88,15 +90,18 @@ def resume(
     step: int | Literal["best"] | None = None,
     steps: int | None = None,
     settings: Sequence[str] = (),
+    data: str | Path | None = None,
     callbacks: tuple[Callback, ...] = (),
 ) -> TrainedRun:
     """Resume a run from its last checkpoint (or from `step`), to its end (or to `steps`).
 
-    `settings` of the run, such as run.accumulate=4, are saved in its recipe, for later calls too.
+    `settings` of the run or the optimizer, such as optim.lr=1e-4, are saved in its recipe, for later calls too. The schedule of the
+    learning rate is that of the new settings, from the step at which the run resumes. `data` are where the data are now, or
+    other data to train on from now on.
     """
     target = Path(folder)
     settings = [*settings, *([] if steps is None else [f"run.steps={steps}"])]
-    recipe = override_run(read_recipe(target), settings)
+    recipe = with_data(override_run(read_recipe(target), settings), data)
     check_data(recipe, target)
     check_loggers(recipe.run.loggers, target)
     with init_world(recipe.run.device) as world:
@@ -106,8 +111,10 @@ def resume(
                 f"{target} is at step {start}, past run.steps={recipe.run.steps}; raise run.steps, or give an earlier --step"
             )
         with world.main_first():
-            data = _open(recipe, target, world)
-        return Loop(recipe, data, read_model(target), target, world, callbacks).run(start)
+            opened = _open(recipe, target, world)
+            check_classes(opened, target)
+        loop = Loop(recipe, opened, read_model(target), target, world, callbacks)
+        return loop.run(start, other_data=data is not None)
 
 
 def _open(recipe: Recipe, folder: Path | None, world: World) -> TaskData:
@@ -136,13 +143,17 @@ class Loop:
         self.watch = GradientWatch(recipe.optim.patience, recipe.optim.skip_spikes)
         self.evaluator = Evaluator(recipe.run, self.task)
         self.stop_reason: str | None = None
+        self.changed: tuple[str, ...] = ()  # the splits that differ from those of the checkpoint
         self.step = 0
 
-    def run(self, start: int | None) -> TrainedRun:
-        """Train to the last step, from the checkpoint of the step `start` if it is given."""
+    def run(self, start: int | None, *, other_data: bool = False) -> TrainedRun:
+        """Train to the last step, from the checkpoint of the step `start` if it is given.
+
+        With `other_data` the training data may differ from those of the checkpoint.
+        """
         run = self.recipe.run
         if start is not None:
-            self.step = self._restore(start)
+            self.step = self._restore(start, other_data)
         records = self._open_records()
         metrics: dict[str, Any] = {}
         try:
@@ -159,7 +170,7 @@ class Loop:
         self.learner.use_ema()
         return TrainedRun(
             self._full_network() or self.learner.network.eval(), self.task, self.recipe, self.step,
-            self.task.data.fingerprint, self.watch.skipped_steps, metrics, self.evaluator.best,
+            self._data_state(), self.watch.skipped_steps, metrics, self.evaluator.best,
             self.stop_reason if self.step < run.steps else None, self.evaluator.early_stop,
         )  # fmt: skip
 
@@ -175,7 +186,7 @@ class Loop:
         records.write(
             "begin", self.step, steps=self.recipe.run.steps,
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
-            metric=objective.metric, bytes=objective.bytes_per_target, includes=objective.includes,
+            changed=list(self.changed), metric=objective.metric, bytes=objective.bytes_per_target, includes=objective.includes,
         )  # fmt: skip
         return records
 
@@ -255,13 +266,16 @@ class Loop:
         network.load_state_dict(weights)
         return network.to(self.world.device).eval()
 
+    def _data_state(self) -> dict[str, Any]:
+        return {"data": self.task.data.fingerprint, "splits": self.task.data.fingerprints}
+
     def _save(self, step: int, records: Records) -> None:
         if self.folder is None:
             return
         learner = self.learner
         state = {
             "step": step,
-            "data": self.task.data.fingerprint,
+            **self._data_state(),
             "watch": self.watch.state(),
             "scaler": learner.scaler.state_dict(),
             "best": self.evaluator.best,
@@ -273,15 +287,18 @@ class Loop:
         checkpoint.save(self.folder, contents, self.world, self.recipe.run.keep)
         records.write("save", step, best=self.evaluator.best)
 
-    def _restore(self, start: int) -> int:
+    def _restore(self, start: int, other_data: bool = False) -> int:
         """Load a checkpoint. Returns its step."""
         assert self.folder is not None
         learner, data, run = self.learner, self.task.data, self.recipe.run
+        settings = settings_of(learner.optimizers)
         state = checkpoint.load(self.folder, start, learner.network, learner.optimizers, learner.ema)
-        if state["data"] != data.fingerprint:
+        load_settings(learner.optimizers, settings)  # those of the recipe, which may be new
+        self.changed = changed_splits(state, data)
+        if not other_data and {"train", "data"} & set(self.changed):
             raise ValueError(
-                f"the data of {self.folder} ({self.recipe.data}) have changed since the run began; restore the old data, or start "
-                "a new run"
+                f"the training data of {self.folder} ({self.recipe.data}) have changed since the run began ({', '.join(self.changed)} "
+                "differ); restore them, or give --data to train on the new ones from now on"
             )
         if data_state := checkpoint.load_extra(self.folder, start, "data"):
             data.load_state(data_state, run.seed)
@@ -289,7 +306,7 @@ class Loop:
         if cache and len(Batch(cache)) == batch_size(run, start):  # else the rows are other ones
             learner.load_cache(cache)
         self.watch = GradientWatch(**state["watch"])
-        best = state.get("best")
+        best = None if {"valid", "data"} & set(self.changed) else state.get("best")  # it is of other examples
         self.evaluator.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
         if learner.scaler.is_enabled() and state["scaler"]:  # it is empty after another precision
             learner.scaler.load_state_dict(state["scaler"])
