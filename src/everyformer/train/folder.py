@@ -73,7 +73,7 @@ def check_data(recipe: Recipe, folder: Path) -> None:
     """Raises ValueError if the file or folder with the run's data is missing."""
     if recipe.data and Path(recipe.data).is_absolute() and not _exists(recipe.data):
         raise ValueError(
-            f"the data of {folder} are missing: there is no {recipe.data}; give their new place with --data"
+            f"the data of {folder} are missing: there is no {recipe.data}; give their new place with --data (in Python data=)"
         )
 
 

@@ -57,7 +57,7 @@ def train(recipe: Recipe, folder: str | Path | None = None, *, callbacks: tuple[
                 if world.is_main and target is not None:
                     if target.exists() and any(target.iterdir()):
                         raise ValueError(
-                            f"{target} already exists and is not empty; give another --out, or use resume {target}"
+                            f"{target} already exists and is not empty; choose another folder, or resume the run in it"
                         )
                     target.mkdir(parents=True, exist_ok=True)
                 data = _open(recipe, None if recipe.init_from is None else Path(recipe.init_from), world)
@@ -298,7 +298,7 @@ class Loop:
         if not other_data and {"train", "data"} & set(self.changed):
             raise ValueError(
                 f"the training data of {self.folder} ({self.recipe.data}) have changed since the run began ({', '.join(self.changed)} "
-                "differ); restore them, or give --data to train on the new ones from now on"
+                "differ); restore them, or give --data (in Python data=) to train on the new ones"
             )
         if data_state := checkpoint.load_extra(self.folder, start, "data"):
             data.load_state(data_state, run.seed)
