@@ -25,6 +25,7 @@ import everyformer
 from bench.recurrent import clock
 from everyformer import Cache
 from everyformer.train.learner import set_gather
+from everyformer.train.provenance import start_log
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    start_log(seed=0)
     now = clock(options.device)
     token_BT = torch.randint(0, 256, (options.batch, options.length + 1), device=options.device)
     network, fixed = build(options, "freeze"), build(options, None)

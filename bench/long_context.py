@@ -26,6 +26,7 @@ import everyformer
 from everyformer.network.cache import Cache
 from everyformer.network.residual import PreNorm
 from everyformer.study.cost import CostCounter
+from everyformer.train.provenance import start_log
 
 
 def step(network: nn.Module, token_BT: Tensor) -> None:
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    torch.manual_seed(0)
+    start_log(seed=0)
     {"depth": depth, "reuse": reuse, "spans": spans}[options.what](options.device, options.rounds)
 
 

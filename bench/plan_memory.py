@@ -183,10 +183,11 @@ def main() -> None:
     options = arguments()
     import torch
 
+    from everyformer.train.provenance import start_log
+
+    start_log(seed=0)
     on_cuda = torch.cuda.is_available() and options.device != "cpu"
     if not options.json:
-        name = torch.cuda.get_device_name() if on_cuda else f"CPU, {torch.get_num_threads()} threads"
-        print(f"{name}, torch {torch.__version__}, {options.steps} steps\n")
         print(
             "| model | settings | parameters | planned MiB | measured MiB | ratio | process adds MiB | resident MiB |"
         )

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 import everyformer
 from everyformer.network.scan import scan
+from everyformer.train.provenance import start_log
 
 WAYS = [("lstm", "reference"), ("lstm", "auto"), ("ablated-lstm", "reference"), ("ablated-lstm", "auto")]
 
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     options = parser.parse_args()
+    start_log(seed=0)
     now = clock(options.device)
     for length in map(int, options.lengths.split(",")):
         torch.manual_seed(0)

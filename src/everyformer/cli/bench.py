@@ -42,10 +42,11 @@ def attention(
     figure
         An image file to draw, for example attention.png.
     """
-    from everyformer.study.bench import KINDS, Row, draw, exponent
+    from everyformer.study.bench import KINDS, Row, draw, growth
     from everyformer.study.bench import bench as measure
     from everyformer.study.pattern_images import check_file
     from everyformer.train.distributed import find_device
+    from everyformer.train.provenance import start_log
 
     chosen = find_device(device)
     default = "16384,65536" if chosen.type == "cuda" else "1024,2048,4096,8192,16384"
@@ -54,6 +55,7 @@ def attention(
         raise ValueError(f"heads, width and repeats are {heads}, {width} and {repeats}; each must be 1 or more")
     if figure is not None:
         check_file(figure)
+    start_log(seed=0)
     screen, rows = console(), list[Row]()
     for row in measure(sizes, chosen, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
         if not rows:
@@ -64,10 +66,7 @@ def attention(
         screen.print(f"{row.kind:<10}{numbers}")
     if len(sizes) > 1:
         screen.print()
-        for kind in dict.fromkeys(row.kind for row in rows):
-            series = [row for row in rows if row.kind == kind]
-            time = exponent((row.length, row.time / row.batch) for row in series)
-            memory = exponent((row.length, row.memory / row.batch) for row in series)
+        for kind, time, memory in growth(rows):
             screen.print(f"{kind:<10} time grows as length^{time:.2f}, memory as length^{memory:.2f}")
     if figure is not None:
         screen.print(f"figure: {draw(rows, figure)}")

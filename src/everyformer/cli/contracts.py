@@ -72,8 +72,11 @@ def contracts(
 
 
 def _print(report: Report, member: str | None) -> None:
-    screen = console()
-    checks = len(report.results)
+    from everyformer.train.provenance import start_log
+
+    screen, checks = console(), len(report.results)
+    if not screen.is_terminal:  # the output may become a log
+        start_log(seed=0)
     screen.print(str(report), soft_wrap=True)
     if report.failures:
         screen.print(f"\nFAILED: {len(report.failures):,} of {checks:,} checks", style="red")

@@ -39,6 +39,10 @@ class _Printer:
         is_long = kind == "evaluating" and self.state.evaluating is None
         self.state.take(line)
         if kind == "begin":
+            if not self.live and "provenance" in line:  # the output may become a log
+                from everyformer.train.provenance import header
+
+                self.screen.print(header(line["provenance"]))
             left = line["steps"] - line["step"]
             text = f"{left:,} step{'s' * (left > 1)} left" if left > 0 else "no steps left; extend the run with --steps"
             self.screen.print(f"{line['parameters']:,} parameters, {text}")

@@ -32,6 +32,7 @@ from everyformer.train.learner import Learner
 from everyformer.train.loggers import check_loggers, make_loggers
 from everyformer.train.memory import peak_memory
 from everyformer.train.optimizer import load_settings, settings_of
+from everyformer.train.provenance import provenance
 from everyformer.train.recipe import Recipe
 from everyformer.train.record import Callback, Records, report_write_errors
 from everyformer.train.run_data import changed_splits, check_classes, with_data
@@ -186,7 +187,8 @@ class Loop:
         records.write(
             "begin", self.step, steps=self.recipe.run.steps,
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
-            changed=list(self.changed), metric=objective.metric, bytes=objective.bytes_per_target, includes=objective.includes,
+            metric=objective.metric, bytes=objective.bytes_per_target, includes=objective.includes,
+            changed=list(self.changed), provenance=provenance(self.recipe.run.seed),
         )  # fmt: skip
         return records
 
