@@ -11,6 +11,7 @@ import torch
 from everyformer import build, member
 from everyformer.data.graphs import open_graph
 from everyformer.data.labelled import open_labelled
+from everyformer.infer.estimate import Estimate
 from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.network.output_head import PerToken
 from everyformer.network.output_head import Regress as RegressHead
@@ -73,17 +74,19 @@ def test_the_metrics_are_their_definitions_in_the_units_of_the_data(prices):
     result, y = task.objective.evaluate(network, "valid", None, "auto"), label_N.tolist()
     assert result["mean_squared_error"] == pytest.approx(spec.mean_squared_error(f, y), rel=1e-5)
     assert result["r2"] == pytest.approx(spec.r2(f, y), rel=1e-4)
+    assert 0 <= result["low"] < result["mean_squared_error"] < result["high"]
     assert result["pearson"] == pytest.approx(spec.pearson(f, y), abs=1e-4)
     assert (task.objective.metric, task.objective.higher_is_better) == ("mean_squared_error", False)
-    assert result["examples"] == len(texts) == 24
+    assert result["targets"] == result["targets_in_split"] == len(texts) == 24
 
 
 def test_metrics_that_are_undefined_are_left_out():
     target = NumberTarget(5.0, 2.0)
-    same = target.sums(torch.tensor([[0.5], [1.0]]), torch.tensor([1.0, 1.0]))
-    assert set(target.metrics(same, 2)) == {"mean_squared_error", "loss"}
-    constant = target.sums(torch.tensor([[0.5], [0.5]]), torch.tensor([0.0, 1.0]))
-    assert set(target.metrics(constant, 2)) == {"mean_squared_error", "r2", "loss"}
+    always = {"mean_squared_error", "low", "high", "loss"}
+    for outputs, labels, others in (([0.5, 1.0], [1.0, 1.0], set()), ([0.5, 0.5], [0.0, 1.0], {"r2"})):
+        examples, estimate = (torch.tensor(outputs)[:, None], torch.tensor(labels)), Estimate()
+        estimate.add(target.losses(*examples), 1)
+        assert set(target.metrics(target.sums(*examples), estimate)) == always | others
 
 
 def test_a_run_predicts_numbers_and_keeps_their_unit(prices, tmp_path, monkeypatch):

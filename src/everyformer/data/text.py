@@ -12,7 +12,7 @@ import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from itertools import pairwise
 from operator import itemgetter
@@ -59,6 +59,7 @@ class Text:
     starts: dict[str, NDArray[np.int64]]
     fingerprint: str
     files: dict[str, Files]
+    fingerprints: dict[str, str] = field(default_factory=dict)  # of each split
 
     @property
     def is_token_ids(self) -> bool:
@@ -220,12 +221,14 @@ def _split(name: str, sections: dict[str, Section], fractions: tuple[float, ...]
         bounds = pairwise([0, *inner, len(raw)])
         names = ("train", "valid", "test")[:count]
         sections = {split: train.slice(a, b) for split, (a, b) in zip(names, bounds, strict=True)} | sections
+    fingerprints = {split: f"{fingerprint(one.raw)} {fingerprint(one.starts)}" for split, one in sections.items()}
     return Text(
         name,
         {split: section.raw for split, section in sections.items()},
         {split: section.starts for split, section in sections.items()},
-        digest(*(f"{split} {fingerprint(one.raw)} {fingerprint(one.starts)}" for split, one in sections.items())),
+        digest(*(f"{split} {one}" for split, one in fingerprints.items())),
         {split: section.files for split, section in sections.items()},
+        {split: digest(one) for split, one in fingerprints.items()},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from everyformer.data.encode import batched
 from everyformer.data.files import read_json
 from everyformer.data.graphs import Graph, graph_inputs, read_graph
 from everyformer.data.inputs import Inputs, read_inputs
-from everyformer.data.labelled import Labelled, take
+from everyformer.data.labelled import Labelled, splits_fingerprint, take
 from everyformer.data.labelled_records import INPUTS, parse_sets
 from everyformer.data.tokenizer import Ids
 from everyformer.network.embed import Features, Nodes
@@ -148,6 +149,10 @@ class LabelledData(ClassifyData):
         self.notes, self.column = labelled.notes, task.column or labelled.column or saved.get("column")
         self.rows = {split: len(label_N) for split, (_, label_N) in labelled.splits.items()}
         self.label = {split: self.target.labels(label_N) for split, (_, label_N) in labelled.splits.items()}
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        return {split: splits_fingerprint({split: sides}) for split, sides in self.labelled.splits.items()}
 
     def examples_of(self, split: str, row_B: Tensor) -> Any:
         return take(self.labelled.splits[split][0], row_B.numpy())

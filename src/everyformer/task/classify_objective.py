@@ -10,6 +10,7 @@ from torch import Tensor
 
 from everyformer.attention.context import SideInputs
 from everyformer.data.inputs import Inputs
+from everyformer.infer.estimate import Estimate, Progress
 from everyformer.infer.predict import Predictions, in_batches
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.batch import Batch
@@ -37,21 +38,31 @@ class ClassifyObjective(Objective):
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         output, output_BC = self.forward(network, batch, kernel)
-        return self.data.target.loss(output_BC, batch["label_B"]) + sum(output.aux.values()) * len(batch)
+        return self.data.target.losses(output_BC, batch["label_B"]).sum() + sum(output.aux.values()) * len(batch)
 
     @torch.no_grad()
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
         data, device = self.data, next(network.parameters()).device
         check_split(split, data.rows, data.name)
         # Examples are spread over the split, so that a part has all classes even if they are sorted.
         count = data.rows[split] if limit is None else min(limit, data.rows[split])
         row_N = torch.arange(count) * data.rows[split] // count
-        sums: list[Tensor] = []
+        sums, estimate = list[Tensor](), Estimate(progress)
+        estimate.expect(count)
         for row_B in row_N.split(EVALUATION_ROWS):
             batch = Batch(data.tensors(split, row_B, None), data.shared()).to(device)
             _, output_BC = self.forward(network, batch, kernel)
+            estimate.add(data.target.losses(output_BC, batch["label_B"]), 1)
             sums.append(data.target.sums(output_BC, batch["label_B"]))
-        return data.target.metrics(torch.stack(sums).sum(0), count) | {"split": split, "examples": count}
+        metrics = data.target.metrics(torch.stack(sums).sum(0), estimate)
+        return metrics | {"split": split, "targets": count, "targets_in_split": data.rows[split]}
 
 
 class NodeObjective(ClassifyObjective):

@@ -32,6 +32,7 @@ from everyformer.data.encode import COUNTED, encode_split, token_offsets
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import Ids
 from everyformer.infer.beam import beam_search
+from everyformer.infer.estimate import Estimate, Progress
 from everyformer.infer.evaluate import (
     adaptive_metrics,
     bits_per_byte,
@@ -131,6 +132,10 @@ class LanguageData(TaskData):
                 raise ValueError(f"{self.text.name} has {len(token_N)} tokens for {split}; {remedy}")
         return splits
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return self.text.fingerprints
+
     def member_settings(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary} | context_setting(self.task.context)
 
@@ -229,6 +234,7 @@ class LanguageObjective(Objective):
     def __init__(self, data: LanguageData, head: int, layers: int):
         self.data, self.task, self.head, self.layers = data, data.task, head, layers
         self.metric = "bits_per_token" if data.tokenizer.kind == "ids" else "bits_per_byte"
+        self.includes = "auxiliary losses" if layers else ""
 
     @cached_property
     def bytes_per_target(self) -> float | None:  # type: ignore[override]
@@ -267,34 +273,49 @@ class LanguageObjective(Objective):
         of a step to compile."""
         return 1 if self.layers > 1 and self.has_loss(self.layers - 1) else self.layers
 
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+    @property
+    def targets_per_example(self) -> float:  # type: ignore[override]
+        return self.data.context or 1
+
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
         data, context = self.data, self.data.context
         assert isinstance(network, Network) and context is not None
         check_split(split, data.splits, data.text.name)
-        token_N = data.splits[split]
-        if limit is not None:
-            token_N = token_N[: limit * context + 1]
+        token_N, estimate = data.splits[split], Estimate(progress)
+        available = len(token_N) - 1
+        targets = available if limit is None else min(limit * context, available)
+        options: dict[str, Any] = {"limit": targets, "kernel": kernel, "estimate": estimate}
         if network.value.memory is not None:
             segment, memory = self.task.stride or context, self.task.memory or network.value.memory.length
-            rows, lead = streaming_rows(len(token_N) - 1, segment, memory)
+            rows, lead = streaming_rows(targets, segment, memory)
             # Without an override the network may drop keys that no head attends to.
-            total, count = streaming_nll(
-                network, token_N, segment, self.task.memory, rows=rows, lead=lead, kernel=kernel
-            )
+            streaming_nll(network, token_N, segment, self.task.memory, rows=rows, lead=lead, **options)
             method: dict[str, Any] = {"segment": segment, "memory": memory} | (
                 {"rows": rows, "lead": lead} if rows > 1 else {}
             )
             method["start"] = STARTS[0] if rows == 1 else STARTS[1]
         else:
             stride = self.task.stride or max(1, context // 2)
-            total, count = window_nll(network, token_N, context, stride, kernel=kernel)
-            method = {"window": min(context, count), "stride": stride, "start": STARTS[2]}
+            window_nll(network, token_N, context, stride, **options)
+            method = {"window": min(context, available), "stride": stride, "start": STARTS[2]}
+        scored = token_N[1:] if estimate.scored == available else token_N[estimate.target_indices()]
+        bits = bits_per_byte(estimate.scored, data.byte_length(scored))  # of one nat per target
         return {
-            self.metric: bits_per_byte(total, data.byte_length(token_N[1:])),
-            "perplexity": perplexity(total, count),
+            self.metric: estimate.mean * bits,
+            "low": estimate.low * bits,
+            "high": estimate.high * bits,
+            "perplexity": perplexity(estimate.total, estimate.scored),
             "split": split,
             **method,
-            "targets": count,
+            "targets": estimate.scored,
+            "targets_in_split": available,
             **({} if network.value.body.is_causal() else {"leaks": "the future"}),  # then the numbers above are too low
             **adaptive_metrics(network, token_N),
         }

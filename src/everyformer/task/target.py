@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.infer.estimate import Estimate, proportion_interval
 from everyformer.infer.predict import Predictions
 from everyformer.network.model import Model
 from everyformer.network.output_head import Classify, OutputHead, PerToken, Regress
@@ -45,15 +46,16 @@ class Target:
         """Returns the labels of the data as the loss takes them."""
         raise NotImplementedError
 
-    def loss(self, output_BC: Tensor, label_B: Tensor) -> Tensor:
-        """Returns the sum of the losses of some examples."""
+    def losses(self, output_BC: Tensor, label_B: Tensor) -> Tensor:
+        """Returns the loss of each example."""
         raise NotImplementedError
 
     def sums(self, output_BC: Tensor, label_B: Tensor) -> Tensor:
         """Returns sums over some examples from which the metrics follow, in float64."""
         raise NotImplementedError
 
-    def metrics(self, sums: Tensor, count: int) -> dict[str, float]:
+    def metrics(self, sums: Tensor, estimate: Estimate) -> dict[str, float]:
+        """Returns the metrics from the `sums` over all examples and the estimate of the mean loss."""
         raise NotImplementedError
 
     def predictions(self, output_NC: Tensor) -> Predictions:
@@ -97,16 +99,15 @@ class ClassTarget(Target):
         index_C = np.array([self.classes.index(name) for name in self.given], dtype=np.int64)
         return torch.from_numpy(index_C[label_N])
 
-    def loss(self, output_BC: Tensor, label_B: Tensor) -> Tensor:
-        return F.cross_entropy(output_BC, label_B, reduction="sum")
+    def losses(self, output_BC: Tensor, label_B: Tensor) -> Tensor:
+        return F.cross_entropy(output_BC, label_B, reduction="none")
 
     def sums(self, output_BC: Tensor, label_B: Tensor) -> Tensor:
-        correct = (output_BC.argmax(-1) == label_B).sum()
-        return torch.stack((correct.double(), self.loss(output_BC, label_B).double())).cpu()
+        return (output_BC.argmax(-1) == label_B).sum(0, keepdim=True).double().cpu()
 
-    def metrics(self, sums: Tensor, count: int) -> dict[str, float]:
-        correct, total = sums.tolist()
-        return {"accuracy": correct / count, "loss": total / count}
+    def metrics(self, sums: Tensor, estimate: Estimate) -> dict[str, float]:
+        low, high = proportion_interval(int(sums), estimate.scored)
+        return {"accuracy": int(sums) / estimate.scored, "low": low, "high": high, "loss": estimate.mean}
 
     def predictions(self, output_NC: Tensor) -> Predictions:
         probability_NC = output_NC.softmax(-1).numpy()[:, : len(self.classes)]
@@ -138,23 +139,23 @@ class NumberTarget(Target):
     def labels(self, label_N: NDArray[Any]) -> Tensor:
         return torch.from_numpy((label_N.astype(np.float64) - self.mean) / self.std).float()
 
-    def loss(self, output_BC: Tensor, label_B: Tensor) -> Tensor:
-        return F.mse_loss(output_BC[:, 0], label_B, reduction="sum")
+    def losses(self, output_BC: Tensor, label_B: Tensor) -> Tensor:
+        return F.mse_loss(output_BC[:, 0], label_B, reduction="none")
 
     def sums(self, output_BC: Tensor, label_B: Tensor) -> Tensor:
         f, y = output_BC[:, 0].double(), label_B.double()
-        return torch.stack([one.sum() for one in ((f - y) ** 2, f, y, f * f, y * y, f * y)]).cpu()
+        return torch.stack([one.sum() for one in (f, y, f * f, y * y, f * y)]).cpu()
 
-    def metrics(self, sums: Tensor, count: int) -> dict[str, float]:
+    def metrics(self, sums: Tensor, estimate: Estimate) -> dict[str, float]:
         """R2 and Pearson's correlation are left out where they are undefined: if all numbers, or all predictions, are equal."""
-        error, f, y, ff, yy, fy = sums.tolist()
+        (f, y, ff, yy, fy), count, unit = sums.tolist(), estimate.scored, self.std**2
         f_variance, y_variance, covariance = ff - f * f / count, yy - y * y / count, fy - f * y / count
-        metrics = {"mean_squared_error": error / count * self.std**2}
+        metrics = {"mean_squared_error": estimate.mean * unit, "low": estimate.low * unit, "high": estimate.high * unit}
         if y_variance > 1e-9 * yy:
-            metrics["r2"] = 1 - error / y_variance
+            metrics["r2"] = 1 - estimate.total / y_variance
             if f_variance > 1e-9 * ff:
                 metrics["pearson"] = covariance / (f_variance * y_variance) ** 0.5
-        return metrics | {"loss": error / count}
+        return metrics | {"loss": estimate.mean}
 
     def predictions(self, output_NC: Tensor) -> Predictions:
         return Predictions(output_NC[:, 0].double().numpy() * self.std + self.mean)

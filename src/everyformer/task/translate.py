@@ -13,7 +13,7 @@ Symbols: [CLS] is the start token, [SEP] the end token; a source ends in [SEP] t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -25,11 +25,13 @@ from torch.nn import functional as F
 
 from everyformer.attention.context import Probe
 from everyformer.data import tokenizer as tokenizers
+from everyformer.data.files import digest
 from everyformer.data.inputs import Inputs, read_inputs
 from everyformer.data.pairs import Pairs, open_pairs
 from everyformer.data.synthetic import ALGORITHMS
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
+from everyformer.infer.estimate import Estimate, Progress, row_sums
 from everyformer.infer.evaluate import mean_steps, perplexity
 from everyformer.infer.predict import Predictions
 from everyformer.network.model import EncoderDecoder, Model
@@ -112,6 +114,10 @@ class TranslateData(TaskData):
 
     def add_end(self, source: Ids) -> Ids:
         return np.append(source if self.pairs.exact else source[: self.context - 1], END)
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        return {split: digest(*chain(*sides)) for split, sides in self.pairs.splits.items()}
 
     def member_settings(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary} | context_setting(self.task.context)
@@ -213,8 +219,20 @@ class TranslateObjective(Objective):
         loss = self.smoothed_loss(logits_NV, target_N)
         return loss + sum(output.aux.values()) * self.data.count(batch) if output.aux else loss
 
+    @property
+    def targets_per_example(self) -> float:  # type: ignore[override]
+        targets = self.data.sides("valid")[1]
+        return sum(len(target) + 1 for target in targets) / len(targets)
+
     @torch.no_grad()
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
         """Perplexity of the tokens; on a whole split also BLEU of translations by beam search."""
         data = self.data
         assert isinstance(network, PairNetwork)
@@ -222,34 +240,41 @@ class TranslateObjective(Objective):
             return self._by_length(network, limit, kernel)
         split = data.find_split(split)
         sources, targets = data.sides(split)
-        order = sorted(range(len(sources)), key=lambda row: (len(sources[row]), len(targets[row])))
-        whole = limit is None or limit >= len(order)
-        rows = order if whole else sorted(range(limit or 0), key=lambda row: len(sources[row]))
-        device = next(network.parameters()).device
-        smoothed = plain = count = wrong_tokens = wrong_pairs = 0.0
+        available = len(sources)
+        count = available if limit is None else min(limit, available)
+        chosen = [row * available // count for row in range(count)]  # spread over the split
+        rows = sorted(chosen, key=lambda row: (len(sources[row]), len(targets[row])))
+        device, estimate = next(network.parameters()).device, Estimate(progress)
+        estimate.expect(sum(len(targets[row]) + 1 for row in rows))
+        smoothed = wrong_tokens = wrong_pairs = 0.0
         for start in range(0, len(rows), EVALUATION_PAIRS):
             batch = data.batch_of(split, rows[start : start + EVALUATION_PAIRS]).to(device)
             output, logits_NV, target_N = self.forward(network, batch, kernel)
-            wrong_BT = (output.logits_of(self.head).argmax(-1) != batch["target_BT"]) & batch["visible_BT"]
+            visible_BT = batch["visible_BT"]
+            wrong_BT = (output.logits_of(self.head).argmax(-1) != batch["target_BT"]) & visible_BT
             wrong_tokens, wrong_pairs = wrong_tokens + int(wrong_BT.sum()), wrong_pairs + int(wrong_BT.any(1).sum())
-            smoothed, count = smoothed + float(self.smoothed_loss(logits_NV, target_N)), count + data.count(batch)
-            plain += float(F.cross_entropy(logits_NV, target_N, reduction="sum"))
+            smoothed += float(self.smoothed_loss(logits_NV, target_N))
+            loss_N = F.cross_entropy(logits_NV, target_N, reduction="none")
+            estimate.add(row_sums(loss_N, visible_BT), visible_BT.sum(1).tolist())
         metrics: dict[str, Any] = {
-            "perplexity": perplexity(plain, count),
-            "loss": plain / count,
-            "smoothed_loss": smoothed / count,
+            "perplexity": perplexity(estimate.total, estimate.scored),
+            "low": perplexity(estimate.low, 1),
+            "high": perplexity(estimate.high, 1),
+            "loss": estimate.mean,
+            "smoothed_loss": smoothed / estimate.scored,
             "split": split,
-            "pairs": len(rows),
-            "targets": int(count),
+            "pairs": count,
+            "targets": estimate.scored,
+            "targets_in_split": sum(len(target) + 1 for target in targets),
             **self._halting_steps(network, data.batch_of(split, rows[:EVALUATION_PAIRS]).to(device)),
         }
         if data.pairs.exact:
             accuracy = {
-                "character_accuracy": 1 - wrong_tokens / count,
-                "sequence_accuracy": 1 - wrong_pairs / len(rows),
+                "character_accuracy": 1 - wrong_tokens / estimate.scored,
+                "sequence_accuracy": 1 - wrong_pairs / count,
             }
-            return accuracy | metrics
-        return metrics | (self.bleu(network, split) if whole else {})
+            return metrics | accuracy
+        return metrics | (self.bleu(network, split) if count == available else {})
 
     def _halting_steps(self, network: PairNetwork, batch: Batch) -> dict[str, float]:
         """The mean steps per token of each side with adaptive computation time."""

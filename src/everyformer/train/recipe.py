@@ -5,6 +5,7 @@ On the command line its fields are set by `path=value`: run.steps=500 optim.lr=3
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +43,8 @@ class Run(Value, frozen=True):
     seed: Count = 0
     evaluate: Count = 250  # steps between evaluations; 0: only at the end
     examples: Size | None = 200  # examples of an evaluation during training; None: all
-    save: Count = 250  # steps between checkpoints; 0: only at the end
+    patience: Count = 0  # evaluations in a row without a better metric before the run ends early; 0: it does not
+    save: Count = 250  # steps between checkpoints; 0: only at the end. The best evaluation has one too
     keep: Size = 2  # number of checkpoints to keep, besides the best
     device: str = "auto"  # cpu, cuda, or auto: cuda if there is any
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of autocast; weights are in fp32
@@ -190,8 +192,24 @@ def _parse(text: str, kind: Any, path: str) -> Any:
         return msgspec.convert(plain, kind, strict=False)
     except msgspec.MsgspecError as error:
         choices = [name for one in (kind, *get_args(kind)) if get_origin(one) is Literal for name in get_args(one)]
-        reason = nearest(text, choices + ["none"] * optional) if choices else str(error).replace("`", "")
-        raise ValueError(f"{path}={text}: {reason.removesuffix(', got str')}") from None
+        reason = nearest(text, choices + ["none"] * optional) if choices else _expected(str(error), optional)
+        raise ValueError(f"{path}={text}: {reason}") from None
+
+
+WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list in JSON, such as [[100, 8]]",
+}
+
+
+def _expected(error: str, optional: bool) -> str:
+    """What to write instead of a text that cannot be converted, from the message of msgspec."""
+    found = re.match(r"Expected `(\w+)[^`]*`( [<>]=? [\d.]+)?", error)
+    if found is None:
+        return f"{error.replace('`', '')}; write valid JSON"
+    return f"give {WORDS.get(found[1], found[1])}{found[2] or ''}" + " or none" * optional
 
 
 def _read_part(text: str, kind: Any, path: str) -> Any:
