@@ -1,7 +1,7 @@
 """Mutation testing: the share of small errors in the source that the tests notice.
 
     python -m bench.mutation --processes 2 --seconds 600 --seed 0 --out mutation.log
-    python -m bench.mutation --table mutation.log          # the table of docs/results/mutation.md
+    python -m bench.mutation --page docs/results/logs/mutation.txt > docs/results/mutation.md
 
 1. All tests are collected once, in this process, and run once with every line recorded that they reach; a test that fails is left out.
 2. The mutants of the modules (see `bench/mutants.py`) are shuffled by the seed, and one of each module is taken in turn until the time is
@@ -50,6 +50,26 @@ MODULES += ("train/optimizer.py", "train/schedule.py", "train/gradient_watch.py"
 TESTS = ("attention", "network", "infer", "train", "task", "family", "peers", "contracts")
 OWN_SOURCE = ("attention/kernels/programs.py",)  # Triton reads the text of these modules
 LOGGED = re.compile(r"^(killed|timeout|survived|unreached|equivalent) (\S+?):\d+ ")
+
+
+PAGE = """# Mutation testing
+
+Of the small errors that `bench/mutation.py` puts into the source one at a time, the tests notice the share that the last column
+states. Written by `python -m bench.mutation --page` from [its log](logs/{log}), which begins with:
+
+{facts}
+
+A mutant is a module with one changed comparison, operator, constant, condition, order of arguments or removed statement. It is killed
+if a test that reaches it fails or takes far longer than usual; its tests run until their usual time adds up to a few seconds, so one
+that survives may still fail a test that was not run. `bench/equivalent_mutants.txt` lists mutants that change nothing that can be
+observed, with the reason.
+
+{table}
+
+## The {count} mutants that no test noticed
+
+{alive}
+"""
 
 
 class Campaign:
@@ -288,10 +308,23 @@ def _child(work: Callable[[], Any], place: Path) -> None:
         os._exit(0)
 
 
-def table(log: Path) -> str:
-    """The table of docs/results/mutation.md, from a log."""
+def page(log: Path) -> str:
+    """docs/results/mutation.md, from a log."""
+    lines = log.read_text(encoding="utf-8").splitlines()
+    facts = [line for line in lines if line.startswith("# ") or " tests in " in line or " mutants in " in line]
+    alive = sorted(line.partition(" ")[2] for line in lines if line.startswith(("survived ", "unreached ")))
+    return PAGE.format(
+        log=log.name,
+        facts="\n".join(f"    {line[:200]}" for line in facts),
+        table=table(lines),
+        count=len(alive),
+        alive="\n".join(f"    {line}" for line in alive),
+    )
+
+
+def table(lines: list[str]) -> str:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for line in log.read_text(encoding="utf-8").splitlines():
+    for line in lines:
         if match := LOGGED.match(line):
             for name in (match[2].rpartition("/")[0], "all"):
                 counts[name][match[1]] += 1
@@ -318,10 +351,10 @@ def main() -> None:
         "--record", type=Path, help="a file that keeps which lines each test reaches; delete it when these change"
     )
     parser.add_argument("--out", help="the log")
-    parser.add_argument("--table", type=Path, help="print the table of this log")
+    parser.add_argument("--page", type=Path, help="print the page of this log")
     options = parser.parse_args()
-    if options.table:
-        print(table(options.table))
+    if options.page:
+        print(page(options.page), end="")
         return
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE="1")
     sys.path.insert(0, str(PACKAGE.parent))
