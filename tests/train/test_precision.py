@@ -28,7 +28,7 @@ CASES = [
 
 
 def learner_of(recipe: Recipe) -> tuple[Learner, Batch]:
-    data = recipe.task.open(recipe.data, recipe.model.get("context"), None)
+    data = recipe.task.open(recipe.data)
     learner = Learner(recipe, data, data.adapt(recipe.value(data.member_settings())), World(device=torch.device("cpu")))
     return learner, data.batch(0, recipe.run.batch, recipe.run.seed)
 

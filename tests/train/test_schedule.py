@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from everyformer.train.recipe import Optim, Run
+from everyformer.train.recipe import Optim, Recipe, Run
 from everyformer.train.schedule import batch_size, lr_factor, sequences_before
 
 
@@ -74,3 +74,24 @@ def test_the_batch_size_follows_its_schedule():
 def test_optimizer_settings_out_of_range_are_refused(wrong, reason):
     with pytest.raises(ValueError, match=f"optim.{next(iter(wrong))} is .*{reason}"):
         Optim(**wrong)
+
+
+@pytest.mark.parametrize(
+    "member, size, settings, lr, warmup",
+    [
+        ("gpt2", "tiny", [], 0.25 / 64, 100),
+        ("gpt2", "small", ["run.steps=100000"], 0.25 / 768, 1000),
+        ("gpt2", "tiny", ["model.width=512", "run.steps=30"], 0.25 / 512, 3),
+        ("gpt2", "tiny", ["optim.lr=0.5", "optim.warmup=7"], 0.5, 7),
+        ("transformer", "tiny", [], 0.25 / 64, 100),
+        ("graph-classifier", "tiny", [], 4e-3, 100),
+    ],
+)
+def test_the_default_rate_falls_with_the_width_and_the_warm_up_is_a_tenth(member, size, settings, lr, warmup):
+    optim = Recipe.of(member, *settings, size=size).optim
+    assert optim.lr == pytest.approx(lr) and optim.warmup == warmup
+
+
+def test_trained_weights_and_agents_have_lower_default_rates():
+    assert Recipe.of("bert", size="tiny", init_from="run").optim.lr == pytest.approx(0.25 / 64 / 4)
+    assert Recipe.of("gtrxl", size="tiny", task="recall").optim.lr == 1e-3

@@ -43,7 +43,7 @@ class _Printer:
                 self.screen.print(header(line["provenance"]))
             left = line["steps"] - line["step"]
             text = f"{left:,} step{'s' * (left > 1)} left" if left > 0 else "no steps left; extend the run with --steps"
-            self.screen.print(f"{line['parameters']:,} parameters, {text}")
+            self.screen.print(f"{line['parameters']:,} parameters, {text}{_tokens(line)}")
         elif kind == "step":
             last = line["step"] == self.state.total
             if not self.live and (last or time.monotonic() - self.last > EVERY):
@@ -157,6 +157,15 @@ def metrics(result: dict[str, Any]) -> str:
         if name not in hidden and not isinstance(value, list)
     ]
     return "  ".join(shown)
+
+
+def _tokens(begin: dict[str, Any]) -> str:
+    """The tokens of a step, by the settings that decide them; empty if the rows of a batch are no tokens."""
+    batch, context = begin.get("batch"), begin.get("context")
+    if batch is None or context is None:
+        return ""
+    most = "at most " if begin["pads"] else ""
+    return f"; run.batch {batch} x task.context {context} = {most}{batch * context:,} tokens a step"
 
 
 def _short(sample: str, lines: int = 6) -> str:

@@ -1,6 +1,6 @@
 """The interface between tasks and training.
 
-    data = task.open("my.txt", context=None)                       # TaskData: splits, batches, fingerprint
+    data = task.open("my.txt")                                     # TaskData: splits, batches, fingerprint
     model = data.adapt(member.value(**data.member_settings()))     # the model that the data need
     fitted = data.fit(model)                                       # FittedTask: .data, .objective, .inference
 
@@ -23,25 +23,34 @@ from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.batch import Batch
 
+LR_TIMES_WIDTH = 0.25  # see docs/results/rates.md
+MAX_LR = 4e-3
+
 
 class Task:
     """A value that opens data: a path, the name of a known data set, '-' for standard input, or None for embedded data."""
 
     __slots__ = ()
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> TaskData:
+    def open(self, data: str | None, folder: Path | None = None) -> TaskData:
         """Open the data. If `folder` (of a run) has a tokenizer, it is used instead of training a new one."""
         raise NotImplementedError
 
-    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> TaskData:
+    def default_lr(self, width: int) -> float:
+        """Returns the peak learning rate of AdamW by default: narrow models learn well at higher rates, wide ones only at lower."""
+        return min(MAX_LR, LR_TIMES_WIDTH / width)
+
+    def open_for_inference(self, data: str | None, folder: Path) -> TaskData:
         """Open the data of a run for generation. The data are only read if generation needs examples of them."""
-        return self.open(None, context, folder)
+        return self.open(None, folder)
 
 
 class TaskData:
     """The data of a task."""
 
     fingerprint: str  # of the data: a run is only resumed, or evaluated, on equal data
+    context: int | None = None  # tokens of a row, once the task is fitted; None: the rows are no tokens
+    pads: bool = False  # whether rows may have fewer tokens than that
 
     def member_settings(self) -> dict[str, Any]:
         """Returns the settings of a member that follow from the data, such as `vocabulary` or `classes`."""

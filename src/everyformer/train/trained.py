@@ -127,7 +127,7 @@ def open_run(
         check_data(recipe, folder)
     open_data = recipe.task.open if data else recipe.task.open_for_inference
     model = read_model(folder)
-    task = open_data(recipe.data, recipe.model.get("context"), folder).fit(model)
+    task = open_data(recipe.data, folder).fit(model)
     network = model.build()
     set_gather(network, recipe.run.gather)
     path = checkpoint.path_of(folder, step)
