@@ -57,12 +57,14 @@ COUNTED = 1 << 22  # tokens whose bytes are summed at a time
 class Language(Task, Value, frozen=True):
     """Predict the next token of a text."""
 
-    tokenizer: Literal["bytes", "characters", "bpe", "gpt2"] = "bytes"  # lossless tokenizers
+    tokenizer: Literal["bytes", "characters", "bpe", "gpt2"] = "bytes"  # tokenizer; all of them are lossless
     vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
-    column: str | None = None  # of records, with the text; None: the column "text"
+    column: str | None = None  # column of records with the text; None: the column "text"
     valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
-    stride: Size | None = None  # of the window in evaluation; None: half the window (segment memory: a whole segment)
+    stride: Size | None = (
+        None  # stride of the window in evaluation; None: half the window (segment memory: a whole segment)
+    )
     segment: Size | None = (
         None  # tokens per step of a model without a limit of positions; None: its memory length, or 256
     )

@@ -48,12 +48,12 @@ class Masked(Task, Value, frozen=True):
     """Predict masked tokens, and whether one passage follows another (the pretraining of BERT)."""
 
     vocabulary: Size = 8192  # largest number of word pieces that the tokenizer learns
-    next_sentence: bool = True  # False: single runs of sentences, and only the masked tokens are predicted
-    share: Share = 0.15  # share of the tokens that are selected
+    next_sentence: bool = True  # also predict whether one passage follows another; False: single passages
+    share: Share = 0.15  # share of the tokens that are predicted
     documents: Literal["files", "blank"] = (
         "files"  # what ends a document: the end of a file or record, or also a blank line
     )
-    column: str | None = None  # of records, with the text; None: the column "text"
+    column: str | None = None  # column of records with the text; None: the column "text"
     valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
 
     def open(self, data: str | None, context: int | None, folder: Path | None = None) -> MaskedData:
