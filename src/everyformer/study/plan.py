@@ -81,6 +81,10 @@ class Plan:
         return self.memory <= self.limit
 
     def __str__(self) -> str:
+        return "\n".join(f"{name:<11} {text}" for name, text in self.lines().items())
+
+    def lines(self) -> dict[str, str]:
+        """What is planned, by label, as text."""
         run = self.recipe.run
         lines = {
             "parameters": f"{self.parameters:,}",
@@ -101,7 +105,7 @@ class Plan:
             lines["to fit"] = "no setting that was tried fits; choose a much smaller member, or a larger machine"
         elif self.changes:
             lines["to fit"] = " ".join(self.changes)
-        return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
+        return lines
 
 
 def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> Plan:

@@ -32,13 +32,15 @@ KINDS = {"imdb": "text", "mnist": "images", "cora": "graph"}
 class Classify(Task, Value, frozen=True):
     """Predict the class of an example."""
 
-    kind: Literal["text", "sets", "images", "graph"] | None = None  # of the inputs; None: found from the data, or text
-    tokenizer: Kind = "wordpiece"
+    kind: Literal["text", "sets", "images", "graph"] | None = (
+        None  # kind of the inputs; None: found from the data, or text
+    )
+    tokenizer: Kind = "wordpiece"  # of texts
     vocabulary: Size = 8192  # largest number of tokens that a tokenizer learns
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
     context: Size | None = None  # tokens of a text, which is truncated to them; None: the model's positions, or 512
-    column: str | None = None  # of records, with the input; None: the column "text", or "set"
-    label: str = "label"  # of records, the column with the class
+    column: str | None = None  # column of records with the input; None: the column "text", or "set"
+    label: str = "label"  # column of records with the class
     valid: Share = 0.1  # share of the training examples held out for validation, if the data have no such split
     shift: Count = 0  # largest random shift of training images, in pixels in each direction
 
