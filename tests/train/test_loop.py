@@ -363,7 +363,9 @@ def test_a_run_is_used_from_any_folder_and_missing_data_are_refused(tmp_path, mo
     assert open_run("../run").evaluate()["bits_per_byte"] > 0
     (tmp_path / "text.txt").unlink()
     for use in (open_run, resume):
-        with pytest.raises(ValueError, match=r"the data of ../run are missing: there is no \S+text.txt; give their new place"):
+        with pytest.raises(
+            ValueError, match=r"the data of ../run are missing: there is no \S+text.txt; give their new place"
+        ):
             use("../run")
 
 

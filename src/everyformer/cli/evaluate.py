@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from everyformer.cli.options import AsJson, Device, RunData, Step
+from everyformer.cli.options import AsJson, Device, Limit, RunData, Step
 from everyformer.cli.own_parts import Imports, import_parts
-from everyformer.cli.progress import metrics, show_evaluation
 from everyformer.cli.terminal import console, error_console, next_command
+from everyformer.train.progress import metrics, show_evaluation
 
 
 def evaluate(
@@ -23,7 +23,7 @@ def evaluate(
     step: Step = None,
     stride: int | None = None,
     memory: int | None = None,
-    limit: Annotated[int | Literal["all"] | None, Parameter(show_choices=False)] = None,
+    limit: Limit = None,
     kernel: str = "auto",
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     compiled: Annotated[bool, Parameter("--compile", negative=(), show_default=False)] = False,
@@ -40,9 +40,8 @@ def evaluate(
     split
         valid, train, or test if the data have one.
     stride
-        For a language model: by how many tokens its window moves on. With 1 each token is predicted from a full window,
-        which takes longest; with the length of the window the windows do not overlap. Default: half the window. For a
-        model with segment memory: the number of tokens that it reads at a time.
+        How many tokens a language model's window moves at a time: 1 gives every token a full context, and takes longest.
+        Default: half the window. For a model with segment memory: how many tokens it reads at a time.
     memory
         The length of the segment memory. Default: as in training.
     limit

@@ -167,7 +167,12 @@ def _parse(text: str, kind: Any, path: str) -> Any:
         raise ValueError(f"{path}={text}: {reason}") from None
 
 
-WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "array": "a list in JSON, such as [[100, 8]]"}
+WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list in JSON, such as [[100, 8]]",
+}
 
 
 def _expected(error: str, optional: bool) -> str:

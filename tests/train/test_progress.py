@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from everyformer.cli.progress import Progress, show_progress
+from everyformer.train.progress import Progress, show_progress
 
 BEGIN = {"kind": "begin", "step": 0, "seconds": 0.0, "steps": 5000, "parameters": 9_660_000}
 LANGUAGE, LABELS = {"metric": "bits_per_byte", "bytes": 2.0}, {"metric": "accuracy", "bytes": None}
