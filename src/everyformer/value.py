@@ -35,7 +35,7 @@ def snake(name: str) -> str:
 
 
 class Value(msgspec.Struct, frozen=True, tag=snake, tag_field="type", omit_defaults=False, forbid_unknown_fields=True):
-    """A frozen struct. Raises ValueError if a field does not have its type."""
+    """A frozen struct. Raises ValueError if a field does not have its type. Example: `class Dilated(Pattern, Value, frozen=True)`."""
 
     def __post_init__(self) -> None:
         for name, full_name, kind in _fields(type(self)):
@@ -64,11 +64,15 @@ def checked(name: str, value: Any, kind: Any) -> Any:
 
 
 def to_json(value: Value, indent: int = 2) -> str:
+    """Write a value as JSON, which `from_json` reads. Example: `to_json(member("gpt2", "tiny"))`."""
     return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
 
 
 def from_json(text: str | bytes, kind: type[T]) -> T:
-    """Read a value from JSON. `kind` is a protocol or a value class. Raises ValueError if the JSON is not one."""
+    """Read a value from JSON. `kind` is a protocol or a value class. Raises ValueError if the JSON is not one.
+
+    Example: `from_json(text, Model)`.
+    """
     try:
         tree = msgspec.json.decode(text)
         return msgspec.convert(tree, kind, dec_hook=_decode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -12,6 +12,9 @@ from everyformer.cli.options import AsJson, Device, Limit, RunData, Step
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, error_console, next_command
 from everyformer.train.progress import metrics, show_evaluation
+
+if TYPE_CHECKING:
+    from everyformer.train.trained import TrainedRun
 
 
 def evaluate(
@@ -71,17 +74,18 @@ def evaluate(
         result = trained.evaluate(split, limit, kernel, precision, progress)
     if as_json:
         print(json.dumps(result))
-        return 0
+    else:
+        _show(trained, result, run, capped=limit is None)
+    return 0
+
+
+def _show(trained: TrainedRun, result: dict[str, Any], run: Path, capped: bool) -> None:
     screen = console()
     screen.print(f"step {trained.step}  {metrics(result)}")
-    if limit is None and result.get("targets", 0) < result.get("targets_in_split", 0):
-        screen.print(
-            f"{result['targets']:,} of {result['targets_in_split']:,} targets were scored; --limit all scores all",
-            style="dim",
-        )
+    if capped and result.get("targets", 0) < result.get("targets_in_split", 0):
+        screen.print("some of the targets were scored, spread over the split; --limit all scores all", style="dim")
     if trained.can_generate:
         next_command(screen, "generate", run, hint=trained.task.inference.example)
     else:
         more = [] if trained.step < trained.recipe.run.steps else ["--steps", str(2 * trained.step)]
         next_command(screen, "resume", run, *more)
-    return 0

@@ -40,8 +40,11 @@ def __dir__() -> list[str]:
 class _Package(ModuleType):
     """The package, which is called like its function `train`."""
 
-    def __call__(self, recipe: Any, folder: Any = None, **options: Any) -> Any:
-        return self.train(recipe, folder, **options)
+    def __call__(
+        self, recipe: Recipe, folder: str | None = None, *, progress: bool = False, callbacks: tuple[Any, ...] = ()
+    ) -> TrainedRun:
+        run: TrainedRun = self.train(recipe, folder, progress=progress, callbacks=callbacks)
+        return run
 
 
 sys.modules[__name__].__class__ = _Package
