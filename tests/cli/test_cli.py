@@ -368,7 +368,7 @@ def test_a_failed_contract_is_named(error, run, monkeypatch):
 
 
 def test_the_demo_trains_samples_and_draws(run, monkeypatch, tmp_path):
-    small = ("model.width=32", "model.heads=2", "model.layers=2", "model.context=32")
+    small = ("model.width=32", "model.heads=2", "model.layers=2", "task.context=32")
     monkeypatch.setattr(demo_module, "SETTINGS", (*demo_module.SETTINGS, *small, "run.evaluate=0", "task.valid=0.005"))
     monkeypatch.setattr(demo_module, "STEPS", 60)
     code, out, err = run("demo", "--out", str(tmp_path / "demo"))

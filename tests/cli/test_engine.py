@@ -117,7 +117,7 @@ def test_each_head_has_its_own_point_inside_the_axes():
 
 
 def test_the_default_text_is_cropped_to_what_the_model_can_read(place, capsys):
-    assert train("--out", "run", "model.context=16", "run.steps=1") == 0
+    assert train("--out", "run", "task.context=16", "run.steps=1") == 0
     capsys.readouterr()
     assert main(["show", "attention", "run", "--out", "a.svg"]) == 0
     assert main(["show", "attention", "run", "--out", "a.svg", "--text", "Shall I compare thee"]) == 2

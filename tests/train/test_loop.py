@@ -22,6 +22,7 @@ from everyformer.cli.main import main
 from everyformer.cli.thread import one_thread
 from everyformer.task.language import Language, LanguageInference, LanguageObjective
 from everyformer.train import checkpoint
+from everyformer.train.checksums import replace_file
 from everyformer.train.distributed import World
 from everyformer.train.folder import read_model, read_recipe
 from everyformer.train.gradient_watch import GradientWatch, Unstable
@@ -77,7 +78,7 @@ def test_a_run_is_resumed_with_other_run_settings_which_are_saved(tmp_path):
 def restored(folder, *settings):
     """The learner of a run that is resumed with settings."""
     recipe, value = override(read_recipe(folder), settings), read_model(folder)
-    loop = Loop(recipe, recipe.task.open(recipe.data, None, folder), value, folder, World(), ())
+    loop = Loop(recipe, recipe.task.open(recipe.data, folder), value, folder, World(), ())
     loop._restore(checkpoint.steps(folder)[-1])
     return loop.learner
 
@@ -98,7 +99,7 @@ def test_the_optimizer_of_a_resumed_run_has_the_new_settings_and_the_old_moments
 def test_the_cache_is_dropped_when_a_run_is_resumed_with_another_batch_size(tmp_path):
     start = Recipe(member="transformer-xl", size="tiny", task=Language(), data=str(text(tmp_path)))
     small = [one for one in BASE if "context" not in one]
-    train(override(start, [*small, "task.segment=8", "model.memory=8", "run.steps=3"]), tmp_path / "run")
+    train(override(start, [*small, "task.context=8", "model.memory=8", "run.steps=3"]), tmp_path / "run")
     assert restored_cache(tmp_path / "run", "run.batch=4") != [None] and restored_cache(
         tmp_path / "run", "run.batch=2"
     ) == [None]
@@ -346,7 +347,7 @@ def test_train_prints_skipped_steps(tmp_path, monkeypatch, capsys):
         return loss * (float("nan") if objective.progress == 1 / 3 else 1.0), cache
 
     monkeypatch.setattr(LanguageObjective, "loss_with_cache", broken)
-    settings = ["run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "model.context=8"]
+    settings = ["run.steps=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "task.context=8"]
     command = ["train", "byte-language", "--size", "tiny", *settings, "--data", str(text(tmp_path))]
     assert main([*command, "--out", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out
@@ -438,7 +439,8 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_earlier_one_can_be_used
 def test_a_checkpoint_of_another_version_is_refused(tmp_path):
     train(recipe(text(tmp_path), "run.steps=3"), tmp_path / "run")
     path = checkpoint.path_of(tmp_path / "run", 3) / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
+    content = json.dumps(json.loads(path.read_text()) | {"version": 99})
+    replace_file(path.parent, path.name, content.encode())
     with pytest.raises(ValueError, match="version 99, but this program reads version 2"):
         resume(tmp_path / "run")
 

@@ -22,11 +22,13 @@ equation 3 that is missing in source T is the merge of the standard form, sum_h 
 
 from __future__ import annotations
 
+from math import isqrt
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from everyformer.value import Size, Value
+from everyformer.value import Few, Size, Value
 
 
 class Projection:
@@ -73,7 +75,7 @@ class ProjectionModule(nn.Module):
 class Standard(Projection, Value, frozen=True):
     """Each head projects the full vector. Default head width: D / H. Example: `Attention(Standard(8), Causal())`."""
 
-    heads: Size
+    heads: Few
     key_width: Size | None = None
     value_width: Size | None = None
     bias: bool = False
@@ -97,7 +99,7 @@ class Shared(Projection, Value, frozen=True):
     Example: `Attention(Shared(8), Hashed(2, 8, 16))`.
     """
 
-    heads: Size
+    heads: Few
     key_width: Size | None = None
     value_width: Size | None = None
     bias: bool = False
@@ -114,7 +116,7 @@ class Shared(Projection, Value, frozen=True):
 class Wide(Projection, Value, frozen=True):
     """Every head is as wide as the model (the code of Bloem 2019, source B). Example: `Attention(Wide(8))`."""
 
-    heads: Size
+    heads: Few
 
     def build(self, width: int) -> ProjectionModule:
         return LinearProjectionModule(width, self.heads, width, width)
@@ -126,7 +128,7 @@ class Sum(Projection, Value, frozen=True):
     Example: `Attention(Sum(8, rank=16))`.
     """
 
-    heads: Size
+    heads: Few
     rank: Size | None = None
 
     def build(self, width: int) -> ProjectionModule:
@@ -176,7 +178,7 @@ class Sliced(Projection, Value, frozen=True):
     Example: `Attention(Sliced(8))`.
     """
 
-    heads: Size
+    heads: Few
 
     def build(self, width: int) -> ProjectionModule:
         return SlicedModule(width, self.heads, share=False, merge=True)
@@ -188,7 +190,7 @@ class Narrow(Projection, Value, frozen=True):
     Example: `Attention(Narrow(8))`.
     """
 
-    heads: Size
+    heads: Few
 
     def build(self, width: int) -> ProjectionModule:
         return SlicedModule(width, self.heads, share=True, merge=False)
@@ -197,8 +199,12 @@ class Narrow(Projection, Value, frozen=True):
 def head_width(width: int, heads: int) -> int:
     """Returns width / heads. Raises ValueError if it is not whole."""
     if width % heads:
-        divisor = min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: abs(n - heads))
-        raise ValueError(f"a width of {width} does not divide into {heads} heads; take for example {divisor} heads")
+        small = [n for n in range(1, isqrt(width) + 1) if width % n == 0]
+        divisor = min((*small, *(width // n for n in small)), key=lambda n: (abs(n - heads), n))
+        multiple = max(1, round(width / heads)) * heads
+        raise ValueError(
+            f"a width of {width} does not divide into {heads} heads; take for example {divisor} heads, or a width of {multiple}"
+        )
     return width // heads
 
 

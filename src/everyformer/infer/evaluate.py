@@ -4,11 +4,13 @@ Every target is scored once, from a window of at most `window` tokens that moves
     stride = window      windows do not overlap: the first targets of each window have little context
     stride = window / 2  every target has at least half a window of context
     stride = 1           every target has a full window (the evaluation of Bloem 2019, source B), at `window` times the cost
-The first targets of the text have shorter contexts; the last window ends with the text. No window is padded. With a `limit` some
-of the windows are scored, evenly spread over the text: each target then has the context that it has without the limit.
+The first targets of the text have shorter contexts; the last window ends with the text. No window is padded. Every window starts
+anew: a model with a recurrent state but no segment memory starts from its initial state. With a `limit` some of the windows are
+scored, evenly spread over the text: each target then has the context that it has without the limit.
 
 A model with a segment memory reads the text segment by segment instead: every token is read once and the cached states of
-earlier segments are used again (Dai et al. 2019). A long text is split into rows that are read as one batch; all rows but
+earlier segments are used again (Dai et al. 2019). The memory is empty at the first token and carried from segment to segment, over
+the boundaries of documents too. A long text is split into rows that are read as one batch; all rows but
 the first start some tokens early, to fill their memory.
 """
 

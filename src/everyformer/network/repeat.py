@@ -46,7 +46,7 @@ from everyformer.network.depth import Depth, DepthModule, Entries
 from everyformer.network.layer import Layer, LayerModule
 from everyformer.network.position import Position
 from everyformer.network.residual import Residual
-from everyformer.value import NotNegative, Size, Value
+from everyformer.value import Few, NotNegative, Value
 
 GATHER_KERNELS = ("auto", "reference", "sdpa")  # the kernels that support a part of the queries
 GATHER_SHARE = 0.6  # the share of running positions up to which gathering them is faster
@@ -58,7 +58,7 @@ class Repeat(Depth, Value, frozen=True):
     Example: `Repeat(6, (Layer((Attention(Standard(4)), FeedForward(128))),), PostNorm())`.
     """
 
-    steps: Size
+    steps: Few
     layers: tuple[Layer, ...]
     residual: Residual
     position: Position | None = None
@@ -73,7 +73,7 @@ class Halt(Depth, Value, frozen=True):
     Example: `Halt(8, (Layer((Attention(Standard(4)), FeedForward(128))),), PostNorm())`.
     """
 
-    steps: Size
+    steps: Few
     layers: tuple[Layer, ...]
     residual: Residual
     position: Position | None = None

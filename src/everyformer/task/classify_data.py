@@ -25,7 +25,7 @@ from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.network.output_head import OutputHead, PerToken
 from everyformer.task.batch import Batch, epoch_rows, pad, step_generator
-from everyformer.task.check import check_tokens, head_index, single_sequence
+from everyformer.task.check import check_tokens, context_of, context_setting, head_index, single_sequence
 from everyformer.task.classify_objective import ClassifyObjective, NodeObjective, TextClassifierInference
 from everyformer.task.task import FittedTask, Inference, TaskData
 
@@ -135,10 +135,11 @@ class TextData(LabelledData):
 
     kind = "text"
     inputs = "token_BT"
+    pads = True
 
-    def __init__(self, task: Classify, labelled: Labelled, context: int | None, folder: Path | None):
+    def __init__(self, task: Classify, labelled: Labelled, folder: Path | None):
         super().__init__(labelled, folder)
-        self.context = context
+        self.task = task
         self.tokenizer = tokenizers.load_or_train(
             task.tokenizer,
             lambda: labelled.splits["train"][0],
@@ -157,11 +158,10 @@ class TextData(LabelledData):
         return objective, TextClassifierInference(self, objective)
 
     def input_settings(self) -> dict[str, Any]:
-        return {"vocabulary": self.tokenizer.vocabulary}
+        return {"vocabulary": self.tokenizer.vocabulary} | context_setting(self.task.context)
 
     def check_model(self, model: Model) -> None:
-        limit = model.limit()
-        self.context = self.context or (limit - model.class_token if limit else CONTEXT)
+        self.context = context_of(self.task.context, model, CONTEXT)
         if self.context <= len(self.marks):
             raise ValueError(
                 f"a context of {self.context} is too short for a text; give at least {len(self.marks) + 1}"

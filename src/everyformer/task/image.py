@@ -47,11 +47,11 @@ class Image(Task, Value, frozen=True):
     shrink: Size = 1  # the encoder reads the image smaller by this factor: 2 or 4 for super-resolution; 1: no encoder
     valid: Share = 0.1  # share of the training images held out for validation, if the data have no such split
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> ImageData:
+    def open(self, data: str | None, folder: Path | None = None) -> ImageData:
         return ImageData(self, data, folder)
 
-    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> ImageData:
-        return self.open(data, context, folder)  # the images are read only to be completed or enlarged
+    def open_for_inference(self, data: str | None, folder: Path) -> ImageData:
+        return self.open(data, folder)  # the images are read only to be completed or enlarged
 
 
 class ImageData(TaskData):

@@ -32,7 +32,14 @@ from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Classify
 from everyformer.network.output_head import Masked as MaskedHead
 from everyformer.task.batch import Batch, pad, step_generator
-from everyformer.task.check import check_split, check_tokens, head_index, single_sequence
+from everyformer.task.check import (
+    check_split,
+    check_tokens,
+    context_of,
+    context_setting,
+    head_index,
+    single_sequence,
+)
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Share, Size, Value
 
@@ -49,6 +56,7 @@ class Masked(Task, Value, frozen=True):
     """Predict masked tokens, and whether one passage follows another (the pretraining of BERT)."""
 
     vocabulary: Size = 8192  # largest number of word pieces that the tokenizer learns
+    context: Size | None = None  # tokens of a row, with its marks; None: the model's positions, or 128
     next_sentence: bool = True  # False: single runs of sentences, and only the masked tokens are predicted
     share: Share = 0.15  # share of the tokens that are selected
     documents: Literal["files", "blank"] = (
@@ -57,15 +65,17 @@ class Masked(Task, Value, frozen=True):
     column: str | None = None  # of records, with the text; None: the column "text"
     valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> MaskedData:
-        return MaskedData(self, open_text(data, (1 - self.valid, self.valid), self.column), context, folder)
+    def open(self, data: str | None, folder: Path | None = None) -> MaskedData:
+        return MaskedData(self, open_text(data, (1 - self.valid, self.valid), self.column), folder)
 
 
 class MaskedData(TaskData):
     """Rows of one or two passages with masked tokens."""
 
-    def __init__(self, task: Masked, text: Text, context: int | None, folder: Path | None):
-        self.task, self.text, self.context = task, text, context
+    pads = True
+
+    def __init__(self, task: Masked, text: Text, folder: Path | None):
+        self.task, self.text = task, text
         self.fingerprint = text.fingerprint
         self.tokenizer = tokenizers.load_or_train(
             "wordpiece", lambda: text.chunks("train"), task.vocabulary, text.fingerprint, folder
@@ -96,7 +106,7 @@ class MaskedData(TaskData):
         return self.text.fingerprints
 
     def member_settings(self) -> dict[str, Any]:
-        return {"vocabulary": self.tokenizer.vocabulary}
+        return {"vocabulary": self.tokenizer.vocabulary} | context_setting(self.task.context)
 
     def adapt(self, model: Model | EncoderDecoder) -> Model | EncoderDecoder:
         one = single_sequence(model, "masked")
@@ -108,7 +118,7 @@ class MaskedData(TaskData):
 
     def fit(self, model: Model | EncoderDecoder) -> FittedTask:
         model = single_sequence(model, "masked")
-        self.context = self.context or model.limit() or CONTEXT
+        self.context = context_of(self.task.context, model, CONTEXT)
         if self.context < 8:
             raise ValueError(
                 f"a context of {self.context} is too short for two passages and their marks; give at least 8"

@@ -1,6 +1,6 @@
 """The interface between tasks and training.
 
-    data = task.open("my.txt", context=None)                       # TaskData: splits, batches, fingerprint
+    data = task.open("my.txt")                                     # TaskData: splits, batches, fingerprint
     model = data.adapt(member.value(**data.member_settings()))     # the model that the data need
     fitted = data.fit(model)                                       # FittedTask: .data, .objective, .inference
 
@@ -25,6 +25,8 @@ from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.batch import Batch
 
+LR_TIMES_WIDTH = 0.25  # see docs/results/rates.md
+MAX_LR = 4e-3
 MAX_TARGETS = 1 << 18  # of an evaluation, unless more are asked for
 
 
@@ -33,19 +35,25 @@ class Task:
 
     __slots__ = ()
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> TaskData:
+    def open(self, data: str | None, folder: Path | None = None) -> TaskData:
         """Open the data. If `folder` (of a run) has a tokenizer, it is used instead of training a new one."""
         raise NotImplementedError
 
-    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> TaskData:
+    def default_lr(self, width: int) -> float:
+        """Returns the peak learning rate of AdamW by default: narrow models learn well at higher rates, wide ones only at lower."""
+        return min(MAX_LR, LR_TIMES_WIDTH / width)
+
+    def open_for_inference(self, data: str | None, folder: Path) -> TaskData:
         """Open the data of a run for generation. The data are only read if generation needs examples of them."""
-        return self.open(None, context, folder)
+        return self.open(None, folder)
 
 
 class TaskData:
     """The data of a task."""
 
     fingerprint: str  # of all data: equal fingerprints mean equal data
+    context: int | None = None  # tokens of a row, once the task is fitted; None: the rows are no tokens
+    pads: bool = False  # whether rows may have fewer tokens than that
 
     @property
     def fingerprints(self) -> dict[str, str]:

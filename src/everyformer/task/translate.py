@@ -37,10 +37,11 @@ from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language
 from everyformer.network.repeat import Halt
 from everyformer.task.batch import Batch, epoch_order, pad, step_generator
-from everyformer.task.check import check_split, check_tokens, head_index
+from everyformer.task.check import check_split, check_tokens, context_of, context_setting, head_index
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
+CONTEXT = 128  # default, unless the model has fewer positions
 MULTIPLE = 8
 POOL = 50  # batches within which sentences are sorted by length
 EVALUATION_PAIRS = 64  # in one call
@@ -54,28 +55,32 @@ class Translate(Task, Value, frozen=True):
     target: str = "de"  # likewise
     tokenizer: Literal["bpe", "characters"] = "bpe"
     vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
-    max_length: Size = (
-        128  # tokens of a sentence: training leaves longer pairs out, evaluation truncates longer sources
+    context: Size | None = (
+        None  # tokens of a sentence: training leaves longer pairs out, evaluation truncates longer sources;
     )
+    # None: 128, or the model's positions if they are fewer
     smoothing: Share = 0.1  # label smoothing
     shift: Count = 0  # in training, positions start at a random offset below this; 0: at 0
     beam: Size = 5
     length_penalty: float = 0.6  # alpha in the beam search
     valid: Share = 0.1  # share of the training pairs held out for validation, if the data have no such split
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> TranslateData:
-        return TranslateData(self, open_pairs(data, self.source, self.target, self.valid), context, folder)
+    def open(self, data: str | None, folder: Path | None = None) -> TranslateData:
+        return TranslateData(self, open_pairs(data, self.source, self.target, self.valid), folder)
 
-    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> TranslateData:
+    def open_for_inference(self, data: str | None, folder: Path) -> TranslateData:
         exact = data in ALGORITHMS and not Path(data).exists()
-        return TranslateData(self, Pairs(str(data), {}, "", exact), context, folder)
+        return TranslateData(self, Pairs(str(data), {}, "", exact), folder)
 
 
 class TranslateData(TaskData):
     """Pairs of sentences, in batches of similar length."""
 
-    def __init__(self, task: Translate, pairs: Pairs, context: int | None, folder: Path | None):
-        self.task, self.pairs, self.max_length = task, pairs, min(task.max_length, context or task.max_length)
+    context: int
+    pads = True
+
+    def __init__(self, task: Translate, pairs: Pairs, folder: Path | None):
+        self.task, self.pairs, self.context = task, pairs, task.context or CONTEXT
         self.fingerprint = pairs.fingerprint
         kind: Literal["bpe", "characters"] = "characters" if pairs.exact else task.tokenizer
         self.tokenizer = tokenizers.load_or_train(
@@ -93,27 +98,27 @@ class TranslateData(TaskData):
         if split not in self.encoded:
             sources, targets = (self.tokenizer.encode_all(side) for side in self.pairs.splits[split])
             if split == "train":
-                fits = [max(len(x), len(y)) < self.max_length for x, y in zip(sources, targets, strict=True)]
+                fits = [max(len(x), len(y)) < self.context for x, y in zip(sources, targets, strict=True)]
                 sources, targets = (
                     [ids for ids, fit in zip(side, fits, strict=True) if fit] for side in (sources, targets)
                 )
                 if len(sources) < 2:
                     raise ValueError(
-                        f"{len(sources)} of the {len(fits)} pairs of {self.pairs.name} have fewer than {self.max_length} tokens; "
-                        "raise task.max_length"
+                        f"{len(sources)} of the {len(fits)} pairs of {self.pairs.name} have fewer than {self.context} tokens; "
+                        "raise task.context"
                     )
             self.encoded[split] = [self.add_end(x) for x in sources], targets
         return self.encoded[split]
 
     def add_end(self, source: Ids) -> Ids:
-        return np.append(source if self.pairs.exact else source[: self.max_length - 1], END)
+        return np.append(source if self.pairs.exact else source[: self.context - 1], END)
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         return {split: digest(*chain(*sides)) for split, sides in self.pairs.splits.items()}
 
     def member_settings(self) -> dict[str, Any]:
-        return {"vocabulary": self.tokenizer.vocabulary}
+        return {"vocabulary": self.tokenizer.vocabulary} | context_setting(self.task.context)
 
     def fit(self, model: Model | EncoderDecoder) -> FittedTask:
         if not isinstance(model, EncoderDecoder):
@@ -122,7 +127,7 @@ class TranslateData(TaskData):
             limit = side.limit()
             if limit is not None and self.task.shift:
                 raise ValueError(f"task.shift offsets positions, but the model has a table of {limit}; leave it out")
-            self.max_length = min(self.max_length, limit or self.max_length)
+            self.context = min(self.context, context_of(self.task.context, side, CONTEXT))
             check_tokens(side, self.tokenizer.vocabulary, self.pairs.name)
         head = head_index(model.decoder, Language, "translate")
         self.encoded.clear()
@@ -331,7 +336,7 @@ class TranslateInference(Inference):
                 visible=visible_BS.to(device),
                 start=START,
                 end=END,
-                max_tokens=source_BS.shape[1] + 1 if self.data.pairs.exact else self.data.max_length,
+                max_tokens=source_BS.shape[1] + 1 if self.data.pairs.exact else self.data.context,
                 beam=beam or self.task.beam,
                 length_penalty=self.task.length_penalty,
             )

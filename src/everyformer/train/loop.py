@@ -9,6 +9,7 @@ depends on when a run was interrupted.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -26,20 +27,20 @@ from everyformer.task.task import TaskData
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World, init_world, restarted
 from everyformer.train.evaluation import Evaluator, StopEvaluation
-from everyformer.train.folder import check_data, override_run, read_model, read_recipe, resolve, write_recipe
+from everyformer.train.folder import check_data, override_run, read_model, read_recipe, resolve, write_recipe, write_run
 from everyformer.train.gradient_watch import GradientWatch
 from everyformer.train.learner import Learner
+from everyformer.train.lock import only_writer
 from everyformer.train.loggers import check_loggers, make_loggers
 from everyformer.train.memory import peak_memory
 from everyformer.train.optimizer import load_settings, settings_of
 from everyformer.train.progress import show_if
 from everyformer.train.provenance import provenance
 from everyformer.train.recipe import Recipe
-from everyformer.train.record import Callback, Records, report_write_errors
+from everyformer.train.record import Callback, Records
 from everyformer.train.run_data import changed_splits, check_classes, with_data
 from everyformer.train.schedule import batch_size, lr_factor
 from everyformer.train.trained import TrainedRun
-from everyformer.value import to_json
 
 
 def train(
@@ -60,37 +61,19 @@ def train(
     check_loggers(recipe.run.loggers, target)
     if target is not None and restarted() and (target / "recipe.json").is_file() and read_recipe(target) == recipe:
         return resume(target, progress=progress, callbacks=callbacks)
-    with init_world(recipe.run.device) as world, show_if(progress) as shown:
-        with _removed_if_refused(target):
-            with world.main_first():
-                if world.is_main and target is not None:
-                    if target.exists() and any(target.iterdir()):
-                        raise ValueError(
-                            f"{target} already exists and is not empty; choose another folder, or resume the run in it"
-                        )
-                    target.mkdir(parents=True, exist_ok=True)
-                data = _open(recipe, None if recipe.init_from is None else Path(recipe.init_from), world)
-            model = data.adapt(recipe.value(data.member_settings()))
-            loop = Loop(recipe, data, model, target, world, callbacks + shown)
+    with init_world(recipe.run.device) as world, only_writer(target, world) as is_new, show_if(progress) as shown:
+        with world.main_first():
+            if world.is_main and target is not None and not is_new:
+                raise ValueError(
+                    f"{target} already exists and is not empty; choose another folder, or resume the run in it"
+                )
+            data = _open(recipe, None if recipe.init_from is None else Path(recipe.init_from), world)
+        model = data.adapt(recipe.value(data.member_settings()))
+        loop = Loop(recipe, data, model, target, world, callbacks + shown)
         if world.is_main and target is not None:
-            with report_write_errors(target):
-                data.save(target)
-                (target / "model.json").write_text(to_json(model) + "\n")
-            write_recipe(recipe, target)  # last: a folder with a recipe has the other files
+            write_run(recipe, data, model, target)
         world.barrier()
         return loop.run(None)
-
-
-@contextmanager
-def _removed_if_refused(folder: Path | None) -> Iterator[None]:
-    """Remove the empty folder of a run that is refused."""
-    try:
-        yield
-    except Exception:
-        if folder is not None:
-            with suppress(OSError):  # it does not exist, or is not empty
-                folder.rmdir()
-        raise
 
 
 def resume(
@@ -114,7 +97,7 @@ def resume(
     recipe = with_data(override_run(read_recipe(target), settings), data)
     check_data(recipe, target)
     check_loggers(recipe.run.loggers, target)
-    with init_world(recipe.run.device) as world, show_if(progress) as shown:
+    with init_world(recipe.run.device) as world, only_writer(target, world), show_if(progress) as shown:
         start = checkpoint.find_step(target, step) if step is not None or checkpoint.steps(target) else None
         if recipe.run.steps < (start or 0):
             raise ValueError(
@@ -130,7 +113,10 @@ def resume(
 def _open(recipe: Recipe, folder: Path | None, world: World) -> TaskData:
     if recipe.data == "-" and world.world_size > 1:
         raise ValueError("only one process can read standard input; write the data to a file and give that as --data")
-    return recipe.task.open(recipe.data, recipe.model.get("context"), folder)
+    return recipe.task.open(recipe.data, folder)
+
+
+SAME_SIGNAL = 5.0  # seconds in which a signal is taken for the first one: launchers send it to a process twice
 
 
 class Loop:
@@ -192,12 +178,13 @@ class Loop:
         if self.folder is not None and self.world.is_main:
             path = self.folder / "records.jsonl"
             callbacks = callbacks + make_loggers(self.recipe, self.folder, self.step)
-        records, objective = Records(path, callbacks, after=self.step), self.task.objective
+        records, objective, data = Records(path, callbacks, after=self.step), self.task.objective, self.task.data
         records.write(
             "begin", self.step, steps=self.recipe.run.steps,
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
             metric=objective.metric, bytes=objective.bytes_per_target, includes=objective.includes,
             changed=list(self.changed), provenance=provenance(self.recipe.run.seed),
+            batch=batch_size(self.recipe.run, self.step), context=data.context, pads=data.pads,
         )  # fmt: skip
         return records
 
@@ -292,9 +279,7 @@ class Loop:
             "best": self.evaluator.best,
         }
         extra = {"cache": learner.cache_tensors(), "data": self.task.data.state()}
-        contents = checkpoint.Contents(
-            learner.network, learner.optimizers, learner.ema, extra, state, to_json(self.model)
-        )
+        contents = checkpoint.Contents(learner.network, learner.optimizers, learner.ema, extra, state)
         checkpoint.save(self.folder, contents, self.world, self.recipe.run.keep)
         records.write("save", step, best=self.evaluator.best)
 
@@ -325,14 +310,20 @@ class Loop:
 
     @contextmanager
     def _signals(self, records: Records) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run after the current step, with a checkpoint. A second SIGINT ends it at once.
+        """SIGINT and SIGTERM end the run after the current step, with a checkpoint. A second one ends it at once.
 
         An evaluation is aborted; the checkpoint is still written.
         """
+        first = math.inf
 
         def stop(number: int, frame: Any) -> None:
+            nonlocal first
             if self.stop_reason is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
+            if time.monotonic() > first + SAME_SIGNAL:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            first = min(first, time.monotonic())
             self.stop_reason = f"asked to stop by {signal.Signals(number).name}"
             records.write("stop", self.step, reason=self.stop_reason)
             if self.evaluator.running:

@@ -57,7 +57,7 @@ class _Printer:
                 self.screen.print(header(line["provenance"]))
             left = line["steps"] - line["step"]
             text = f"{left:,} step{'s' * (left > 1)} left" if left > 0 else "no steps left; extend the run with --steps"
-            self.screen.print(f"{line['parameters']:,} parameters, {text}")
+            self.screen.print(f"{line['parameters']:,} parameters, {text}{_tokens(line)}")
             if line.get("changed"):
                 self.screen.print(
                     f"the data differ from those before this step: {', '.join(line['changed'])}", style="yellow"
@@ -224,6 +224,15 @@ def metrics(result: dict[str, Any]) -> str:
             text += f" of {result['targets_in_split']:,}"
         shown.append(f"{name.replace('_', ' ')} {text}")
     return (f"{result['split']}: " if "split" in result else "") + "  ".join(shown)
+
+
+def _tokens(begin: dict[str, Any]) -> str:
+    """The tokens of a step, by the settings that decide them; empty if the rows of a batch are no tokens."""
+    batch, context = begin.get("batch"), begin.get("context")
+    if batch is None or context is None:
+        return ""
+    most = "at most " if begin["pads"] else ""
+    return f"; run.batch {batch} x task.context {context} = {most}{batch * context:,} tokens a step"
 
 
 def _short(sample: str, lines: int = 6) -> str:

@@ -18,7 +18,19 @@ from everyformer.family.table import find
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.task.table import task_for
 from everyformer.task.task import Task
-from everyformer.value import Count, NotNegative, Part, Positive, PositivePart, Share, Size, Value, nearest
+from everyformer.value import (
+    Count,
+    Few,
+    FewOrZero,
+    NotNegative,
+    Part,
+    Positive,
+    PositivePart,
+    Share,
+    Size,
+    Value,
+    nearest,
+)
 
 
 class Run(Value, frozen=True):
@@ -27,7 +39,7 @@ class Run(Value, frozen=True):
     steps: Size = 1000  # training steps
     batch: Size = 32  # sequences in a step, over all processes
     batch_schedule: tuple[tuple[Count, Size], ...] = ()  # pairs (step, batch): from this step on, this batch size
-    accumulate: Size = 1  # gradient accumulation: pieces in which a process computes its rows of a batch
+    accumulate: Few = 1  # gradient accumulation: pieces in which a process computes its rows of a batch
     seed: Count = 0
     evaluate: Count = 250  # steps between evaluations; 0: only at the end
     examples: Size | None = 200  # examples of an evaluation during training; None: all
@@ -38,7 +50,7 @@ class Run(Value, frozen=True):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of autocast; weights are in fp32
     compile: Literal["no", "yes", "graphs"] = "no"  # torch.compile; graphs: with CUDA graphs, for small models
     kernel: str = "auto"  # how attention is computed
-    checkpoint_segments: Count = 0  # activation checkpointing: segments of the stack; 0: off
+    checkpoint_segments: FewOrZero = 0  # activation checkpointing: segments of the stack; 0: off
     gather: bool = (
         False  # adaptive computation time with halting=freeze: skip positions that have halted; equal up to rounding
     )
@@ -95,6 +107,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         """Returns the recipe of a command line: `Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")`.
 
         The member may also be a `Model` or an `EncoderDecoder`, or a .json file of one; then the recipe contains that model.
+        The learning rate and the warm-up, if they are not given, follow from the model, the task and the number of steps.
         """
         entry = find(member)
         recipe = cls(
@@ -104,7 +117,17 @@ class Recipe(Value, frozen=True, kw_only=True):
             data=None if data is None else str(data),
             init_from=None if init_from is None else str(init_from),
         )
-        return override(recipe, settings)
+        recipe = override(recipe, settings)
+        given = {setting.partition("=")[0] for setting in settings}
+        defaults = {"lr": recipe.default_lr(), "warmup": min(recipe.run.steps // 10, MAX_WARMUP)}
+        changes = {name: default for name, default in defaults.items() if f"optim.{name}" not in given}
+        return msgspec.structs.replace(recipe, optim=msgspec.structs.replace(recipe.optim, **changes))
+
+    def default_lr(self) -> float:
+        """Returns the learning rate of the task for a model of this width; a quarter of it if the weights are not new."""
+        value = self.value({})
+        width = value.encoder.width if isinstance(value, EncoderDecoder) else value.width
+        return self.task.default_lr(width) * (1 if self.init_from is None else TUNING)
 
     def value(self, data_settings: dict[str, Any]) -> Model | EncoderDecoder:
         """Returns the model: the member with those settings of the data that it has, and then with the recipe's settings."""
@@ -113,6 +136,8 @@ class Recipe(Value, frozen=True, kw_only=True):
         return member.value(self.size, **(settings | self.model))
 
 
+MAX_WARMUP = 1000  # steps
+TUNING = 0.25  # of the learning rate, for weights that were trained before
 PARTS = ("run", "optim", "model", "task")  # of a recipe, with settings
 
 
@@ -127,6 +152,10 @@ def override(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             raise ValueError(f"there is no setting {path!r}; {_suggestion(recipe, path)}")
         if part == "model":
             known = find(recipe.member).settings()
+            if name == "context" and name in known:
+                given = "context" in recipe.task.__struct_fields__  # type: ignore[attr-defined]
+                remedy = f"write task.context={text}" if given else "leave it out: it follows from the data"
+                raise ValueError(f"model.context has the size that the task needs; {remedy}")
             if name not in known:
                 remedy = nearest(name, known) if known else "change the model itself"
                 raise ValueError(f"{find(recipe.member).name} has no setting {name!r}; {remedy}")

@@ -9,6 +9,7 @@ Callbacks also get {"kind": "evaluating", "step": ..., "done": ..., "of": ...} d
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,8 @@ def report_write_errors(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         saved = any(path.name.isdigit() for path in (folder / "checkpoints").glob("*"))
         remedy = "resume the run: its last checkpoint is intact" if saved else "start again: it has no checkpoint"
-        first = "make it writable" if isinstance(error, PermissionError) else "free some space there"
+        refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        first = "make it writable" if refused else "free some space there"
         raise ValueError(f"cannot write to {folder} ({error}); {first}, then {remedy}") from error
 
 

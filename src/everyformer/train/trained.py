@@ -148,7 +148,7 @@ def open_run(
     if data:
         check_data(recipe, folder)
     open_data = recipe.task.open if data else recipe.task.open_for_inference
-    model, opened = read_model(folder), open_data(recipe.data, recipe.model.get("context"), folder)
+    model, opened = read_model(folder), open_data(recipe.data, folder)
     check_classes(opened, folder)
     task = opened.fit(model)
     network = model.build()
