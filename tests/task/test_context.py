@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from everyformer.train.progress import show_progress
 
 from everyformer import member, members
-from everyformer.cli.progress import show_progress
 from everyformer.cli.terminal import console
 from everyformer.task.control import Control
 from everyformer.task.image import Image

@@ -12,9 +12,9 @@ from rich.console import Console
 from everyformer.cli.options import Data, RunData, Step
 from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.own_parts import Imports, import_parts, recorder
-from everyformer.cli.progress import metrics, show_progress
 from everyformer.cli.settings import settings as list_settings
 from everyformer.cli.terminal import UnbreakableConsole, console, next_command
+from everyformer.train.progress import metrics, show_progress
 
 if TYPE_CHECKING:
     from everyformer.train.trained import TrainedRun

@@ -37,7 +37,10 @@ Prompts = Sequence[Sequence[int]] | Tensor
 
 
 def generate(network: Network, prompts: Prompts, tokens: int, **options: Any) -> list[list[int]]:
-    """Returns each prompt with at most `tokens` new tokens; prompts may differ in length. The options are those of `stream`."""
+    """Returns each prompt with at most `tokens` new tokens; prompts may differ in length. The options are those of `stream`.
+
+    Example: `generate(network, [list(b"Once")], tokens=40, temperature=0.8, seed=1)`.
+    """
     rows = prompt_rows(prompts)
     for new_tokens in stream(network, rows, tokens, **options):
         for row, token in zip(rows, new_tokens, strict=True):

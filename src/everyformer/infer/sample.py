@@ -30,6 +30,7 @@ def sample(
     """Returns one token id per row.
 
     Generators (one for all rows, or one per row) live on the CPU, so every device uses the same random numbers.
+    Example: `sample(output.logits[:, -1], temperature=0.8, top_k=40)`.
     """
     check_sampling(temperature, top_k, top_p, min_p)
     if logits_BV.dim() != 2:

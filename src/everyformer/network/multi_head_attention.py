@@ -27,7 +27,10 @@ from everyformer.value import Share, Value
 
 
 class Attention(Sublayer, Value, frozen=True):
-    """Self-attention: who attends to whom, how strongly, through which heads. `dropout` is that of the attention weights."""
+    """Self-attention: who attends to whom, how strongly, through which heads. `dropout` is that of the attention weights.
+
+    Example: `Attention(Standard(8), Causal() & Window(64), (Rotary(),))`.
+    """
 
     heads: Projection
     pattern: Pattern = Full()
@@ -64,7 +67,10 @@ class Attention(Sublayer, Value, frozen=True):
 
 
 class CrossAttention(Sublayer, Value, frozen=True):
-    """Attention of a decoder to the encoder output."""
+    """Attention of a decoder to the encoder output.
+
+    Example: `Layer((Attention(Standard(8), Causal()), CrossAttention(Standard(8)), FeedForward(256)))`.
+    """
 
     heads: Projection
     pattern: Pattern = Full()

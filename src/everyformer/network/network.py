@@ -34,7 +34,10 @@ SPARE = 64  # positions beyond the longest span that a segment memory keeps in t
 
 @dataclass(frozen=True)
 class Output:
-    """What a network returns. `aux` holds auxiliary losses by name, to be added to the loss."""
+    """What a network returns. `aux` holds auxiliary losses by name, to be added to the loss.
+
+    Example: `isinstance(network(token_BT), Output)`.
+    """
 
     hidden: Tensor  # B, T, D
     logits: Any = None  # of the output head, or a tuple if there are several
@@ -48,7 +51,7 @@ class Output:
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """An encoded source sequence, to which cross-attention attends."""
+    """An encoded source sequence, to which cross-attention attends. Example: `network.decode(token_BT, EncoderOutput(x_BSD))`."""
 
     x_BSD: Tensor
     visible_BS: Tensor | None = None
@@ -72,7 +75,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 class Network(nn.Module):
-    """Built from a `Model`, which it keeps as `value`."""
+    """Built from a `Model`, which it keeps as `value`. Example: `Network(member("gpt2", "tiny"))(token_BT).logits`."""
 
     def __init__(self, value: Model):
         super().__init__()
@@ -328,7 +331,10 @@ def _tie(module: nn.Module, to: nn.Module) -> None:
 
 
 class PairNetwork(nn.Module):
-    """Encoder and decoder. Call `encode` once, then `decode` as often as needed."""
+    """Encoder and decoder. Call `encode` once, then `decode` as often as needed.
+
+    Example: `PairNetwork(value)(source_BS, target_BT).logits`.
+    """
 
     def __init__(self, value: EncoderDecoder):
         super().__init__()

@@ -82,7 +82,10 @@ class Optim(Value, frozen=True):
 
 
 class Recipe(Value, frozen=True, kw_only=True):
-    """A member with its settings (or a custom model), a task with its data, and how to train."""
+    """A member with its settings (or a custom model), a task with its data, and how to train.
+
+    Example: `Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")`.
+    """
 
     member: str | Model | EncoderDecoder
     task: Task
