@@ -76,7 +76,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.multi_head_attention import Attention, CrossAttention
     from everyformer.network.network import EncoderOutput, Network, Output, PairNetwork
     from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
-    from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, PerToken
+    from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, PerToken, Regress
     from everyformer.network.ponder_rnn import PonderRnn
     from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
     from everyformer.network.repeat import Halt, Repeat
@@ -117,7 +117,7 @@ _HOMES = {
     "everyformer.network.depth": "Depth Stack",
     "everyformer.network.repeat": "Repeat Halt",
     "everyformer.network.cache": "Cache SegmentMemory",
-    "everyformer.network.output_head": "OutputHead Language Masked Classify PerToken Logistics",
+    "everyformer.network.output_head": "OutputHead Language Masked Classify Regress PerToken Logistics",
     "everyformer.network.initial": "Initial AsTorch Normal Xavier",
     "everyformer.network.auxiliary": "AuxiliaryPredictions AuxiliaryNetwork",
     "everyformer.network.model": "Model EncoderDecoder",

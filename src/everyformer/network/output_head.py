@@ -3,6 +3,7 @@
     Language   logits of the next token at every position, softmax(W z) (Thickstun (source T) eq. 9); W may be the embedding table
     Masked     logits of the token itself, for masked language modelling (BERT): W_e LN(gelu(W z)) + b
     Classify   logits of classes, from one vector of the sequence (mean, max, last or first token)
+    Regress    real numbers, y = W z + b, from the same vector
     PerToken   logits at every position
     Logistics  a mixture of logistic distributions of the next pixel's channels (Salimans et al. 2017, PixelCNN++; Parmar et al. 2018)
 
@@ -90,7 +91,19 @@ class Classify(OutputHead, Value, frozen=True):
     dropout: Share = 0.0
 
     def build(self, width: int, embed: Embed) -> nn.Module:
-        return ClassifyModule(width, self)
+        return ClassifyModule(width, self.classes, self)
+
+
+class Regress(OutputHead, Value, frozen=True):
+    """Predicts `numbers` real numbers of the sequence. `pooler` adds BERT's tanh layer before them."""
+
+    numbers: Size = 1
+    reading: Reading = "mean"
+    pooler: bool = False
+    dropout: Share = 0.0
+
+    def build(self, width: int, embed: Embed) -> nn.Module:
+        return ClassifyModule(width, self.numbers, self)
 
 
 class PerToken(OutputHead, Value, frozen=True):
@@ -184,12 +197,14 @@ class MaskedModule(nn.Module):
 
 
 class ClassifyModule(nn.Module):
-    def __init__(self, width: int, value: Classify):
+    """The module of Classify and Regress."""
+
+    def __init__(self, width: int, outputs: int, value: Classify | Regress):
         super().__init__()
         self.reading = value.reading
         self.pooler = nn.Linear(width, width) if value.pooler else None
         self.dropout = nn.Dropout(value.dropout)
-        self.map = nn.Linear(width, value.classes)
+        self.map = nn.Linear(width, outputs)
 
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
         z_BD = read(z_BTD, visible_BT, self.reading)

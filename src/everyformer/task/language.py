@@ -103,13 +103,17 @@ class LanguageData(TaskData):
         self.fingerprint = text.fingerprint
         # The set of characters is taken from all splits; which characters exist is not what is learned.
         splits = text.splits if task.tokenizer == "characters" else ["train"]
-        self.tokenizer = tokenizers.load_or_train(
-            task.tokenizer,
-            lambda: chain.from_iterable(map(text.chunks, splits)),
-            task.vocabulary,
-            text.fingerprint,
-            folder,
-            task.tokenizer_files,
+        self.tokenizer = (
+            tokenizers.load_ids(text.splits.values(), folder)
+            if text.is_token_ids
+            else tokenizers.load_or_train(
+                task.tokenizer,
+                lambda: chain.from_iterable(map(text.chunks, splits)),
+                task.vocabulary,
+                text.fingerprint,
+                folder,
+                task.tokenizer_files,
+            )
         )
 
     @cached_property
@@ -223,6 +227,7 @@ class LanguageObjective(Objective):
 
     def __init__(self, data: LanguageData, head: int, layers: int):
         self.data, self.task, self.head, self.layers = data, data.task, head, layers
+        self.metric = "bits_per_token" if data.tokenizer.kind == "ids" else "bits_per_byte"
         self.includes = "auxiliary losses" if layers else ""
 
     @cached_property
@@ -297,7 +302,7 @@ class LanguageObjective(Objective):
         scored = token_N[1:] if estimate.scored == available else token_N[estimate.target_indices()]
         bits = bits_per_byte(estimate.scored, data.byte_length(scored))  # of one nat per target
         return {
-            "bits_per_byte": estimate.mean * bits,
+            self.metric: estimate.mean * bits,
             "low": estimate.low * bits,
             "high": estimate.high * bits,
             "perplexity": perplexity(estimate.total, estimate.scored),
@@ -319,6 +324,8 @@ class LanguageInference(Inference):
     @cached_property
     def example(self) -> str:  # type: ignore[override]
         """A prompt of characters that the tokenizer has."""
+        if self.tokenizer.kind == "ids":
+            return "--prompt '1 2 3'"
         if self.data.task.tokenizer != "characters":
             return super().example
         words = bytes(self.data.text.splits["valid"][:200]).decode(errors="ignore").split()

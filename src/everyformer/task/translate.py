@@ -26,12 +26,14 @@ from torch.nn import functional as F
 from everyformer.attention.context import Probe
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.files import digest
+from everyformer.data.inputs import Inputs, read_inputs
 from everyformer.data.pairs import Pairs, open_pairs
 from everyformer.data.synthetic import ALGORITHMS
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
 from everyformer.infer.estimate import Estimate, Progress, row_sums
 from everyformer.infer.evaluate import mean_steps, perplexity
+from everyformer.infer.predict import Predictions
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language
@@ -81,7 +83,7 @@ class TranslateData(TaskData):
 
     def __init__(self, task: Translate, pairs: Pairs, folder: Path | None):
         self.task, self.pairs, self.context = task, pairs, task.context or CONTEXT
-        self.fingerprint = pairs.fingerprint
+        self.fingerprint, self.notes = pairs.fingerprint, pairs.notes
         kind: Literal["bpe", "characters"] = "characters" if pairs.exact else task.tokenizer
         self.tokenizer = tokenizers.load_or_train(
             kind, lambda: chain(*pairs.splits["train"]), task.vocabulary, self.fingerprint, folder, names=SPECIAL
@@ -315,7 +317,7 @@ class TranslateObjective(Objective):
 
 
 class TranslateInference(Inference):
-    can_generate = True
+    can_generate = can_predict = True
 
     def __init__(self, data: TranslateData):
         self.data, self.task, self.tokenizer = data, data.task, data.tokenizer
@@ -343,6 +345,19 @@ class TranslateInference(Inference):
             for row, ids in zip(rows, outputs, strict=True):
                 translations[row] = self.tokenizer.decode([token for token in ids if token >= len(SPECIAL)]).strip()
         return translations
+
+    def predict(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> Predictions:
+        """Returns the translations of some sentences; that of a blank one is empty."""
+        assert isinstance(network, PairNetwork)
+        texts = [str(text) for text in inputs]
+        whole = [row for row, text in enumerate(texts) if text.strip()]
+        translations = [""] * len(texts)
+        for row, translation in zip(whole, self.translate(network, [texts[row] for row in whole]), strict=True):
+            translations[row] = translation
+        return Predictions(np.array(translations, dtype=object))
+
+    def read_inputs(self, data: str, column: str | None = None) -> Inputs:
+        return read_inputs(data, "text", (column,) if column else (self.task.source, "source", "text"))
 
     def generate_text(self, network: Network | PairNetwork, prompt: str, *, beam: int | None = None) -> str:  # type: ignore[override]
         """Returns the translation of a sentence."""

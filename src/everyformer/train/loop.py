@@ -184,7 +184,7 @@ class Loop:
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
             metric=objective.metric, bytes=objective.bytes_per_target, includes=objective.includes,
             changed=list(self.changed), provenance=provenance(self.recipe.run.seed),
-            batch=batch_size(self.recipe.run, self.step), context=data.context, pads=data.pads,
+            batch=batch_size(self.recipe.run, self.step), context=data.context, pads=data.pads, notes=data.notes,
         )  # fmt: skip
         return records
 

@@ -57,6 +57,8 @@ class _Printer:
                 self.screen.print(header(line["provenance"]))
             left = line["steps"] - line["step"]
             text = f"{left:,} step{'s' * (left > 1)} left" if left > 0 else "no steps left; extend the run with --steps"
+            for note in line.get("notes", ()):
+                self.screen.print(note, style="yellow", soft_wrap=True)
             self.screen.print(f"{line['parameters']:,} parameters, {text}{_tokens(line)}")
             if line.get("changed"):
                 self.screen.print(
