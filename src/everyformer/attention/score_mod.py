@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import is_recorded
 from everyformer.attention.pattern import Pattern
 from everyformer.value import Count, Positive, Size, Value
 
@@ -73,9 +74,9 @@ class ScoreModModule(nn.Module):
 
 
 def narrow_pattern(pattern: Pattern, score_mods: Iterable[ScoreModModule], context: Context | None = None) -> Pattern:
-    """Returns the pairs of a pattern that all score modifications leave visible; inside torch.compile, where weights cannot be
-    read, the whole pattern."""
-    if not torch.compiler.is_compiling():
+    """Returns the pairs of a pattern that all score modifications leave visible; where weights cannot be read, because
+    torch.compile traces or a CUDA graph records the call, the whole pattern."""
+    if not is_recorded():
         for score_mod in score_mods:
             visible = score_mod.visible_keys(context)
             pattern = pattern if visible is None else _both(pattern, visible)
@@ -300,7 +301,7 @@ class ImageBiasModule(ScoreModModule):
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         last = context.positions.keys
         if context.positions.key_BK is not None:  # padding does not count; a compiled graph cannot read positions
-            last = 0 if torch.compiler.is_compiling() else int(context.positions.key_BK.max()) + 1
+            last = 0 if is_recorded() else int(context.positions.key_BK.max()) + 1
         if last > self.before + self.rows * self.columns:
             raise ValueError(
                 f"image_bias has {self.before} + {self.rows} x {self.columns} positions, but the input has {last}; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from everyformer.attention.has_data import can_read
 from everyformer.network.cache import Cache
 from everyformer.network.describe import describe
 from everyformer.network.embed import INDEX_DTYPES
@@ -18,7 +19,7 @@ def check_visible(visible: Tensor | None, batch: int, length: int) -> None:
         raise ValueError(
             f"visible is {describe(visible)}: give booleans of the shape ({batch}, {length}), True where a token is real"
         )
-    if not torch.compiler.is_compiling() and not bool(visible.any(1).all()):
+    if can_read(visible) and not bool(visible.any(1).all()):
         row = int((~visible.any(1)).nonzero()[0])
         raise ValueError(f"sequence {row} of the batch is all padding; leave it out, or give it a token")
 
@@ -31,7 +32,7 @@ def check_ids(x: Tensor, x_BTD: Tensor, name: str) -> None:
 
 
 def check_range(x: Tensor, size: int, name: str) -> None:
-    if not torch.compiler.is_compiling() and not 0 <= int(x.min()) <= int(x.max()) < size:
+    if can_read(x) and not 0 <= int(x.min()) <= int(x.max()) < size:
         raise ValueError(
             f"{name}s go from {int(x.min())} to {int(x.max())}, but the model has 0 to {size - 1}; build it with more"
         )
@@ -53,7 +54,7 @@ def check_position_offset(position_offset: Tensor, batch: int, cache: Cache) -> 
         )
     if cache.length:
         raise ValueError("positions continue from those of the cache; give position_offset= with the first call only")
-    if not torch.compiler.is_compiling() and int(position_offset.min()) < 0:
+    if can_read(position_offset) and int(position_offset.min()) < 0:
         raise ValueError(f"a position_offset must be 0 or more, not {int(position_offset.min())}")
 
 
