@@ -8,8 +8,10 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from everyformer.cli.options import Device
+from everyformer.cli.tables import labelled
 from everyformer.cli.terminal import console, next_command
 
+HEADER = f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'speed-up':>15}{'MiB':>8}"
 bench = App(name="bench", help="Measure speed and memory on this machine.", help_format="plaintext")
 
 
@@ -58,12 +60,17 @@ def attention(
     start_log(seed=0)
     screen, rows = console(), list[Row]()
     for row in measure(sizes, chosen, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
-        if not rows:
-            screen.print(f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'speed-up':>15}{'MiB':>8}")
+        if not rows and screen.width >= len(HEADER):
+            screen.print(HEADER)
         rows.append(row)
         dense = next(one for one in rows if (one.kind, one.length) == ("dense", row.length))
-        numbers = f"{row.length:>10,}{row.batch:>7}{row.time:>10.2f}{dense.time / row.time:>14.2f}x{row.memory / 2**20:>8,.0f}"
-        screen.print(f"{row.kind:<10}{numbers}")
+        gain, mebibytes = dense.time / row.time, row.memory / 2**20
+        if screen.width >= len(HEADER):
+            numbers = f"{row.length:>10,}{row.batch:>7}{row.time:>10.2f}{gain:>14.2f}x{mebibytes:>8,.0f}"
+            screen.print(f"{row.kind:<10}{numbers}")
+        else:
+            text = f"batch {row.batch}, {row.time:.2f} ms, speed-up {gain:.2f}x, {mebibytes:,.0f} MiB"
+            screen.print(labelled({f"{row.kind} {row.length:,}": text}))
     if len(sizes) > 1:
         screen.print()
         for kind, time, memory in growth(rows):

@@ -114,8 +114,7 @@ class TokensModule(EmbedModule):
             )
         if inputs.numel() == 0:
             raise ValueError(f"tokens have the shape {tuple(inputs.shape)}: give at least one sequence of one token")
-        # A compiled graph cannot read data; training data is checked where it is loaded.
-        if can_read(inputs):
+        if can_read(inputs):  # a compiled graph cannot; training data is checked where it is loaded
             low, high = (int(x) for x in torch.aminmax(inputs))
             if low < 0 or high >= self.vocabulary:
                 outside = low if low < 0 else high
