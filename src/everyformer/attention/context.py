@@ -115,8 +115,8 @@ class Positions:
 
     def table_size(self) -> int:
         """The number of columns of a table by position: at least one more than the last position."""
-        # Inside vmap positions cannot be read. They are below the number of keys there, see `Network.forward`.
-        if self.key_BK is None or (is_transformed() and not can_read(self.key_BK)):
+        # Inside vmap, and while a CUDA graph is recorded, positions cannot be read. They are below the number of keys there.
+        if self.key_BK is None or not (torch.compiler.is_compiling() or can_read(self.key_BK)):
             return self.keys
         return int(self.key_BK.max()) + 1
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.context import Context
-from everyformer.attention.has_data import can_read
+from everyformer.attention.has_data import can_read, is_recorded
 from everyformer.attention.pattern import Pattern
 from everyformer.value import Count, Positive, Size, Value
 
@@ -77,9 +77,9 @@ class ScoreModModule(nn.Module):
 
 
 def narrow_pattern(pattern: Pattern, score_mods: Iterable[ScoreModModule], context: Context | None = None) -> Pattern:
-    """Returns the pairs of a pattern that all score modifications leave visible; inside torch.compile, where weights cannot be
-    read, the whole pattern."""
-    if not torch.compiler.is_compiling():
+    """Returns the pairs of a pattern that all score modifications leave visible; where weights cannot be read, because
+    torch.compile traces or a CUDA graph records the call, the whole pattern."""
+    if not is_recorded():
         for score_mod in score_mods:
             visible = score_mod.visible_keys(context)
             pattern = pattern if visible is None else _both(pattern, visible)
