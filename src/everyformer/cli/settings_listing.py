@@ -30,7 +30,7 @@ EXAMPLES: dict[str, Any] = {
     "run.steps": 5000, "run.batch": 64, "run.batch_schedule": [[0, 8], [500, 32]], "run.device": "cuda", "run.kernel": "sdpa",
     "run.loggers": "tensorboard", "run.examples": "none", "optim.lr": 3e-4, "optim.muon_lr": 1e-2, "optim.beta2": 0.95,
     "task.column": "review", "task.label": "stars", "task.environment": "popgym:RepeatPreviousEasy",
-    "task.tokenizer_files": "gpt2", "task.source": "fr", "task.target": "en", "model.heads": 8, "model.patterns":
+    "task.tokenizer_files": "gpt2", "task.source": "fr", "task.target": "en", "model.heads": 8, "model.patch": 4, "model.patterns":
     '["causal & window(16)","causal & stride(16)"]', "model.pattern": "causal & window(64)", "model.local_pattern": "none",
     "model.four_term": '{"type":"four_term","width":512}', "model.auxiliary": "none", "model.transition":
     '{"type":"convolution","hidden":256}', "model.encoder_transition": '{"type":"convolution","hidden":256,"causal":false}',
@@ -89,6 +89,8 @@ def _model_settings(member: Member) -> Iterator[dict[str, Any]]:
 
     parameters = inspect.signature(member.make).parameters
     for name, kind in member.settings().items():
+        if name == "context":  # follows from the task's
+            continue
         yield _row(f"model.{name}", kind, parameters[name].default, meaning_of(member.name, name))
 
 
@@ -168,7 +170,17 @@ def _one_in_words(kind: Any) -> str:
 
 
 def field_comments(kind: type) -> dict[str, str]:
-    """The comments behind the fields of a class."""
+    """The comments behind the fields of a class and of the classes that it inherits from."""
+    inherited = (
+        comments
+        for base in kind.__bases__
+        if hasattr(base, "__struct_fields__")
+        for comments in field_comments(base).items()
+    )
+    return dict(inherited) | _own_field_comments(kind)
+
+
+def _own_field_comments(kind: type) -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(kind))
     comments = {
         token.start[0]: token.string.removeprefix("#").strip()
