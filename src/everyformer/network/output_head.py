@@ -34,7 +34,10 @@ Reading = Literal["mean", "max", "last", "first"]
 
 
 class OutputHead:
-    """A value that builds a module `head(z_BTD, visible_BT, embed)`. A tied head uses the weights of `embed`."""
+    """A value that builds a module `head(z_BTD, visible_BT, embed)`. A tied head uses the weights of `embed`.
+
+    Example: `class Rank(OutputHead, Value, frozen=True)`.
+    """
 
     __slots__ = ()
 
@@ -48,7 +51,7 @@ class OutputHead:
 
 
 class Language(OutputHead, Value, frozen=True):
-    """Predicts the next token. The model must be causal. `tied` shares the embedding table."""
+    """Predicts the next token. The model must be causal. `tied` shares the embedding table. Example: `Language(tied=False)`."""
 
     tied: bool = True
     bias: bool = False
@@ -64,7 +67,10 @@ class Language(OutputHead, Value, frozen=True):
 
 
 class Masked(OutputHead, Value, frozen=True):
-    """Predicts the masked token, as in BERT: a dense layer, GELU, a norm, then the embedding table and a bias."""
+    """Predicts the masked token, as in BERT: a dense layer, GELU, a norm, then the embedding table and a bias.
+
+    Example: `Masked(eps=1e-12)`.
+    """
 
     eps: float = 1e-12
 
@@ -77,7 +83,7 @@ class Masked(OutputHead, Value, frozen=True):
 
 
 class Classify(OutputHead, Value, frozen=True):
-    """Predicts a class of the sequence. `pooler` adds BERT's tanh layer before the logits."""
+    """Predicts a class of the sequence. `pooler` adds BERT's tanh layer before the logits. Example: `Classify(10, reading="first")`."""
 
     classes: Size
     reading: Reading = "mean"
@@ -101,7 +107,7 @@ class Regress(OutputHead, Value, frozen=True):
 
 
 class PerToken(OutputHead, Value, frozen=True):
-    """Predicts `outputs` logits at every position."""
+    """Predicts `outputs` logits at every position. Example: `PerToken(outputs=7)`."""
 
     outputs: Size
 
@@ -112,6 +118,7 @@ class PerToken(OutputHead, Value, frozen=True):
 class Logistics(OutputHead, Value, frozen=True):
     """Predicts the next pixel: for each component its weight, the means and log scales of the channels, and the coefficients by which
     means depend on earlier channels. The model must be causal.
+    Example: `Logistics(channels=3, components=10)`.
     """
 
     channels: Size = 3

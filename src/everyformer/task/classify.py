@@ -35,13 +35,13 @@ class ExampleTask(Value, frozen=True):
 
     numbers: ClassVar[bool] = False  # whether labels are numbers to predict
 
-    kind: InputKind | None = None  # of the inputs; None: found from the data, or text
-    tokenizer: Kind = "wordpiece"
+    kind: InputKind | None = None  # kind of the inputs; None: found from the data, or text
+    tokenizer: Kind = "wordpiece"  # of texts
     vocabulary: Size = 8192  # largest number of tokens that a tokenizer learns
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
     context: Size | None = None  # tokens of a text, which is truncated to them; None: the model's positions, or 512
-    column: str | None = None  # of records, with the input; None: the column "text", "set" or "image"
-    label: str = "label"  # of records, the column with the class or the number
+    column: str | None = None  # column of records with the input; None: the column "text", "set" or "image"
+    label: str = "label"  # column of records with the class or the number
     valid: Share = 0.1  # share of the training examples held out for validation, if the data have no such split
     size: Size | None = None  # height and width to which images are resized; None: squares of one size stay as they are
     mixed_size: Size = 224  # height and width of images that are not squares of one size, if size is None

@@ -74,20 +74,14 @@ SAMPLING = {"temperature": 0.8}  # default of text generation
 class Language(Task, Value, frozen=True):
     """Predict the next token of a text."""
 
-    tokenizer: Literal["bytes", "characters", "bpe", "gpt2"] = "bytes"  # lossless tokenizers
+    tokenizer: Literal["bytes", "characters", "bpe", "gpt2"] = "bytes"  # tokenizer; all of them are lossless
     vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
-    column: str | None = None  # of records, with the text; None: the column "text"
+    column: str | None = None  # column of records with the text; None: the column "text"
     valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
-    stride: Size | None = None  # of the window in evaluation; None: half the window (segment memory: a whole segment)
-    context: Size | None = (
-        None  # tokens of a window, or of a segment for a model with a segment memory; None: the model's
-    )
-    # positions or its memory length, or 256
-    restart: Count | None = (
-        None  # segments after which a row begins anew with an empty memory; 0: never; None: 16, or four
-    )
-    # times as many as fill the memory
+    stride: Size | None = None  # stride of the window in evaluation; None: half the window, or a whole segment
+    context: Size | None = None  # tokens of a window or segment; None: the model's positions or memory length, or 256
+    restart: Count | None = None  # segments after which a row begins anew; 0: never; None: 16, or 4 times the memory
     memory: Size | None = None  # memory length in evaluation, for a model with a segment memory; None: as in training
     extra_targets: Count | None = None  # tokens after the next one to predict in training; None: as the model has it
     auxiliary_layers: bool | None = None  # predict from every layer in training; None: as the model has it

@@ -53,9 +53,9 @@ START, END = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 class Translate(Task, Value, frozen=True):
     """Translate a sentence. Both languages share one vocabulary."""
 
-    source: str = "en"  # suffix of the files, or column of the records
-    target: str = "de"  # likewise
-    tokenizer: Literal["bpe", "characters"] = "bpe"
+    source: str = "en"  # source language: suffix of the files, or column of the records
+    target: str = "de"  # target language, likewise
+    tokenizer: Literal["bpe", "characters"] = "bpe"  # one tokenizer for both languages
     vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
     context: Size | None = (
         None  # tokens of a sentence: training leaves longer pairs out, evaluation truncates longer sources;
@@ -63,8 +63,8 @@ class Translate(Task, Value, frozen=True):
     # None: 128, or the model's positions if they are fewer
     smoothing: Share = 0.1  # label smoothing
     shift: Count = 0  # in training, positions start at a random offset below this; 0: at 0
-    beam: Size = 5
-    length_penalty: float = 0.6  # alpha in the beam search
+    beam: Size = 5  # beam width in evaluation and generation
+    length_penalty: float = 0.6  # alpha of the beam search: higher prefers longer translations
     valid: Share = 0.1  # share of the training pairs held out for validation, if the data have no such split
 
     def open(self, data: str | None, folder: Path | None = None) -> TranslateData:

@@ -33,7 +33,10 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")  # see `everyforme
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A trained network (with its EMA weights, if the run has an EMA), its task and its recipe."""
+    """A trained network (with its EMA weights, if the run has an EMA), its task and its recipe.
+
+    `train`, `resume` and `open_run` return it: `isinstance(open_run("runs/first"), TrainedRun)`.
+    """
 
     network: Network | PairNetwork
     task: FittedTask
@@ -144,6 +147,7 @@ def open_run(
 
     `data` are where the data are now, or other data to evaluate on. With `data=False` it can only generate; then its data may be
     missing, unless generation needs examples of them.
+    Example: `open_run("runs/first").generate("Once", tokens=40)`.
     """
     folder = Path(folder)
     recipe = with_data(read_recipe(folder), None if isinstance(data, bool) else data)
