@@ -92,7 +92,8 @@ MEMBER = Member(
     "sparse-transformer",
     "Child et al. 2019",
     idea=(
-        "Each head attends to about sqrt(n) of n positions: near ones, and every l-th or a few summary columns of every block. "
+        "Each head attends to about sqrt(n) of n positions: near ones, and either "
+        "every l-th one (l is the stride) or a few summary columns of every block. "
         "Two layers together still connect every position with every earlier one."
     ),
     make=sparse_transformer,
