@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from everyformer.attention.has_data import can_read, is_transformed
+
 if TYPE_CHECKING:
     from everyformer.attention.pattern import Pattern
 
@@ -28,6 +30,7 @@ class Probe:
     """Records a forward pass: pass one to a model and read the attention weights of every layer from it.
 
     A probed pass computes its attention with the reference kernel, because the fast kernels never hold the weights.
+    Example: `network(token_BT, probe=Probe())`.
     """
 
     records_weights: bool = True  # with False, the fast kernels stay in use
@@ -110,6 +113,13 @@ class Positions:
             return self.key_BK
         return torch.arange(self.keys, device=self.device)[None]
 
+    def table_size(self) -> int:
+        """The number of columns of a table by position: at least one more than the last position."""
+        # Inside vmap, and while a CUDA graph is recorded, positions cannot be read. They are below the number of keys there.
+        if self.key_BK is None or not (torch.compiler.is_compiling() or can_read(self.key_BK)):
+            return self.keys
+        return int(self.key_BK.max()) + 1
+
     def visible_BQ(self) -> Tensor | None:
         """Which queries are not padding, or None if none is."""
         return None if self.in_order else self.query_positions() >= 0
@@ -133,7 +143,7 @@ class Positions:
         before = self.keys - self.queries
         if self.in_order:
             return max(0, before - distance)
-        if self.query_BQ is not None or self.key_BK is None:
+        if self.query_BQ is not None or self.key_BK is None or (is_transformed() and not can_read(self.key_BK)):
             return 0
         query_BQ = self.key_BK[:, before:]
         nearest_B1 = torch.where(query_BQ >= 0, query_BQ, query_BQ.max()).amin(1, keepdim=True)
@@ -150,6 +160,7 @@ class SideInputs:
     segments       B, T whole numbers: the segment of each token (BERT's sentences A and B)
     hashes         B, H, rows, P: the bucket ranks of the keys, for `hashed` and `chunked`; computed by the attention
     query_inputs   B, Q, D: the vectors from which queries are projected, for score modifications that read them
+    Example: `network(token_BT, side_inputs=SideInputs(documents=document_BT))`.
     """
 
     documents: Tensor | None = None
@@ -169,7 +180,7 @@ class EncoderContext:
 
 @dataclass(frozen=True)
 class Context:
-    """What a sublayer reads besides its input and its cache entry."""
+    """What a sublayer reads besides its input and its cache entry. Example: `Context.of(queries=8, keys=8)`."""
 
     positions: Positions
     side: SideInputs

@@ -25,6 +25,7 @@ from everyformer.cli.generate import generate
 from everyformer.cli.out_of_memory import amount_requested, is_out_of_memory
 from everyformer.cli.own_parts import imported
 from everyformer.cli.plan import plan
+from everyformer.cli.predict import predict
 from everyformer.cli.settings import settings
 from everyformer.cli.show import show
 from everyformer.cli.terminal import discard_output
@@ -55,6 +56,7 @@ for command, first in ((plan, "MEMBER"), (train, "MEMBER"), (resume, "RUN")):
     app.command(command, usage=f"Usage: everyformer {command.__name__} [OPTIONS] {first} [SETTING=VALUE...]")
 app.command(evaluate)
 app.command(generate)
+app.command(predict)
 app.command(family, usage="Usage: everyformer family [OPTIONS] [MEMBER]")
 app.command(show)
 app.command(contracts, usage="Usage: everyformer contracts [OPTIONS] [MEMBER]")

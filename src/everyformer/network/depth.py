@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import is_transformed
 from everyformer.attention.pattern import Pattern
 from everyformer.network.cache import Entry
 from everyformer.network.layer import Layer, LayerModule
@@ -27,7 +28,7 @@ Entries = Sequence[Entry] | None
 
 
 class Depth:
-    """A value that builds a `DepthModule` from layers and a residual."""
+    """A value that builds a `DepthModule` from layers and a residual. Example: `class Twice(Depth, Value, frozen=True)`."""
 
     __slots__ = ()
     layers: tuple[Layer, ...]
@@ -59,7 +60,10 @@ class Depth:
 
 
 class Stack(Depth, Value, frozen=True):
-    """`num_layers` layers, each with weights of its own."""
+    """`num_layers` layers, each with weights of its own.
+
+    Example: `Stack(6, (Layer((Attention(Standard(8)), FeedForward(256))),), PreNorm())`.
+    """
 
     num_layers: Few
     layers: tuple[Layer, ...]
@@ -104,7 +108,7 @@ class DepthModule(nn.Module):
     def recomputes(self) -> bool:
         """Whether activation checkpointing is on for this pass."""
         wanted = self.checkpoint_segments > 0 and not self.stream.recomputes
-        return wanted and self.training and torch.is_grad_enabled()
+        return wanted and self.training and torch.is_grad_enabled() and not is_transformed()
 
     def run_layers(
         self, stream: Any, context: Context, entries: Sequence[Entry | None], start: int, end: int

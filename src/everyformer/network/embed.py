@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from everyformer.attention.has_data import can_read
 from everyformer.network.describe import describe
 from everyformer.network.initial import keep_initialized
 from everyformer.network.position import Position
@@ -26,7 +27,7 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 class Embed:
-    """A value that builds a module from inputs to B, T, width."""
+    """A value that builds a module from inputs to B, T, width. Example: `class Bits(Embed, Value, frozen=True)`."""
 
     __slots__ = ()
 
@@ -43,7 +44,7 @@ class EmbedModule(nn.Module):
 
 
 class Tokens(Embed, Value, frozen=True):
-    """Token ids of a vocabulary. `scaled` multiplies the embedding by sqrt(width)."""
+    """Token ids of a vocabulary. `scaled` multiplies the embedding by sqrt(width). Example: `Tokens(256)`."""
 
     vocabulary: Size
     scaled: bool = False
@@ -53,7 +54,10 @@ class Tokens(Embed, Value, frozen=True):
 
 
 class Patches(Embed, Value, frozen=True):
-    """Squares of `size` x `size` pixels in raster order, from images of `channels` x rows x columns."""
+    """Squares of `size` x `size` pixels in raster order, from images of `channels` x rows x columns.
+
+    Example: `Patches(size=4, channels=3)`.
+    """
 
     size: Size
     channels: Size = 3
@@ -63,7 +67,10 @@ class Patches(Embed, Value, frozen=True):
 
 
 class Features(Embed, Value, frozen=True):
-    """Vectors of `inputs` features. `std` is the initial std of the map, whose bias then starts at 0. Default: as nn.Linear."""
+    """Vectors of `inputs` features. `std` is the initial std of the map, whose bias then starts at 0. Default: as nn.Linear.
+
+    Example: `Features(inputs=12)`.
+    """
 
     inputs: Size
     std: Positive | None = None
@@ -77,7 +84,10 @@ class Features(Embed, Value, frozen=True):
 
 
 class Nodes(Embed, Value, frozen=True):
-    """Nodes with `inputs` features each. With `kinds` above 0 each node also has a kind, and the input is (features, kinds)."""
+    """Nodes with `inputs` features each. With `kinds` above 0 each node also has a kind, and the input is (features, kinds).
+
+    Example: `Nodes(inputs=1433)`.
+    """
 
     inputs: Size
     kinds: Count = 0
@@ -87,7 +97,10 @@ class Nodes(Embed, Value, frozen=True):
 
 
 class Mixed(Embed, Value, frozen=True):
-    """Several embeddings in one sequence. A part is (embed, position or None); the input is a tuple with one item per part."""
+    """Several embeddings in one sequence. A part is (embed, position or None); the input is a tuple with one item per part.
+
+    Example: `Mixed(((Tokens(256), Learned(64)), (Features(12), None)))`.
+    """
 
     parts: tuple[tuple[Embed, Position | None], ...]
 
@@ -113,8 +126,7 @@ class TokensModule(EmbedModule):
             )
         if inputs.numel() == 0:
             raise ValueError(f"tokens have the shape {tuple(inputs.shape)}: give at least one sequence of one token")
-        # A compiled graph cannot read data; training data is checked where it is loaded.
-        if not torch.compiler.is_compiling():
+        if can_read(inputs):  # a compiled graph cannot; training data is checked where it is loaded
             low, high = (int(x) for x in torch.aminmax(inputs))
             if low < 0 or high >= self.vocabulary:
                 outside = low if low < 0 else high
@@ -177,7 +189,7 @@ class FeaturesModule(EmbedModule):
             raise ValueError(
                 f"nodes have {self.kinds} kinds: give (features, kinds) with kinds of the shape {tuple(x.shape[:2])}, not {describe(kind)}"
             )
-        if not torch.compiler.is_compiling() and not 0 <= int(kind.min()) <= int(kind.max()) < self.kinds:
+        if can_read(kind) and not 0 <= int(kind.min()) <= int(kind.max()) < self.kinds:
             raise ValueError(
                 f"kinds of nodes are {int(kind.min())} to {int(kind.max())}, but the model has {self.kinds} (0 to {self.kinds - 1}); "
                 "build it with more kinds"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Mixed, Tokens
 from everyformer.network.norm import BatchNorm, Norm
-from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead
+from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, Regress
 from everyformer.network.repeat import Halt, Repeat
 from everyformer.network.residual import Reversible
 
@@ -24,6 +24,9 @@ def refuse(reasons: Iterator[str]) -> None:
 
 def illegal_reasons(value: Model) -> Iterator[str]:
     """The reasons why a model must not be built."""
+    if reasons := list(_width_reasons(value)):
+        yield from reasons
+        return
     for sublayer in value.body.sublayers():
         yield from sublayer.illegal_reasons(value.width)
     yield from value.body.illegal_reasons(value.width)
@@ -43,6 +46,16 @@ def illegal_reasons(value: Model) -> Iterator[str]:
             f"{type(mixing[0]).__name__} reads across the ends of documents, which same_document is to prevent; use attention and "
             "FeedForward only"
         )
+
+
+def _width_reasons(value: Model) -> Iterator[str]:
+    """Why the width of the model does not suffice for its positions."""
+    for position in (value.position, *(layer.position for layer in value.body.layers)):
+        try:
+            if position is not None:
+                position.content_width(value.width)
+        except ValueError as error:
+            yield str(error)
 
 
 def _predicts_next(value: Model) -> list[OutputHead]:
@@ -84,7 +97,7 @@ def _head_reasons(value: Model, head: OutputHead) -> Iterator[str]:
             "concatenated positions make the embedding narrower than the model, so its weights cannot be shared with the head; "
             "set tied=False, or add the positions"
         )
-    if isinstance(head, Classify) and head.reading == "first" and value.body.is_causal():
+    if isinstance(head, Classify | Regress) and head.reading == "first" and value.body.is_causal():
         yield "the first token of a causal model sees only itself; read the last one or the mean"
 
 

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class Model(Value, frozen=True, kw_only=True):
-    """One choice per question. A network follows from this value alone, and the value round-trips through JSON."""
+    """One choice per question. A network follows from this value alone, and the value round-trips through JSON.
+
+    Example: `Model(width=64, embed=Tokens(256), body=Stack(...), outputs=(Language(),))`.
+    """
 
     width: Size
     embed: Embed
@@ -46,7 +49,8 @@ class Model(Value, frozen=True, kw_only=True):
     def limit(self) -> int | None:
         """The number of positions that the model can handle, or None if any."""
         positions = (self.position, *(layer.position for layer in self.body.layers))
-        return min((limit for one in positions if one and (limit := one.limit()) is not None), default=None)
+        limits = [one.limit() for one in positions if one] + [one.position_limit() for one in self.body.sublayers()]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def cache_kinds(self) -> tuple[str, ...]:
         """What the model keeps in a cache, in words. Empty if it cannot use one."""
@@ -67,7 +71,10 @@ class Model(Value, frozen=True, kw_only=True):
 
 
 class EncoderDecoder(Value, frozen=True, kw_only=True):
-    """A decoder that attends to the output of an encoder, a sequence of vectors."""
+    """A decoder that attends to the output of an encoder, a sequence of vectors.
+
+    Example: `EncoderDecoder(encoder=member("bert", "tiny"), decoder=...)`.
+    """
 
     encoder: Model
     decoder: Model

@@ -47,8 +47,8 @@ def parameters(value: Model | EncoderDecoder) -> int:
 def _count(value: Model | EncoderDecoder) -> tuple[int, int]:
     """The number of parameters, and the bytes of parameters and buffers."""
     for name in ("encoder", "decoder", "body"):
-        side = getattr(value, name, None)
-        body = getattr(side, "body", side)
+        side: Any = getattr(value, name, None)
+        body: Any = getattr(side, "body", side)
         layers = getattr(body, "num_layers", 0)
         if layers > LONG:  # linear in the number of times that the given layers are taken
             period = len(body.layers)

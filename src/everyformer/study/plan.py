@@ -123,7 +123,7 @@ def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> 
         raise ValueError(f"limit is {limit} bytes; give 1 or more, or None for what the device has")
     device = find_device(recipe.run.device)
     init_from = None if recipe.init_from is None else Path(recipe.init_from)
-    data = recipe.task.open(recipe.data, recipe.model.get("context"), init_from)
+    data = recipe.task.open(recipe.data, init_from)
     data.examples()  # reads the data, which the process then holds
     limit = limit or int(USABLE.get(device.type, 0.8) * total_memory(device))
     try:
