@@ -358,7 +358,7 @@ class ReadsValues(Sublayer, Value, frozen=True):
 
 
 def own_recipe(fails):
-    value = everyformer.member("gpt2", "tiny")
+    value: Any = everyformer.member("gpt2", "tiny")
     layer = Layer((*value.body.layers[0].sublayers, ReadsValues(fails)))
     model = replace(value, body=replace(value.body, layers=(layer,)))
     return Recipe.of(model, "run.batch=2", "run.device=cpu", "task.valid=0.002")

@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from everyformer.cli.options import Device, Step
 from everyformer.cli.own_parts import Imports, import_parts
-from everyformer.cli.progress import EVERY
 from everyformer.cli.terminal import console, next_command
+from everyformer.train.progress import EVERY
 
 if TYPE_CHECKING:
     from everyformer.train.trained import TrainedRun
