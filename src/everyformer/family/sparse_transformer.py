@@ -47,6 +47,10 @@ def fixed_sets(stride: int, columns: int, groups: int = 1) -> Sets:
 
 def column_groups(stride: int, columns: int, heads: int) -> int:
     """The largest number of groups of heads for which a block has columns: a divisor of the number of heads."""
+    if columns > stride:
+        raise ValueError(
+            f"columns is {columns}, but a block has {stride} positions (the stride); give at most {stride}"
+        )
     return max(groups for groups in range(1, stride // columns + 1) if heads % groups == 0)
 
 
