@@ -100,7 +100,7 @@ def _git(folder: Path, *words: str) -> str:
 
 @cache
 def _machine() -> str:
-    import torch  # here, because the command line also imports this file to show help
+    import torch  # here, because the command line imports this module before it knows whether it needs torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = [_processor(), f"{cores} cores"]
