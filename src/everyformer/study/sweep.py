@@ -303,6 +303,7 @@ def sweep(
     models: Iterable[Model | None],
     only: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    device: str = "cpu",
 ) -> Report:
     """Check the contracts on every model. `progress(done, total)` is called after each."""
     models = list(models)
@@ -316,7 +317,7 @@ def sweep(
             skipped = ("pattern", "kernels", "flex") if kind in seen else ()
             seen.add(kind)
             names = [name for name in only or SWEPT if name not in skipped]
-            report.results += contracts(model, names).results
+            report.results += contracts(model, names, device=device).results
         if progress:
             progress(done, len(models))
     return report
