@@ -25,7 +25,14 @@ from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.network.output_head import OutputHead, PerToken
 from everyformer.task.batch import Batch, epoch_rows, pad, step_generator
 from everyformer.task.check import check_tokens, head_index, single_sequence
-from everyformer.task.classify_objective import ClassifyObjective, NodeObjective, TextClassifierInference
+from everyformer.task.classify_objective import (
+    ClassifierInference,
+    ClassifyObjective,
+    ImageClassifierInference,
+    NodeInference,
+    NodeObjective,
+    TextClassifierInference,
+)
 from everyformer.task.task import FittedTask, Inference, TaskData
 
 if TYPE_CHECKING:
@@ -74,7 +81,8 @@ class ClassifyData(TaskData):
         raise NotImplementedError
 
     def parts(self, head: int) -> tuple[ClassifyObjective, Inference]:
-        return ClassifyObjective(self, head), Inference()
+        objective = ClassifyObjective(self, head)
+        return objective, ClassifierInference(self, objective)
 
     def member_settings(self) -> dict[str, Any]:
         return {"classes": len(self.classes)} | self.input_settings()
@@ -237,6 +245,10 @@ class LabelledImageData(LabelledData):
         std_C = torch.tensor(square_C - mean_C**2).clamp(min=1e-6).sqrt()
         self.std_C11 = std_C.float()[:, None, None]
 
+    def parts(self, head: int) -> tuple[ClassifyObjective, Inference]:
+        objective = ClassifyObjective(self, head)
+        return objective, ImageClassifierInference(self, objective)
+
     def input_settings(self) -> dict[str, Any]:
         return {"image": self.height, "channels": self.channels}
 
@@ -292,7 +304,8 @@ class GraphData(ClassifyData):
         }
 
     def parts(self, head: int) -> tuple[ClassifyObjective, Inference]:
-        return NodeObjective(self, head), Inference()
+        objective = NodeObjective(self, head)
+        return objective, NodeInference(self, objective)
 
     def shared(self) -> dict[str, Tensor] | None:
         return self.whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,15 @@ from everyformer.attention.context import SideInputs
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.batch import Batch
 from everyformer.task.check import check_split
+from everyformer.task.probe_input import (
+    EXAMPLE,
+    GraphNodes,
+    ImageCells,
+    ProbeInput,
+    check_index,
+    refuse_text,
+    token_labels,
+)
 from everyformer.task.task import Inference, Objective
 
 if TYPE_CHECKING:
@@ -30,9 +40,14 @@ class ClassifyObjective(Objective):
     def __init__(self, data: ClassifyData, head: int):
         self.data, self.head = data, head
 
+    def arguments(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """Returns the network's input and the options of its call."""
+        return batch[self.data.inputs], {"visible": batch.tensors.get("visible_BT")}
+
     def forward(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor]:
         """Returns the network's output and the logits of the examples' classes."""
-        output = network(batch[self.data.inputs], visible=batch.tensors.get("visible_BT"), kernel=kernel)
+        inputs, options = self.arguments(batch)
+        output = network(inputs, **options, kernel=kernel)
         return output, output.logits_of(self.head).float()
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
@@ -59,11 +74,55 @@ class ClassifyObjective(Objective):
 class NodeObjective(ClassifyObjective):
     """Cross-entropy of the classes of some nodes of a graph; the network always reads the whole graph."""
 
-    def forward(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor]:
+    def arguments(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         assert batch.shared is not None
-        side_inputs = SideInputs(edges=batch.shared["edge_NN"])
-        output = network(batch.shared["feature_1NF"], side_inputs=side_inputs, kernel=kernel)
+        return batch.shared["feature_1NF"], {"side_inputs": SideInputs(edges=batch.shared["edge_NN"])}
+
+    def forward(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor]:
+        inputs, options = self.arguments(batch)
+        output = network(inputs, **options, kernel=kernel)
         return output, output.logits_of(self.head)[0, batch["node_B"]].float()
+
+
+class ClassifierInference(Inference):
+    """Of sets of vectors, images and graphs."""
+
+    reads = "sets of vectors"
+
+    def __init__(self, data: Any, objective: ClassifyObjective):
+        self.data, self.objective = data, objective
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """An example of the validation data."""
+        refuse_text(text, self.reads)
+        row = check_index(example, self.data.rows["valid"], f"validation examples of {self.data.name}")
+        batch = Batch(self.data.tensors("valid", torch.tensor([row]), None), self.data.shared())
+        inputs, options = self.objective.arguments(batch.to(next(network.parameters()).device))
+        return self.labelled(network, ProbeInput((inputs,), (), options), row)
+
+    def labelled(self, network: Any, inputs: ProbeInput, row: int) -> ProbeInput:
+        """Adds the labels of the positions."""
+        return replace(inputs, labels=[str(index) for index in range(int(inputs.options["visible"].sum()))])
+
+
+class ImageClassifierInference(ClassifierInference):
+    reads = "images"
+
+    def labelled(self, network: Any, inputs: ProbeInput, row: int) -> ProbeInput:
+        pixel_CYX = torch.from_numpy(self.data.examples_of("valid", torch.tensor([row]))[0]).float() / 255
+        size = network.value.embed.size
+        rows, columns = (length // size for length in pixel_CYX.shape[1:])
+        cell_P2 = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+        labels = [f"{y},{x}" for y, x in cell_P2.tolist()]
+        return replace(inputs, labels=labels, image=ImageCells(pixel_CYX, cell_P2, size, None))
+
+
+class NodeInference(ClassifierInference):
+    reads = "a graph"
+
+    def labelled(self, network: Any, inputs: ProbeInput, row: int) -> ProbeInput:
+        graph = GraphNodes(self.data.whole["edge_NN"], self.data.label_N, int(self.data.node["valid"][row]))
+        return replace(inputs, labels=[str(node) for node in range(len(self.data.label_N))], graph=graph)
 
 
 class TextClassifierInference(Inference):
@@ -71,6 +130,15 @@ class TextClassifierInference(Inference):
 
     def __init__(self, data: TextData, objective: ClassifyObjective):
         self.data, self.objective = data, objective
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """A text with the marks that the classifier adds. Default: EXAMPLE."""
+        if text == "":
+            raise ValueError("the text is empty; give one with --text, or leave --text out")
+        (ids,) = self.data.encode([text or EXAMPLE])
+        batch = Batch(self.data.pad([ids])).to(next(network.parameters()).device)
+        inputs, options = self.objective.arguments(batch)
+        return ProbeInput((inputs,), token_labels(self.data.tokenizer, ids), options)
 
     @torch.no_grad()
     def generate_text(self, network: Network | PairNetwork, prompt: str) -> str:  # type: ignore[override]
