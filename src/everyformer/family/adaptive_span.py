@@ -29,19 +29,12 @@ from everyformer.value import NotNegative, Part, Share, Size
 
 
 def adaptive_span(
-    width: Size = 512,
-    heads: Size | None = None,
-    layers: Size = 12,
-    span: Size = 8192,
-    ramp: Size = 32,
-    cost: NotNegative = 5e-7,
-    initial_span: Part | None = None,
+    width: Size = 512, heads: Size | None = None, layers: Size = 12,
+    span: Size = 8192, ramp: Size = 32, cost: NotNegative = 5e-7, initial_span: Part | None = None,
     dynamic: bool = False,
-    pattern: Pattern = Causal() & ~Window(1),
-    hidden: Size | None = None,
-    vocabulary: Size = 256,
+    pattern: Pattern = Causal() & ~Window(1), hidden: Size | None = None, vocabulary: Size = 256,
     dropout: Share = 0.3,
-) -> Model:
+) -> Model:  # fmt: skip
     soft_mask: ScoreMod = Span(span, ramp, cost, initial_span or 0.0)
     if dynamic:
         soft_mask = DynamicSpan(width, span, ramp, cost, 0.1 if initial_span is None else initial_span)

@@ -25,13 +25,9 @@ from everyformer.value import Share, Size
 
 
 def bert(
-    width: Size = 768,
-    heads: Size | None = None,
-    layers: Size = 12,
-    context: Size = 512,
-    vocabulary: Size = 30522,
+    width: Size = 768, heads: Size | None = None, layers: Size = 12, context: Size = 512, vocabulary: Size = 30522,
     dropout: Share = 0.1,
-) -> Model:
+) -> Model:  # fmt: skip
     attention = Attention(Standard(heads or max(1, width // 64), bias=True), Full(), dropout=dropout)
     norm = LayerNorm(1e-12)
     return Model(

@@ -25,15 +25,9 @@ from everyformer.value import Share, Size
 
 
 def vit(
-    width: Size = 768,
-    heads: Size | None = None,
-    layers: Size = 12,
-    image: Size = 224,
-    patch: Size = 16,
-    channels: Size = 3,
-    classes: Size = 1000,
-    dropout: Share = 0.0,
-) -> Model:
+    width: Size = 768, heads: Size | None = None, layers: Size = 12,
+    image: Size = 224, patch: Size = 16, channels: Size = 3, classes: Size = 1000, dropout: Share = 0.0,
+) -> Model:  # fmt: skip
     attention = Attention(Standard(heads or max(1, width // 64), bias=True), Full())
     return Model(
         width=width,

@@ -82,7 +82,7 @@ def bench(
         times: dict[str, list[float]] = {kind: [] for kind in kinds}
         for _ in range(repeats):
             for kind, one in passes.items():
-                times[kind].append(_time(one, device))
+                times[kind].append(milliseconds(one, device))
         for kind in kinds:
             yield Row(kind, length, batch, statistics.median(times[kind]), memory[kind])
 
@@ -149,7 +149,7 @@ def _pass(kind: tuple[Pattern, tuple[ScoreMod, ...]], qkv: list[Tensor]) -> Call
     return once
 
 
-def _time(once: Callable[[], None], device: torch.device) -> float:
+def milliseconds(once: Callable[[], None], device: torch.device) -> float:
     if device.type == "cuda":
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         cleared = torch.empty(CLEARED, dtype=torch.uint8, device=device)
