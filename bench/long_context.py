@@ -83,10 +83,10 @@ def reuse(device: str, rounds: int) -> None:
 def reuse_row(network: nn.Module, memory: int, device: str, rounds: int, segment: int = 64) -> dict[str, float]:
     """Milliseconds per byte with a memory of this length, and without one."""
     token_BT = torch.randint(0, 256, (1, memory), device=device)
-    cache = network(token_BT, cache=Cache(), memory=memory).cache
+    cache = network(token_BT, cache=Cache(max_length=memory)).cache
 
     def read_segment() -> None:
-        network(token_BT[:, :segment], cache=cache, memory=memory)
+        network(token_BT[:, :segment], cache=cache)
 
     encoded = median(lambda: network(token_BT), rounds, device == "cuda")
     reused = median(read_segment, rounds, device == "cuda")

@@ -1,0 +1,507 @@
+"""Computes every table in docs/results from its log. A table stands below a comment that names it and its log:
+
+    <!-- table: halting on a CPU, logs/halting.txt -->
+
+    python -m bench.tables          # writes all tables again, and below each the facts at the beginning of its log
+
+A test computes them too, so no table can differ from its log.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from everyformer.train.provenance import read_header
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+MARKER = re.compile(r"<!-- table: (?P<name>[^,]+), (?P<log>logs/\S+) -->")
+MISSING = "*This table has no log yet: it is to be measured with the command above.*"
+Rows = Sequence[Sequence[str]]  # the first is the head
+TABLES: dict[str, Callable[[str], Rows]] = {}
+Table = Callable[[str], Rows]
+
+
+def table(name: str) -> Callable[[Table], Table]:
+    def add(function: Table) -> Table:
+        TABLES[name] = function
+        return function
+
+    return add
+
+
+def render(rows: Rows) -> list[str]:
+    head, *rest = rows
+    return [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in (head, ["---"] * len(head), *rest)]
+
+
+def rewritten(page: Path) -> str:
+    """The page with its tables computed from their logs, and below each where it comes from."""
+    lines: list[str] = []
+    left = page.read_text().splitlines()
+    while left:
+        line = left.pop(0)
+        lines.append(line)
+        if marker := MARKER.fullmatch(line):
+            while left and (not left[0] or left[0].startswith(("|", "*`")) or left[0] == MISSING):
+                left.pop(0)
+            log = page.parent / marker["log"]
+            computed = (
+                [*render(TABLES[marker["name"]](log.read_text())), "", source(log)] if log.exists() else [MISSING]
+            )
+            lines += ["", *computed, *([""] if left else [])]
+    return "\n".join(lines) + "\n"
+
+
+def source(log: Path) -> str:
+    facts = read_header(log)
+    where = f"commit {facts['commit']}; {facts['machine']}; {facts['versions']}; seed {facts['seed']}; {facts['date']}"
+    return f"*`{facts['command']}`; {where}. [Log](logs/{log.name})*"
+
+
+def json_lines(text: str) -> Iterator[dict[str, Any]]:
+    yield from (json.loads(line) for line in text.splitlines() if line.startswith("{"))
+
+
+def sections(text: str, mark: str = "== ") -> dict[str, str]:
+    """The parts of a log that begin with a line of the mark and a name."""
+    parts = re.split(rf"^{re.escape(mark)}(.*)$", text, flags=re.MULTILINE)
+    return {
+        name.partition(",")[0] if "commit" in name else name: body
+        for name, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+def metric(text: str, name: str, *words: str) -> float:
+    """The last value of a metric in the lines that have these words."""
+    lines = [line for line in text.splitlines() if all(word in line for word in words)]
+    return float(re.findall(rf"{name} (-?[\d.]+)", "\n".join(lines))[-1])
+
+
+def mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+# Copy, reverse and addition
+
+
+@table("algorithms")
+def algorithms(log: str) -> Rows:
+    names = {"fixed": "universal, 4 steps", "act": "universal, halting", "equal": "transformer, 1 layer"}
+    names["deep"] = "transformer, 4 layers"
+    lengths = (40, 80, 120, 200, 400)
+    rows = [["task", "model", *map(str, lengths)]]
+    for one in json_lines(log):
+        if "seeds" in one:
+            cells = [one[f"character_accuracy_{length}"] for length in lengths]
+            rows.append(
+                [one["data"], names[one["model"]], *(f"{m:.2f} ({low:.2f}-{high:.2f})" for m, low, high in cells)]
+            )
+    return rows
+
+
+# Attention
+
+SPEED = re.compile(r"^(\w+) +([\d,]+) +(\d+) +([\d.]+) +([\d.]+)x +([\d,]+)$", re.MULTILINE)
+GROWTH = re.compile(r"^(\w+) +time grows as length\^([\d.]+), memory as length\^([\d.]+)$", re.MULTILINE)
+
+
+@table("attention on a GPU")
+def attention_gpu(log: str) -> Rows:
+    from bench.gpu import LENGTHS, TARGETS
+
+    found: dict[tuple[str, int], tuple[float, float]] = {}
+    for m in SPEED.finditer(log):  # the first run of the log counts
+        found.setdefault((m[1], int(m[2].replace(",", ""))), (float(m[4]), float(m[5])))
+    rows = [["kind", *(cell for length in LENGTHS for cell in (f"{length:,}", "speed relative to dense", "target"))]]
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        cells = [kind]
+        for length, target in zip(LENGTHS, TARGETS.get(kind, (None, None)), strict=True):
+            milliseconds, speed = found[kind, length]
+            cells += [f"{milliseconds:.2f} ms", f"{speed:.2f}", "" if target is None else f"{target:.3g}"]
+        rows.append(cells)
+    return rows
+
+
+@table("attention on a CPU")
+def attention_cpu(log: str) -> Rows:
+    found = {(m[1], m[2]): f"{float(m[4]):,.0f} ms, {m[6]} MiB" for m in SPEED.finditer(log)}
+    lengths = list(dict.fromkeys(length for _, length in found))
+    rows = [["kind", *lengths, "time grows as", "memory grows as"]]
+    for kind, time, memory in GROWTH.findall(log):
+        rows.append([kind, *(found[kind, length] for length in lengths), f"n^{time}", f"n^{memory}"])
+    return rows
+
+
+@table("own patterns")
+def own_patterns(log: str) -> Rows:
+    names = {
+        "DilatedGlobal": "every fourth of the last 1,024 keys, and the first 16",
+        "RandomBlocks": "an eighth of the blocks of 64 keys, at random",
+        "Halves": "the keys of the same block of 2,048",
+    }
+    rows = [["pattern", "positions", "flex", "sdpa with a mask", "blocked"]]
+    for line in log.splitlines():
+        if match := re.match(r"(\w+) +([\d,]+) positions: ", line):
+            times = {kernel: float(ms) for kernel, ms in re.findall(r"(\w+) ([\d.]+) ms", line)}
+            best = min(times, key=lambda kernel: times[kernel])
+            texts = [
+                f"**{times[k]:.2f} ms**" if k == best else f"{times[k]:.2f} ms" for k in ("flex", "sdpa", "blocked")
+            ]
+            rows.append([names[match[1]], match[2], *texts])
+    return rows
+
+
+@table("reversible layers")
+def depth(log: str) -> Rows:
+    found = {
+        (one["layers"], one["residual"]): f"{one['MiB']} MiB, {one['ms']:,.0f} ms"
+        for one in json_lines(log)
+        if "layers" in one
+    }
+    layers = dict.fromkeys(layers for layers, _ in found)
+    return [["layers", "reversible", "plain"], *([str(n), found[n, "reversible"], found[n, "plain"]] for n in layers)]
+
+
+@table("segment memory")
+def reuse(log: str) -> Rows:
+    rows = [["attention length", "recomputed", "with memory", "speedup"]]
+    for one in json_lines(log):
+        if "attention_length" in one:
+            times = one["ms_per_byte_encoding_again"], one["ms_per_byte_with_memory"]
+            texts = [f"{times[0]:,.0f} ms a byte", f"{times[1]:.2f} ms a byte", f"{one['faster']:,}x"]
+            rows.append([f"{one['attention_length']:,}", *texts])
+    return rows
+
+
+@table("short spans")
+def spans(log: str) -> Rows:
+    found = [one for one in json_lines(log) if "span" in one]
+    return [
+        ["span", "step", "memory"],
+        *([f"{one['span']:,}", f"{one['ms']:,.0f} ms", f"{one['MiB']:,.0f} MiB"] for one in found),
+    ]
+
+
+# Contracts and control
+
+
+@table("contracts")
+def contracts(log: str) -> Rows:
+    found = re.findall(r"^(\w+) +(\d+) +(\S+) +(\S+)  passed$", log, re.MULTILINE)
+    return [["contract", "cells", "worst error", "limit"], *([n, f"{int(c):,}", e, limit] for n, c, e, limit in found)]
+
+
+@table("agents")
+def agents(log: str) -> Rows:
+    from bench.control import AGENTS
+    from bench.control import table as lines
+
+    last = {(one["task"], one["agent"], one["seed"]): one for one in json_lines(log) if one["agent"] in AGENTS}
+    order = sorted(last.values(), key=lambda one: (one["task"], list(AGENTS).index(one["agent"]), one["seed"]))
+    head, _, *rest = lines(order).splitlines()
+    return [line.strip("| ").split(" | ") for line in (head, *rest)]
+
+
+@table("deep character models")
+def deep_character(log: str) -> Rows:
+    parts = sections(log)
+    bits = {name: metric(part, "bits per byte", "targets 4999999") for name, part in parts.items()}
+    return [
+        ["losses", "seed 0", "seed 1"],
+        ["of every layer, two bytes ahead", *(f"**{bits[f'deep-{seed}']:.3f}**" for seed in (0, 1))],
+        ["of the last layer only", *(f"{bits[f'bare-{seed}']:.3f}" for seed in (0, 1))],
+    ]
+
+
+# Experiments: a table of one row for each log
+
+
+def accuracy(log: str, *words: str) -> float:
+    return 100 * metric(log, "accuracy", "split test", *words)
+
+
+@table("Multi30k")
+def multi30k(log: str) -> Rows:
+    bleu, perplexity = (metric(log, name, "split test_2016") for name in ("bleu", "perplexity"))
+    return [
+        ["", "BLEU", "perplexity"],
+        ["test 2016 (target: BLEU 38)", f"**{bleu:.2f}**", f"{perplexity:.2f}"],
+        ["validation", f"{metric(log, 'bleu', 'split valid'):.2f}", f"{metric(log, 'perplexity', 'split valid'):.2f}"],
+    ]
+
+
+@table("MNIST")
+def mnist(log: str) -> Rows:
+    valid = 100 * metric(log, "accuracy", "split valid")
+    return [["test accuracy (target: 98.5 %)", "validation"], [f"**{accuracy(log):.2f} %**", f"{valid:.2f} %"]]
+
+
+@table("masked pretraining")
+def pretraining(log: str) -> Rows:
+    parts = sections(log, "# ")
+    columns = [
+        [accuracy(parts[f"{kind}, seed {seed}"]) for seed in range(3)] for kind in ("fine-tuned", "from scratch")
+    ]
+    rows = [["seed", "fine-tuned", "from scratch"]]
+    rows += [[str(seed), *(f"{column[seed]:.2f} %" for column in columns)] for seed in range(3)]
+    return [*rows, ["mean", *(f"**{mean(column):.2f} %**" for column in columns)]]
+
+
+@table("Cora")
+def cora(log: str) -> Rows:
+    found = [100 * float(one) for one in re.findall(r"^accuracy ([\d.]+) .*split test", log, re.MULTILINE)]
+    seeds = [f"seed {seed}" for seed in range(len(found))]
+    return [[*seeds, "mean (target: 80 %)"], [*(f"{one:.1f} %" for one in found), f"**{mean(found):.1f} %**"]]
+
+
+@table("byte model")
+def byte_language(log: str) -> Rows:
+    ways = {
+        "stride 1, float16": ("stride 1 ", "fp16"),
+        "stride 1, bfloat16": ("stride 1 ", "bf16"),
+        "stride 128, bfloat16": ("stride 128", "targets 4999999"),
+    }
+    return [
+        ["evaluation", "bits per byte (target: 1.343)"],
+        *([way, f"{metric(log, 'bits per byte', *words):.3f}"] for way, words in ways.items()),
+    ]
+
+
+@table("byte classifier")
+def byte_classifier(log: str) -> Rows:
+    valid = 100 * metric(log, "accuracy", "split valid")
+    return [["test accuracy (target: 85 %)", "validation"], [f"**{accuracy(log):.2f} %**", f"{valid:.1f} %"]]
+
+
+# Halting and recurrent nets
+
+
+def halting(log: str, number: int) -> Rows:
+    part = list(sections(log, "$ ").values())[number]
+    found = {(one["halted"], one["way"]): one for one in json_lines(part) if one["halted"] is not None}
+    digits = 0 if number == 0 else 1
+    rows = [
+        ["halted after one step", "steps per position", "forward: all", "gather", "forward and backward: all", "gather"]
+    ]
+    for halted in dict.fromkeys(halted for halted, _ in found):
+        both = [found[halted, way] for way in ("all", "gather")]
+        steps = both[0].get("steps_per_position", both[0].get("steps_a_position"))
+        times = [f"{one[what]:,.{digits}f}" for what in ("forward", "step") for one in both]
+        rows.append([f"{halted:.0%}".replace("%", " %"), f"{steps:g}", *times])
+    return rows
+
+
+TABLES["halting on a CPU"] = lambda log: halting(log, 0)
+TABLES["halting on a GPU"] = lambda log: halting(log, 1)
+
+
+def recurrent_step(log: str, numbers: Sequence[int]) -> Rows:
+    ways = [("lstm", "reference"), ("lstm", "auto"), ("ablated-lstm", "reference"), ("ablated-lstm", "auto")]
+    ways += [("byte-language", "auto"), ("recurrence", "loop"), ("recurrence", "scan")]
+    rows = [
+        [
+            "size, batch",
+            "positions",
+            "lstm: steps",
+            "fast",
+            "ablated-lstm: steps",
+            "fast",
+            "byte-language",
+            "loop",
+            "scan",
+        ]
+    ]
+    for number, (command, part) in enumerate(sections(log, "$ ").items()):
+        if number in numbers:
+            found = {(one["member"], one["kernel"], one["length"]): one for one in json_lines(part)}
+            for length in dict.fromkeys(length for _, _, length in found):
+                size = "tiny" if "--size tiny" in command else "byte (9.7M)"
+                ones = [found[member, kernel, length] for member, kernel in ways]
+                rows.append([f"{size}, {ones[0]['batch']}", f"{length:,}", *(f"{one['ms']:,.1f}" for one in ones)])
+    return rows
+
+
+TABLES["a recurrent step on a CPU"] = lambda log: recurrent_step(log, (0, 1))
+TABLES["a recurrent step on a GPU"] = lambda log: recurrent_step(log, (2,))
+
+
+@table("recurrent training")
+def recurrent(log: str) -> Rows:
+    names = {"transformer": "Transformer", "lstm": "LSTM (cuDNN)", "ablated": "ablated LSTM (scan)"}
+    steps, step_bytes = (200, 400, 800, 1200, 1600), 128 * 256
+    rows = [["model", "bytes/s", *(f"{step * step_bytes / 1e6:.2g}M bytes" for step in steps), "66M", "all"]]
+    for name, part in sections(log).items():
+        speed = int(re.findall(r"([\d,]+) bytes/s", name)[0].replace(",", ""))
+        bits = dict(re.findall(r"step (\d+)  bits per byte ([\d.]+)", part))
+        cells = [f"{bits[str(step)]} ({step * step_bytes / speed:.0f} s)" for step in steps]
+        last = [f"{2000 * step_bytes / speed:.0f} s", bits["2000"]]
+        rows.append([names[name.partition(",")[0]], f"{speed:,}", *cells, *last])
+    return rows
+
+
+# Memory plans, and GPT-2's step: the program prints the table
+
+
+def printed(log: str) -> Rows:
+    lines = [line for line in log.splitlines() if line.startswith("| ") and not line.startswith("| ---")]
+    return [[cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")] for line in lines]
+
+
+for name in ("planned memory on a CPU", "planned memory on a GPU", "a step of GPT-2"):
+    TABLES[name] = printed
+
+
+# Long context
+
+
+def each_seed(log: str, names: Sequence[str], *words: str) -> list[float]:
+    parts = sections(log)
+    return [metric(parts[name], "bits per byte", *(words or ("targets 4999999",))) for name in names]
+
+
+def seeds(name: str) -> list[str]:
+    return [f"{name}-{seed}" for seed in range(3)]
+
+
+def bits(numbers: Sequence[float]) -> list[str]:
+    return [", ".join(f"{one:.3f}" for one in numbers), f"{mean(numbers):.3f}"]
+
+
+@table("long context")
+def long_context(log: str) -> Rows:
+    runs = {
+        "Transformer-XL, segments of 128, memory 256": "xl",
+        "vanilla (`byte-language`), context 128, stride 64": "vanilla",
+        "the same, every byte predicted from a full context (first 256,000 bytes)": "",
+        "Sparse Transformer, strided, context 1,024": "strided",
+        "Sparse Transformer, fixed": "fixed",
+        "the same with dense attention": "dense",
+        "adaptive span, at most 512, initialized to 51": "span",
+        "all spans initialized to 512, without a span penalty": "fullspan",
+        "Reformer, 1 hash round, context 1,024": "lsh1",
+        "2 rounds": "lsh2",
+        "4 rounds": "lsh4",
+        "full attention with shared queries and keys": "lshfull",
+    }
+    found = [
+        each_seed(log, seeds(name)) if name else each_seed(log, seeds("vanilla"), "stride 1 ") for name in runs.values()
+    ]
+    return [
+        ["model", "bits per byte, each seed", "mean"],
+        *([label, *bits(one)] for label, one in zip(runs, found, strict=True)),
+    ]
+
+
+@table("sparse and dense after 6000 steps")
+def sparse_longer(log: str) -> Rows:
+    runs = {
+        ("4,096", "dense"): ["dense-4096-6000", "dense-4096-1", "dense-4096-2"],
+        ("4,096", "fixed"): ["own-4096-6000", "fixed-4096-1", "fixed-4096-2"],
+        ("1,024", "dense"): ["dense-1024-6000"],
+        ("1,024", "fixed"): ["own-1024-6000"],
+    }
+    found = {key: each_seed(log, names) for key, names in runs.items()}
+    rows = [["context", "attention", "bits per byte, each seed", "mean", "against dense"]]
+    for (context, kind), numbers in found.items():
+        apart = mean(numbers) - mean(found[context, "dense"])
+        rows.append([context, kind, *bits(numbers), f"{apart:+.3f}" if kind != "dense" else ""])
+    return rows
+
+
+@table("sparse and dense after 2400 steps")
+def sparse_shorter(log: str) -> Rows:
+    stride_128 = [
+        [f"{kind}, stride 128, columns 32, 2,400 steps, seed {seed}" for seed in range(3)]
+        for kind in ("dense", "fixed")
+    ]
+    alike = "the same columns for all heads"
+    runs: list[tuple[str, list[str], str | None]] = [
+        ("dense, `model.stride=128` (here the width of the position table)", stride_128[0], None),
+        (f"fixed, stride 128, 32 columns, {alike} (`model.own=false`)", stride_128[1], "128"),
+        ("fixed, stride 128, 32 columns", ["own-128-32"], "128"),
+        ("strided, stride 128", ["strided-128"], "128"),
+        ("dense, `model.stride=256`", ["dense-256"], None),
+        ("fixed, stride 256, 64 columns", ["own-256-64"], "256"),
+        ("fixed, stride 256, 64 columns, one set per head (`model.uses=by_head`)", ["byhead-256-64"], "256"),
+        (f"fixed, stride 256, 64 columns, {alike}", ["alike-256-64"], "256"),
+        ("strided, stride 256", ["strided-256"], "256"),
+        ("strided, stride 64", ["strided-64"], None),
+        ("dense, `model.stride=32`", ["dense, stride 32, 2,400 steps, seed 0"], None),
+        ("strided, stride 32", ["strided, stride 32, 2,400 steps, seed 0"], "32"),
+        (f"fixed, stride 32, 8 columns, {alike}", ["fixed, stride 32, columns 8, 2,400 steps, seed 0"], "32"),
+    ]
+    dense = {"128": mean(each_seed(log, stride_128[0])), "256": mean(each_seed(log, ["dense-256"]))}
+    dense["32"] = mean(each_seed(log, ["dense, stride 32, 2,400 steps, seed 0"]))
+    rows = [["attention", "bits per byte, each seed", "mean", "against dense"]]
+    for label, names, against in runs:
+        numbers = each_seed(log, names)
+        rows.append([label, *bits(numbers), f"{mean(numbers) - dense[against]:+.3f}" if against else ""])
+    return rows
+
+
+@table("sparse and dense on a CPU")
+def sparse_cpu(log: str) -> Rows:
+    runs = {
+        "fixed, the same columns for all heads (`model.own=false`)": "CPU, fixed, all heads alike, 2,400 steps, seed 0",
+        "fixed, different columns for each head": "CPU, fixed, columns of their own, 2,400 steps, seed 0",
+        "dense": "CPU, dense, 2,400 steps, seed 0",
+    }
+    found = {label: each_seed(log, [name], "targets 998998")[0] for label, name in runs.items()}
+    return [["attention", "bits per byte"], *([label, f"{one:.3f}"] for label, one in found.items())]
+
+
+@table("adaptive spans trained longer")
+def adaptive_longer(log: str) -> Rows:
+    parts = sections(log)
+    names = {
+        "adaptive": "adaptive span, initialized to 51",
+        "full": "all spans initialized to 512, without a span penalty",
+    }
+    rows = [["model", "bits per byte, seed 0", "operations per byte", "training bits at step 2,600, each seed"]]
+    for name, label in names.items():
+        operations = float(re.findall(r"operations +(\S+)", parts[f"{name}-0"])[0]) / 1e6
+        training = [re.findall(r"step 2600: ([\d.]+) bits", parts[one])[0] for one in seeds(name)]
+        rows.append([label, f"{each_seed(log, [f'{name}-0'])[0]:.3f}", f"{operations:.1f}M", ", ".join(training)])
+    return rows
+
+
+@table("duplication")
+def duplication(log: str) -> Rows:
+    rows = [["trained with", "1", "2", "4", "8", "full attention"]]
+    for one in json_lines(sections(log)["duplication"]):
+        right = one.get("accuracy", one.get("right"))
+        trained = (
+            "full attention" if one["trained"] == "full" else f"{one['trained']} round{'s' * (one['trained'] > 1)}"
+        )
+        rows.append([trained, *(f"{right[key]:.3f}" for key in ("1", "2", "4", "8", "full"))])
+    return rows
+
+
+@table("images")
+def images(log: str) -> Rows:
+    parts = sections(log)
+    labels = {
+        "local1d": "1-D: query blocks of 112 pixels and the 112 before",
+        "local2d": "2-D: query blocks of 7 x 7 with 7 pixels above, left and right (`model.local=2d model.rectangle=7,7 model.around=7,7`)",
+    }
+    rows = [["attention", "bits per dimension, validation", "test"]]
+    for name, label in labels.items():
+        numbers = [metric(parts[name], "bits per dimension", f"split {split}") for split in ("valid", "test")]
+        rows.append([label, f"{numbers[0]:.3f}", f"**{numbers[1]:.3f}**"])
+    return rows
+
+
+def main() -> None:
+    for page in sorted(RESULTS.glob("*.md")):
+        text = rewritten(page)
+        if text != page.read_text():
+            page.write_text(text)
+            print(f"wrote {page.name}")
+
+
+if __name__ == "__main__":
+    main()
