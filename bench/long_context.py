@@ -67,7 +67,7 @@ def now(cuda: bool) -> float:
 def depth(device: str, rounds: int) -> None:
     token_BT = torch.randint(0, 256, (4, 513), device=device)
     for layers in (6, 12, 24, 48):
-        value = everyformer.member("reformer", "tiny", layers=layers, context=512, axial_columns=16, dropout=0.0)
+        value: Any = everyformer.member("reformer", "tiny", layers=layers, context=512, axial_columns=16, dropout=0.0)
         plain = replace(value, body=replace(value.body, residual=PreNorm()))
         for name, one in (("reversible", value), ("plain", plain)):
             report(layers=layers, residual=name, **measured(one.build().to(device), token_BT, rounds))

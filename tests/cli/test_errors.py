@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("place")
         (["train", "gpt2", "--size", "tiny", "run.steps=many"], "run.steps=many: expected int"),
         (["train", "gpt2", "--size", "tiny", "steps"], "write path=value"),
         (["train", "gpt2", "--size", "tiny", "--data", "nowhere"], "there is no file or folder nowhere"),
-        (["train", "gpt2", "--size", "tiny", "--data", "text.txt", "model.context=9999"], "longer than"),
+        (["train", "gpt2", "--size", "tiny", "--data", "text.txt", "task.context=9999"], "longer than"),
         (["train", "gpt2", "--size", "tiny", "run.precision=fp16", "run.device=cpu"], "fp16 on a CPU"),
         (["train", "gpt2", "--size", "tiny", "run.device=moon"], "the device moon"),
         (["train", "GPT2"], "did you mean gpt2"),
@@ -80,10 +80,7 @@ def test_a_run_without_its_tokenizer_is_refused(place, capsys):
     (place / "run" / "characters.json").unlink()
     for verb in ("generate", "evaluate", "resume"):
         assert main([verb, "run"]) == 2
-        assert (
-            "run has no characters.json, the tokenizer that the run was trained with; restore the file"
-            in capsys.readouterr().err
-        )
+        assert "run/characters.json is missing; restore it: cp run/checkpoints/" in capsys.readouterr().err
 
 
 def test_the_recipe_records_the_tokenizer_of_the_initial_weights(place, capsys):
@@ -92,7 +89,7 @@ def test_the_recipe_records_the_tokenizer_of_the_initial_weights(place, capsys):
     assert json.loads((place / "new" / "recipe.json").read_text())["task"]["tokenizer"] == "characters"
     (place / "new" / "characters.json").unlink()
     assert main(["generate", "new"]) == 2
-    assert "new has no characters.json" in capsys.readouterr().err
+    assert "new/characters.json is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pattern", ["hashed(2, 8, 16)", "chunked(2, 8, 16, False, True)"])
@@ -110,7 +107,7 @@ def test_only_resuming_needs_the_optimizer(place, capsys):
     assert main(["evaluate", "run", "--step", "best"]) == 0 and main(["generate", "run", "--tokens", "3"]) == 0
     assert train("--out", "next", "--init-from", "run") == 0
     assert main(["resume", "run", "--steps", "7"]) == 2
-    assert "has lost optimizer.safetensors" in capsys.readouterr().err
+    assert "optimizer.safetensors is missing; use an earlier checkpoint with --step 3" in capsys.readouterr().err
 
 
 def test_images_that_do_not_fit_the_model_leave_no_folder(place, capsys):
@@ -130,7 +127,7 @@ def test_images_that_do_not_fit_the_model_leave_no_folder(place, capsys):
     assert main([*given, "model.patch=5"]) == 0
     (place / "run" / "classes.json").write_text('{"kind": "im')
     assert main(["evaluate", "run"]) == 2
-    assert "classes.json is not valid JSON" in capsys.readouterr().err
+    assert "run/classes.json was changed after it was written; restore it: cp " in capsys.readouterr().err
 
 
 def test_an_absent_device_is_not_proposed(monkeypatch, capsys):

@@ -28,7 +28,7 @@ SMALL = [one for one in BASE if "context" not in one and "heads" not in one] + [
 @pytest.mark.parametrize("name, memory", [("lstm", 8), ("ablated-lstm", 8), ("ablated-lstm", None)])
 def test_a_resumed_run_is_the_run_that_did_not_stop(name, memory, tmp_path):
     """Weights, optimizer and the carried state, one per layer, are equal."""
-    start = Recipe(member=name, size="tiny", task=Language(segment=5), data=str(text(tmp_path)))
+    start = Recipe(member=name, size="tiny", task=Language(context=5), data=str(text(tmp_path)))
     recipe = override(start, [*SMALL, "run.evaluate=0", f"model.memory={memory or 'null'}", "model.dropout=0.1"])
     train(recipe, tmp_path / "whole")
     train(override(recipe, ["run.steps=4"]), tmp_path / "cut")
@@ -53,7 +53,7 @@ def test_streaming_evaluation_equals_one_window_over_the_whole_text(name):
 def test_a_plan_counts_every_product(name, tmp_path):
     """Forward once, backward twice, two operations for each weight of a map and token."""
     recipe = override(
-        Recipe(member=name, size="tiny", task=Language(segment=16), data=str(text(tmp_path))), ["run.batch=3"]
+        Recipe(member=name, size="tiny", task=Language(context=16), data=str(text(tmp_path))), ["run.batch=3"]
     )
     network = build(name, "tiny")
     maps = sum(p.numel() for p in network.parameters() if p.dim() == 2) - network.embed.table.weight.numel()
@@ -68,7 +68,7 @@ def test_groups_of_a_state_are_ordered_by_their_mean_distance():
 
 def maps_of(network: ef.Network, folder: Path, words: str) -> AttentionMaps:
     """The maps of a text as the task reads it."""
-    fitted = Language().open(str(text(folder)), 16).fit(network.value)
+    fitted = Language(context=16).open(str(text(folder))).fit(network.value)
     return attention_maps(network, fitted.inference.probe_input(network, words))
 
 

@@ -27,7 +27,7 @@ def ready(member: str, task: Any = None, data: str | None = None, *settings: str
     """An untrained network at its tiny size with its task, as a run makes them."""
     torch.manual_seed(0)
     recipe = override(Recipe(member=member, size="tiny", task=task or task_for(member, "tiny")), list(settings))
-    opened = recipe.task.open(data, None, None)
+    opened = recipe.task.open(data)
     model = opened.adapt(recipe.value(opened.member_settings()))
     return model.build().eval(), opened.fit(model)
 
