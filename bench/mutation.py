@@ -1,14 +1,14 @@
 """Mutation testing: the share of small errors in the source that the tests notice.
 
     python -m bench.mutation --processes 2 --seconds 600 --seed 0 --out mutation.log
-    python -m bench.mutation --table mutation.log          # the table of docs/results/mutation.md
+    python -m bench.mutation --page docs/results/logs/mutation.txt > docs/results/mutation.md
 
 1. All tests are collected once, in this process, and run once with every line recorded that they reach; a test that fails is left out.
 2. The mutants of the modules (see `bench/mutants.py`) are shuffled by the seed, and one of each module is taken in turn until the time is
    over, so that every module has the same weight.
 3. For each mutant a fork of this process replaces the code of the mutated functions and runs the tests that reach the mutated lines, those
    of the module's own test file first and the cheap ones first, until one fails or their usual time adds up to `--budget`. A mutant of
-   code that runs at import, and one of a Triton program, is written to a copy of the source and tested in a new process.
+   code that runs at import, of a Triton program or of a call of super() is written to a copy of the source and tested in a new process.
 
 A mutant is killed if a test fails, or takes more than a few times its usual time. One that changes nothing that can be observed is listed
 with the reason in `bench/equivalent_mutants.txt`. The score is killed / (tested - equivalent).
@@ -50,6 +50,29 @@ MODULES += ("train/optimizer.py", "train/schedule.py", "train/gradient_watch.py"
 TESTS = ("attention", "network", "infer", "train", "task", "family", "peers", "contracts")
 OWN_SOURCE = ("attention/kernels/programs.py",)  # Triton reads the text of these modules
 LOGGED = re.compile(r"^(killed|timeout|survived|unreached|equivalent) (\S+?):\d+ ")
+
+
+PAGE = """# Mutation testing
+
+Of the small errors that `bench/mutation.py` puts into the source one at a time, the tests notice the share that the last column
+states. Written by `python -m bench.mutation --page` from {logs}, which begin with:
+
+{facts}
+
+The first log is a sample of all mutants; its score was {first}. The second one, if there is any, repeats those that survived, after
+tests were added for them.
+
+A mutant is a module with one changed comparison, operator, constant, condition, order of arguments or removed statement. It is killed
+if a test that reaches it fails or takes far longer than usual; its tests run until their usual time adds up to a few seconds, so one
+that survives may still fail a test that was not run. `bench/equivalent_mutants.txt` lists mutants that change nothing that can be
+observed, with the reason.
+
+{table}
+
+## The {count} mutants that no test noticed
+
+{alive}
+"""
 
 
 class Campaign:
@@ -152,8 +175,11 @@ class Campaign:
     def _campaign(self) -> None:
         known = equivalent()
         every = {path: mutants(PACKAGE, path) for path in self.modules}
-        only = self.options.only
+        only, again = self.options.only, self.options.again
         chosen = [m for m in sampled(every, self.options.seed) if not only or any(o in str(m) for o in only)]
+        if again:
+            found = outcomes([again.read_text(encoding="utf-8").splitlines()])
+            chosen = [mutant for mutant in chosen if found.get(mutant.key) in ("survived", "unreached")]
         self._write(f"{sum(map(len, every.values()))} mutants in {len([m for m in every.values() if m])} modules")
         tests = [self._tests_of(mutant) for mutant in chosen]
         tasks = []
@@ -163,16 +189,16 @@ class Campaign:
                 tasks.append((lambda: True, 20.0))
             else:
                 tasks.append((lambda m=mutant, i=indices: self._survives(m, i), limit))
-        outcomes: Counter[str] = Counter()
+        counted: Counter[str] = Counter()
         for index, result in forked(
             tasks, self.options.processes, self.options.seconds - time.monotonic() + self.started
         ):
             mutant = chosen[index]
             outcome = {True: "survived", False: "killed", None: "timeout"}.get(result, "killed")
             outcome = "equivalent" if mutant.key in known else "unreached" if not tests[index] else outcome
-            outcomes[outcome] += 1
+            counted[outcome] += 1
             self._write(f"{outcome} {mutant}")
-        self._write(f"outcomes: {dict(outcomes)}")
+        self._write(f"outcomes: {dict(counted)}")
 
     def _tests_of(self, mutant: Mutant) -> list[int]:
         """The tests that reach a mutant's lines, within the budget: those of the module's own file first, then the cheap ones."""
@@ -191,13 +217,18 @@ class Campaign:
 
     def _survives(self, mutant: Mutant, indices: list[int]) -> bool:
         tree = mutated(PACKAGE, mutant)
-        if mutant.imported or mutant.path in OWN_SOURCE:
-            return _survives_anew(mutant, tree, [self.items[index].nodeid for index in indices])
         file = str(PACKAGE / mutant.path)
-        for code in _codes(compile(tree, file, "exec", dont_inherit=True)):
-            for function in self.functions[file, code.co_qualname, code.co_firstlineno]:
-                if function.__code__.co_freevars == code.co_freevars:
-                    function.__code__ = code
+        changed = [
+            (function, code)
+            for code in _codes(compile(tree, file, "exec", dont_inherit=True))
+            for function in self.functions[file, code.co_qualname, code.co_firstlineno]
+        ]
+        # A function cannot take code with other free variables, as without a call of super().
+        other = any(function.__code__.co_freevars != code.co_freevars for function, code in changed)
+        if mutant.imported or mutant.path in OWN_SOURCE or other:
+            return _survives_anew(mutant, tree, [self.items[index].nodeid for index in indices])
+        for function, code in changed:
+            function.__code__ = code
         return self._passes(indices)
 
 
@@ -288,13 +319,41 @@ def _child(work: Callable[[], Any], place: Path) -> None:
         os._exit(0)
 
 
-def table(log: Path) -> str:
-    """The table of docs/results/mutation.md, from a log."""
+def page(log: Path) -> str:
+    """docs/results/mutation.md, from a log, and from a second one, if there is any, of its survivors after tests were added."""
+    again = log.with_stem(f"{log.stem}_again")
+    logs = [one.read_text(encoding="utf-8").splitlines() for one in (log, again) if one.exists()]
+    facts = [[line for line in lines if line.startswith("# ") or " mutants in " in line] for lines in logs]
+    last = outcomes(logs)
+    alive = sorted(mutant for mutant, outcome in last.items() if outcome in ("survived", "unreached"))
+    return PAGE.format(
+        logs=" and ".join(f"[{one.name}](logs/{one.name})" for one in (log, again) if one.exists()),
+        facts="\n\n".join("\n".join(f"    {line}" for line in lines) for lines in facts),
+        first=table(outcomes(logs[:1])).splitlines()[-1].rpartition("| ")[0].rpartition("| ")[2].strip(),
+        table=table(last),
+        count=len(alive),
+        alive="\n".join(f"    {mutant}" for mutant in alive),
+    )
+
+
+def outcomes(logs: list[list[str]]) -> dict[str, str]:
+    """The last outcome of each mutant of the first log. What is equivalent is so whatever the log says."""
+    found: dict[str, str] = {}
+    known = equivalent()
+    for number, lines in enumerate(logs):
+        for line in lines:
+            if match := LOGGED.match(line):
+                key = f"{match[2]} {line.split(' ', 2)[2]}"
+                if number == 0 or key in found:
+                    found[key] = "equivalent" if key in known else match[1]
+    return found
+
+
+def table(found: dict[str, str]) -> str:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for line in log.read_text(encoding="utf-8").splitlines():
-        if match := LOGGED.match(line):
-            for name in (match[2].rpartition("/")[0], "all"):
-                counts[name][match[1]] += 1
+    for mutant, outcome in found.items():
+        for name in (mutant.partition(" ")[0].rpartition("/")[0], "all"):
+            counts[name][outcome] += 1
     rows = ["| modules | tested | killed | equivalent | survived | reached by no test | score |", "| --- " * 7 + "|"]
     for name in sorted(counts, key=lambda name: (name == "all", name)):
         count = counts[name]
@@ -313,17 +372,18 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=20.0, help="the usual seconds of the tests of one mutant")
     parser.add_argument("--commit", help="where there is no git")
     parser.add_argument("--only", nargs="*", help="mutants whose line of the log has one of these texts")
+    parser.add_argument("--again", type=Path, help="only the mutants that survived in this log")
     parser.add_argument("--tests", nargs="*", default=[f"tests/{folder}" for folder in TESTS])
     parser.add_argument(
         "--record", type=Path, help="a file that keeps which lines each test reaches; delete it when these change"
     )
     parser.add_argument("--out", help="the log")
-    parser.add_argument("--table", type=Path, help="print the table of this log")
+    parser.add_argument("--page", type=Path, help="print the page of this log")
     options = parser.parse_args()
-    if options.table:
-        print(table(options.table))
+    if options.page:
+        print(page(options.page), end="")
         return
-    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE="1")
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE="1", TRITON_INTERPRET="1")
     sys.path.insert(0, str(PACKAGE.parent))
     import pytest
 

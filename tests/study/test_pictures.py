@@ -44,7 +44,7 @@ def test_a_classifier_reads_the_marks_that_it_adds():
     inputs = fitted.inference.probe_input(network, "a fine film")
     assert inputs.labels[0] == "[CLS]" and inputs.labels[-1] == "[SEP]" and len(inputs.labels) > 3
     objective: Any = fitted.objective
-    _, wanted_1C = objective.forward(network, Batch(data.pad(data.encode(["a fine film"]))), "auto")
+    _, wanted_1C = objective.forward(network, Batch(data.collate(data.encode(["a fine film"]))), "auto")
     torch.testing.assert_close(logits_of(network, inputs), wanted_1C, rtol=0, atol=0)
     maps = attention_maps(network, inputs)
     count = len(inputs.labels)

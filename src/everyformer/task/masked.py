@@ -58,12 +58,12 @@ class Masked(Task, Value, frozen=True):
 
     vocabulary: Size = 8192  # largest number of word pieces that the tokenizer learns
     context: Size | None = None  # tokens of a row, with its marks; None: the model's positions, or 128
-    next_sentence: bool = True  # False: single runs of sentences, and only the masked tokens are predicted
-    share: Share = 0.15  # share of the tokens that are selected
+    next_sentence: bool = True  # also predict whether one passage follows another; False: single passages
+    share: Share = 0.15  # share of the tokens that are predicted
     documents: Literal["files", "blank"] = (
         "files"  # what ends a document: the end of a file or record, or also a blank line
     )
-    column: str | None = None  # of records, with the text; None: the column "text"
+    column: str | None = None  # column of records with the text; None: the column "text"
     valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
 
     def open(self, data: str | None, folder: Path | None = None) -> MaskedData:

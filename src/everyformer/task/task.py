@@ -12,14 +12,16 @@ network. Each task has one subclass of each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from everyformer.data.inputs import Inputs
 from everyformer.infer.estimate import Progress
+from everyformer.infer.predict import Predictions
 from everyformer.network.cache import Cache
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
@@ -53,6 +55,7 @@ class TaskData:
     """The data of a task."""
 
     fingerprint: str  # of all data: equal fingerprints mean equal data
+    notes: tuple[str, ...] = ()  # what was decided when the data were read, as sentences for the user
     context: int | None = None  # tokens of a row, once the task is fitted; None: the rows are no tokens
     pads: bool = False  # whether rows may have fewer tokens than that
 
@@ -155,9 +158,19 @@ class Inference:
     """
 
     can_generate: bool = False
+    can_predict: bool = False
+    takes_graph: bool = False  # whether `predict` takes a graph instead of a list of examples
     generates_images: bool = False
     file: str = "samples.png"  # default name of the file of `generate_images`, in the run's folder
     example: str = "--prompt 'Once'"  # options of `everyformer generate` for a first try
+
+    def predict(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> Predictions:
+        """Returns the classes, numbers or translations of some inputs."""
+        raise ValueError("this model predicts no class, number or translation of an example; use generate, or evaluate")
+
+    def read_inputs(self, data: str, column: str | None = None) -> Inputs:
+        """Opens a file, a folder or standard input ("-") with examples to predict. `column` of records has the input."""
+        raise ValueError("this model predicts no class, number or translation of an example; use generate, or evaluate")
 
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
         """Returns a short text that shows what the network does, for the log; None if the task has none."""

@@ -26,12 +26,14 @@ from torch.nn import functional as F
 from everyformer.attention.context import Probe
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.files import digest
+from everyformer.data.inputs import Inputs, read_inputs
 from everyformer.data.pairs import Pairs, open_pairs
 from everyformer.data.synthetic import ALGORITHMS
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
 from everyformer.infer.estimate import Estimate, Progress, row_sums
 from everyformer.infer.evaluate import mean_steps, perplexity
+from everyformer.infer.predict import Predictions
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language
@@ -52,9 +54,9 @@ START, END = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 class Translate(Task, Value, frozen=True):
     """Translate a sentence. Both languages share one vocabulary."""
 
-    source: str = "en"  # suffix of the files, or column of the records
-    target: str = "de"  # likewise
-    tokenizer: Literal["bpe", "characters"] = "bpe"
+    source: str = "en"  # source language: suffix of the files, or column of the records
+    target: str = "de"  # target language, likewise
+    tokenizer: Literal["bpe", "characters"] = "bpe"  # one tokenizer for both languages
     vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
     context: Size | None = (
         None  # tokens of a sentence: training leaves longer pairs out, evaluation truncates longer sources;
@@ -62,8 +64,8 @@ class Translate(Task, Value, frozen=True):
     # None: 128, or the model's positions if they are fewer
     smoothing: Share = 0.1  # label smoothing
     shift: Count = 0  # in training, positions start at a random offset below this; 0: at 0
-    beam: Size = 5
-    length_penalty: float = 0.6  # alpha in the beam search
+    beam: Size = 5  # beam width in evaluation and generation
+    length_penalty: float = 0.6  # alpha of the beam search: higher prefers longer translations
     valid: Share = 0.1  # share of the training pairs held out for validation, if the data have no such split
 
     def open(self, data: str | None, folder: Path | None = None) -> TranslateData:
@@ -82,7 +84,7 @@ class TranslateData(TaskData):
 
     def __init__(self, task: Translate, pairs: Pairs, folder: Path | None):
         self.task, self.pairs, self.context = task, pairs, task.context or CONTEXT
-        self.fingerprint = pairs.fingerprint
+        self.fingerprint, self.notes = pairs.fingerprint, pairs.notes
         kind: Literal["bpe", "characters"] = "characters" if pairs.exact else task.tokenizer
         self.tokenizer = tokenizers.load_or_train(
             kind, lambda: chain(*pairs.splits["train"]), task.vocabulary, self.fingerprint, folder, names=SPECIAL
@@ -318,7 +320,7 @@ def pair_arguments(batch: Batch) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]
 
 
 class TranslateInference(Inference):
-    can_generate = True
+    can_generate = can_predict = True
 
     def __init__(self, data: TranslateData):
         self.data, self.task, self.tokenizer = data, data.task, data.tokenizer
@@ -362,6 +364,19 @@ class TranslateInference(Inference):
         inputs, options = pair_arguments(batch)
         labels = [token_labels(self.tokenizer, ids) for ids in (np.insert(target, 0, START), source)]
         return ProbeInput(inputs, labels[0], options, labels[1])
+
+    def predict(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> Predictions:
+        """Returns the translations of some sentences; that of a blank one is empty."""
+        assert isinstance(network, PairNetwork)
+        texts = [str(text) for text in inputs]
+        whole = [row for row, text in enumerate(texts) if text.strip()]
+        translations = [""] * len(texts)
+        for row, translation in zip(whole, self.translate(network, [texts[row] for row in whole]), strict=True):
+            translations[row] = translation
+        return Predictions(np.array(translations, dtype=object))
+
+    def read_inputs(self, data: str, column: str | None = None) -> Inputs:
+        return read_inputs(data, "text", (column,) if column else (self.task.source, "source", "text"))
 
     def generate_text(self, network: Network | PairNetwork, prompt: str, *, beam: int | None = None) -> str:  # type: ignore[override]
         """Returns the translation of a sentence."""
