@@ -69,6 +69,15 @@ def test_the_readme_has_the_numbers_of_the_record_of_the_contracts():
         assert f"all {checks} checks passed" in log.read_text() and f"{models} models" in log.read_text()
 
 
+def test_the_readme_has_the_numbers_of_the_logs():
+    readme, logs = (ROOT / "README.md").read_text(), ROOT / "docs" / "results" / "logs"
+    step = {row[0]: float(row[6]) for row in tables.printed((logs / "gpt2_step.txt").read_text())[1:]}
+    assert f"{step['everyformer'] / min(step.values()):.2f} times the processor time of the fastest" in readme
+    _, *layers = tables.depth((logs / "reversible.txt").read_text())
+    first, last = (float(row[1].partition(" ")[0]) for row in (layers[0], layers[-1]))
+    assert f"| {last / first:.2f} times that of 6 layers" in readme
+
+
 def test_the_time_with_a_memory_is_measured():
     network = everyformer.build("transformer-xl", "tiny", width=16, heads=1, layers=1).eval()
     with torch.no_grad():
