@@ -26,6 +26,7 @@ from everyformer.network.cache import Cache
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.batch import Batch
+from everyformer.task.probe_input import ProbeInput
 
 LR_TIMES_WIDTH = 0.25  # see docs/results/rates.md
 MAX_LR = 4e-3
@@ -174,6 +175,10 @@ class Inference:
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
         """Returns a short text that shows what the network does, for the log; None if the task has none."""
         return None
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """Returns a text, or an example of the validation data, as the network reads it, with labels for its positions."""
+        raise ValueError("this task has no example that can be drawn; give the run of another one")
 
     def generate_text(self, network: Network | PairNetwork, prompt: str, **options: Any) -> str:
         """Returns the prompt with its continuation, or its translation, or its class."""
