@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from everyformer.cli.options import AsJson
 from everyformer.cli.own_parts import Imports, import_parts
+from everyformer.cli.tables import labelled
 from everyformer.cli.terminal import console, next_command
 from everyformer.cli.thread import one_thread
 
@@ -32,9 +33,9 @@ def contracts(
     as_json: AsJson = False,
     imports: Imports = (),
 ) -> int:
-    """Check the contracts: future tokens do not change past outputs, the cache is exact, and so on.
+    """Check that a model keeps the contracts: future tokens do not change past outputs, the cache is exact, and so on.
 
-    Without a member, checks all members and small models that together combine every two parts (takes minutes).
+    Without a member, checks all members, and small models in which every two parts occur together (takes minutes).
 
     Parameters
     ----------
@@ -43,7 +44,7 @@ def contracts(
     only
         The contracts to check, separated by commas, for example future,cache. Default: all.
     everything
-        Combine every three of pattern, score modifications and residual, instead of every two parts.
+        Check more combinations: also every three of pattern, score modification and residual (takes much longer).
     """
     import_parts(imports)
     from everyformer.family.table import members
@@ -77,11 +78,25 @@ def _print(report: Report, member: str | None) -> None:
     screen, checks = console(), len(report.results)
     if not screen.is_terminal:  # the output may become a log
         start_log(seed=0)
-    screen.print(str(report), soft_wrap=True)
+    lines, rows = str(report).splitlines(), list(report.rows())
+    if max(map(len, lines[: len(rows) + 1])) > screen.width:
+        lines = lines[len(rows) + 1 :]
+        screen.print(
+            labelled(
+                {
+                    name: f"{'passed' if passed else 'FAILED'}, checks {count}, worst error {error:.1e}, limit {limit:.0e}"
+                    for name, count, error, limit, passed in rows
+                }
+            )
+        )
+    screen.print("\n".join(lines), soft_wrap=True)
     if report.failures:
-        screen.print(f"\nFAILED: {len(report.failures):,} of {checks:,} checks", style="red")
+        screen.print(
+            f"\nFAILED: {len(report.failures):,} of {checks:,} {'check' if checks == 1 else 'checks'}", style="red"
+        )
     elif report.ok:
-        screen.print(f"\nall {checks:,} checks passed", style="green")
+        passed = "the check passed" if checks == 1 else f"all {checks:,} checks passed"
+        screen.print(f"\n{passed}", style="green")
     if member is None:
         screen.print(f"{report.refused:,} combinations are illegal and were not built")
     next_command(screen, "contracts", *([] if member else ["gpt2"]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from everyformer.cli.progress import show_progress
 from everyformer.cli.terminal import UnbreakableConsole, console, next_command
 from everyformer.cli.train import exit_code, run_folder
+from everyformer.train.progress import show_progress
 
 STEPS = 600
 SETTINGS = (

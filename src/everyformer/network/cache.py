@@ -39,7 +39,10 @@ NO_POSITION = 1 << 62
 
 
 class SegmentMemory(Value, frozen=True):
-    """A model's choice to attend to the `length` positions before each segment, in training and afterwards (Dai et al. 2019)."""
+    """A model's choice to attend to the `length` positions before each segment, in training and afterwards (Dai et al. 2019).
+
+    Example: `SegmentMemory(512)`.
+    """
 
     length: Size
 
@@ -160,6 +163,7 @@ class Cache:
     max_length       the number of positions kept. Default: the length of the model's segment memory, without the positions that no
                      sublayer can read; everything if the model has no segment memory
     segment_memory   keep detached layer inputs instead of keys and values
+    Example: `network(token_BT, cache=Cache()).cache`.
     """
 
     length: int = 0

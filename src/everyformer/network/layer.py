@@ -17,7 +17,7 @@ from everyformer.value import Value
 
 
 class Layer(Value, frozen=True):
-    """Sublayers in order, as in Layer((Attention(...), FeedForward(...))).
+    """Sublayers in order: `Layer((Attention(Standard(4)), FeedForward(256)))`.
 
     A `position` is added to the input of the layer, from a table of its own (Al-Rfou et al. 2018).
     """

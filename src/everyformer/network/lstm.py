@@ -57,7 +57,7 @@ class Recurrent(Sublayer, Value, frozen=True):
 
 
 class Lstm(Recurrent, frozen=True):
-    """A long short-term memory."""
+    """A long short-term memory. Example: `Layer((Lstm(), FeedForward(256)))`."""
 
     forget: bool = True
 
@@ -66,7 +66,10 @@ class Lstm(Recurrent, frozen=True):
 
 
 class AblatedLstm(Recurrent, frozen=True):
-    """An LSTM whose gates and candidate do not read the previous output (Levy et al. 2018)."""
+    """An LSTM whose gates and candidate do not read the previous output (Levy et al. 2018).
+
+    Example: `Layer((AblatedLstm(), FeedForward(256)))`.
+    """
 
     def build(self, width: int) -> RecurrentModule:
         return self.module(width, "ifc", recurrent=False)

@@ -42,7 +42,10 @@ Branch = Callable[[Tensor], tuple[Tensor, Kept]]  # a sublayer as a function; it
 
 
 class Residual:
-    """A value that builds one `ResidualModule` for every sublayer and one `StreamModule` for the stack."""
+    """A value that builds one `ResidualModule` for every sublayer and one `StreamModule` for the stack.
+
+    Example: `class Scaled(Residual, Value, frozen=True)`.
+    """
 
     __slots__ = ()
     norm: Norm | None
@@ -85,6 +88,11 @@ class StreamModule(nn.Module):
 
 
 class PostNorm(Residual, Value, frozen=True):
+    """The norm after the addition: norm(x + f(x)) (Vaswani et al. 2017).
+
+    Example: `PostNorm(LayerNorm(), dropout=0.1)`.
+    """
+
     norm: Norm = LayerNorm()
     dropout: Share = 0.0
 
@@ -96,6 +104,11 @@ class PostNorm(Residual, Value, frozen=True):
 
 
 class PreNorm(Residual, Value, frozen=True):
+    """The norm before the sublayer: x + f(norm(x)), with a norm at the end of the stack.
+
+    Example: `PreNorm(RMSNorm(), dropout=0.1)`.
+    """
+
     norm: Norm = LayerNorm()
     dropout: Share = 0.0
     final_norm: bool = True
@@ -108,7 +121,10 @@ class PreNorm(Residual, Value, frozen=True):
 
 
 class NoResidual(Residual, Value, frozen=True):
-    """Sublayers one after the other, without addition or norm. Dropout is on the output of each (Zaremba et al. 2014)."""
+    """Sublayers one after the other, without addition or norm. Dropout is on the output of each (Zaremba et al. 2014).
+
+    Example: `Stack(2, (Layer((Lstm(),)),), NoResidual())`.
+    """
 
     dropout: Share = 0.0
     norm: ClassVar[Norm | None] = None  # type: ignore[misc]
@@ -174,7 +190,10 @@ MAPS = {"none": "", "sigmoid_tanh": "w u", "gru": "w_r u_r w_z u_z w_h u_h"}  # 
 
 
 class Gated(Residual, Value, frozen=True):
-    """A gate in place of the addition: GTrXL. `bias` is the initial b_g: the larger, the less of a sublayer passes."""
+    """A gate in place of the addition: GTrXL. `bias` is the initial b_g: the larger, the less of a sublayer passes.
+
+    Example: `Gated("gru", bias=2.0)`.
+    """
 
     gate: GateName = "gru"
     norm: Norm = LayerNorm()
@@ -237,6 +256,7 @@ class Reversible(Residual, Value, frozen=True):
     """Two streams that can be computed backwards, so that the activations of one layer are kept, whatever the depth.
 
     The streams are recovered to rounding error, so keep the weights in float32; autocast to a lower precision is fine.
+    Example: `Reversible(LayerNorm())`.
     """
 
     norm: Norm = LayerNorm()

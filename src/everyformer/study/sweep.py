@@ -42,7 +42,7 @@ from everyformer.network.lstm import AblatedLstm, Lstm
 from everyformer.network.model import Model
 from everyformer.network.multi_head_attention import Attention
 from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, RMSNorm, SequenceNorm
-from everyformer.network.output_head import Classify, Language, Logistics, OutputHead, PerToken
+from everyformer.network.output_head import Classify, Language, Logistics, OutputHead, PerToken, Regress
 from everyformer.network.ponder_rnn import PonderRnn
 from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
 from everyformer.network.repeat import Halt, Repeat
@@ -147,7 +147,7 @@ OUTPUTS: tuple[tuple[Embed, tuple[OutputHead, ...]], ...] = (
     (Tokens(VOCABULARY), (Language(),)),
     (Tokens(VOCABULARY, scaled=True), (Language(tied=False, bias=True),)),
     (Tokens(VOCABULARY), (PerToken(3),)),
-    (Tokens(VOCABULARY), (Classify(3, "mean"), Classify(2, "max"))),
+    (Tokens(VOCABULARY), (Classify(3, "mean"), Regress(2, "max"))),
     (Tokens(VOCABULARY), (Classify(3, "last", pooler=True),)),
     (Features(5), (PerToken(2),)),
     (Features(2), (Logistics(2, levels=4, components=2),)),
