@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -214,3 +215,16 @@ def test_a_training_that_died_before_its_recipe_was_written_starts_anew(tmp_path
     (tmp_path / "run" / "characters.json").write_text("half")
     assert train(recipe(data, *TOKENIZER), tmp_path / "run").step == 6
     assert open_run(tmp_path / "run", device="cpu").step == 6
+
+
+def test_a_run_that_cannot_be_written_leaves_an_empty_folder(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    data = text(tmp_path)
+    for size in (300, 900, 2500):  # the tokenizer, the model and the recipe fit, or not
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            with pytest.raises(ValueError, match="cannot write to"):
+                train(recipe(data, *TOKENIZER), tmp_path / "run")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert not (tmp_path / "run").exists() or (tmp_path / "run" / "recipe.json").is_file()

@@ -124,6 +124,7 @@ class Loop:
         self.best: dict[str, Any] | None = None
         self.stop_reason: str | None = None
         self.evaluating = False
+        self.unevaluated = False  # a stop signal aborted the evaluation of this step
         self.step = 0
 
     def run(self, start: int | None) -> TrainedRun:
@@ -168,6 +169,8 @@ class Loop:
     def _steps(self, saved: int | None, records: Records) -> dict[str, Any]:
         """Train, evaluate and save up to the last step. Returns the metrics of the last step, if it was evaluated."""
         run, metrics = self.recipe.run, dict[str, Any]()
+        if self.unevaluated:
+            metrics, saved = self._evaluate(self.step, records, compare=True), None
         while self.step < run.steps and self.stop_reason is None:
             self._step(self.step, records)
             self.step, metrics = self.step + 1, {}
@@ -225,7 +228,7 @@ class Loop:
         with self.learner.ema_weights(), torch.no_grad(), self.learner.autocast():
             network = self._full_network()
             if network is not None:
-                last, self.evaluating = step == run.steps, True
+                last, self.evaluating, self.unevaluated = step == run.steps, True, False
                 try:
                     metrics = objective.evaluate(network, "valid", None if last else run.examples, run.kernel)
                     sample = self.task.inference.sample(network, run.seed)
@@ -235,7 +238,7 @@ class Loop:
                     if compare and self._is_best(compared[objective.metric]):
                         self.best = {"step": step, objective.metric: compared[objective.metric]}
                 except StopEvaluation:
-                    metrics = {}
+                    metrics, self.unevaluated = {}, True
                 finally:
                     self.evaluating = False
         if metrics:
@@ -273,6 +276,7 @@ class Loop:
             "watch": self.watch.state(),
             "scaler": learner.scaler.state_dict(),
             "best": self.best,
+            "unevaluated": self.unevaluated,
         }
         extra = {"cache": learner.cache_tensors(), "data": self.task.data.state()}
         contents = checkpoint.Contents(learner.network, learner.optimizers, learner.ema, extra, state)
@@ -295,6 +299,7 @@ class Loop:
         if cache and len(Batch(cache)) == batch_size(run, start):  # else the rows are other ones
             learner.load_cache(cache)
         self.watch = GradientWatch(**state["watch"])
+        self.unevaluated = state.get("unevaluated", False)
         best = state.get("best")
         self.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
         if learner.scaler.is_enabled() and state["scaler"]:  # it is empty after another precision
