@@ -98,7 +98,7 @@ def model_of(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Model:
     activation = _activation(name, config)
     changes = {
         "feed_forward": {"hidden": config.get(HIDDEN[name]) or 4 * value.width, "activation": activation},
-        "layer_norm": {"eps": config.get(EPS[name], value.body.residual.norm.eps)},  # type: ignore[attr-defined]
+        "layer_norm": {"eps": config[EPS[name]]} if EPS[name] in config else {},
     }
     embedding, branch, attention = (config.get(field, value.dropout) for field in DROPOUTS[name])
     changes |= {"attention": {"dropout": attention}, "post_norm": {"dropout": branch}, "pre_norm": {"dropout": branch}}
