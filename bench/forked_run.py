@@ -32,11 +32,11 @@ COMMON = (
 )
 SMALL = ("model.width=16", "model.heads=2", "model.layers=2", "model.dropout=0.1")
 KINDS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {  # member, task, settings
-    "plain": ("byte-language", None, (*SMALL, "model.context=8", "task.tokenizer=bpe", "task.vocabulary=300")),
-    "memory": ("transformer-xl", None, (*SMALL, "model.memory=8", "task.segment=8")),
-    "reversible": ("reformer", None, (*SMALL, "model.context=64", "model.axial_columns=8")),
+    "plain": ("byte-language", None, (*SMALL, "task.context=8", "task.tokenizer=bpe", "task.vocabulary=300")),
+    "memory": ("transformer-xl", None, (*SMALL, "model.memory=8", "task.context=8")),
+    "reversible": ("reformer", None, (*SMALL, "task.context=64", "model.axial_columns=8")),
     "halting": ("universal-transformer", None, ("model.width=16", "model.heads=2", "model.steps=3")),
-    "recurrent": ("lstm", None, ("model.width=16", "task.segment=8", "model.memory=1")),
+    "recurrent": ("lstm", None, ("model.width=16", "task.context=8", "model.memory=1")),
     "agent": ("gtrxl", "recall", ("model.width=16", "model.heads=2", "model.layers=1", "model.memory=8",
                                   "task.copies=4", "task.segment=4", "task.epochs=2", "task.episodes=2")),
 }  # fmt: skip

@@ -108,7 +108,7 @@ def compare(place: Place, whole: Reference, steps: list[int]) -> str:
 def compare_records(place: Place, whole: Reference) -> None:
     """Compare the losses and metrics of all steps; each is there once."""
     mine, theirs = (
-        [line for line in read(folder / "records.jsonl") if line["kind"] in ("step", "evaluate")]
+        [line for line in read(folder / "records.jsonl") if line["kind"] in ("step", "evaluate", "final")]
         for folder in (place.run, whole.folder)
     )
     if [(line["kind"], line["step"]) for line in mine] != [(line["kind"], line["step"]) for line in theirs]:

@@ -28,7 +28,7 @@ from everyformer.train.provenance import header, provenance
 from everyformer.train.recipe import Recipe
 
 SETTINGS = (
-    "run.batch=2", "run.device=cpu", "run.examples=2", "model.width=8", "model.layers=1", "task.segment=4", "optim.lr=1e-4",
+    "run.batch=2", "run.device=cpu", "run.examples=2", "model.width=8", "model.layers=1", "task.context=4", "optim.lr=1e-4",
 )  # fmt: skip
 GROWTH = 4.0  # MiB of resident memory that may come and go
 OBJECTS = 1000  # Python objects that may come and go

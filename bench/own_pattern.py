@@ -41,7 +41,7 @@ class RandomBlocks(Pattern, Value, frozen=True):
 
 
 class Halves(Pattern, Value, frozen=True):
-    """The keys of the query's own half of 4,096 positions."""
+    """The keys of the query's own block of 2,048 positions."""
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return q // 2048 == k // 2048

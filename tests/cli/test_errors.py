@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("place")
         (["train", "gpt2", "--size", "tiny", "run.steps=many"], "run.steps=many: expected int"),
         (["train", "gpt2", "--size", "tiny", "steps"], "write path=value"),
         (["train", "gpt2", "--size", "tiny", "--data", "nowhere"], "there is no file or folder nowhere"),
-        (["train", "gpt2", "--size", "tiny", "--data", "text.txt", "model.context=9999"], "longer than"),
+        (["train", "gpt2", "--size", "tiny", "--data", "text.txt", "task.context=9999"], "longer than"),
         (["train", "gpt2", "--size", "tiny", "run.precision=fp16", "run.device=cpu"], "fp16 on a CPU"),
         (["train", "gpt2", "--size", "tiny", "run.device=moon"], "the device moon"),
         (["train", "GPT2"], "did you mean gpt2"),

@@ -24,7 +24,7 @@ SMALL = [one for one in BASE if "context" not in one and "heads" not in one] + [
 @pytest.mark.parametrize("name, memory", [("lstm", 8), ("ablated-lstm", 8), ("ablated-lstm", None)])
 def test_a_resumed_run_is_the_run_that_did_not_stop(name, memory, tmp_path):
     """Weights, optimizer and the carried state, one per layer, are equal."""
-    start = Recipe(member=name, size="tiny", task=Language(segment=5), data=str(text(tmp_path)))
+    start = Recipe(member=name, size="tiny", task=Language(context=5), data=str(text(tmp_path)))
     recipe = override(start, [*SMALL, "run.evaluate=0", f"model.memory={memory or 'null'}", "model.dropout=0.1"])
     train(recipe, tmp_path / "whole")
     train(override(recipe, ["run.steps=4"]), tmp_path / "cut")
@@ -49,7 +49,7 @@ def test_streaming_evaluation_equals_one_window_over_the_whole_text(name):
 def test_a_plan_counts_every_product(name, tmp_path):
     """Forward once, backward twice, two operations for each weight of a map and token."""
     recipe = override(
-        Recipe(member=name, size="tiny", task=Language(segment=16), data=str(text(tmp_path))), ["run.batch=3"]
+        Recipe(member=name, size="tiny", task=Language(context=16), data=str(text(tmp_path))), ["run.batch=3"]
     )
     network = build(name, "tiny")
     maps = sum(p.numel() for p in network.parameters() if p.dim() == 2) - network.embed.table.weight.numel()
@@ -66,7 +66,7 @@ def test_groups_of_a_state_are_ordered_by_their_mean_distance():
 @pytest.mark.parametrize("name", MEMBERS)
 def test_the_weights_of_a_state_are_drawn_beside_attention(name, tmp_path):
     """Like attention: a row per layer, the numbers of the state in groups; beside it a Transformer on the same text."""
-    network, work = build(name, "tiny"), Language().open(str(text(tmp_path)), 16)
+    network, work = build(name, "tiny"), Language(context=16).open(str(text(tmp_path)))
     maps_L = weights(network, torch.arange(9))
     assert [one.shape for one in maps_L] == [(64, 9, 9)] * 2 and all(0 <= one.min() <= one.max() <= 1 for one in maps_L)
     other = build("gpt2", "tiny", vocabulary=256).eval()
@@ -84,14 +84,14 @@ def test_the_weights_of_a_state_are_drawn_beside_attention(name, tmp_path):
 
 @pytest.mark.parametrize(("name", "row"), [("gpt2", "layer"), ("universal-transformer", "step")])
 def test_rows_of_an_image_are_labelled_layer_or_step(name, row, tmp_path):
-    work = Language().open(str(text(tmp_path)), 16)
+    work = Language(context=16).open(str(text(tmp_path)))
     (part,) = draw(attention_maps(build(name, "tiny", vocabulary=256), work, "to be")).subfigs
     labels = [label for plot in part.axes[:-1] if (label := plot.get_ylabel())]
     assert labels == [f"{row} {number}" for number in range(len(labels))] != []
 
 
 def test_a_state_without_weights_is_not_drawn(tmp_path):
-    work = Language().open(str(text(tmp_path)), 16)
+    work = Language(context=16).open(str(text(tmp_path)))
     with pytest.raises(ValueError, match="has no attention weights to draw"):
         attention_maps(build("act-rnn", "tiny"), work, "to be or not")
 
@@ -100,6 +100,6 @@ def test_of_a_hybrid_the_attention_is_drawn(tmp_path):
     """A column for each head, a row for each attention: the states of its LSTMs are no heads."""
     hybrid = ef.Layer((ef.Lstm(), ef.Attention(ef.Standard(2), ef.Causal())))
     model = ef.Model(width=8, embed=ef.Tokens(256), body=ef.Stack(2, (hybrid,), ef.PreNorm()), outputs=(ef.Language(),))
-    maps = attention_maps(model.build(), Language().open(str(text(tmp_path)), 16), "to be")
+    maps = attention_maps(model.build(), Language(context=16).open(str(text(tmp_path))), "to be")
     assert [tuple(weight.shape) for weight in maps.weight_LHQK] == [(2, 5, 5)] * 2
     torch.testing.assert_close(maps.weight_LHQK[0].sum(-1), torch.ones(2, 5))

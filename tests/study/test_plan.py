@@ -56,16 +56,16 @@ def recipe(member: str, *settings: str) -> Recipe:
 def tokenizers_are_made_once(monkeypatch):
     """Making one takes longer than a plan."""
     for kind in TASKS.values():
-        monkeypatch.setattr(kind, "open", lambda task, data, context, folder=None: copy(open_once(task, data, context)))
+        monkeypatch.setattr(kind, "open", lambda task, data, folder=None: copy(open_once(task, data)))
 
 
 @cache
-def open_once(task: Any, data: str | None, context: int | None) -> TaskData:
-    return OPEN[type(task)](task, data, context, None)
+def open_once(task: Any, data: str | None) -> TaskData:
+    return OPEN[type(task)](task, data)
 
 
 def opened(one: Recipe) -> TaskData:
-    return one.task.open(one.data, one.model.get("context"), None)
+    return one.task.open(one.data)
 
 
 def begin(one: Recipe, folder: Path | None = None) -> Loop:
@@ -94,7 +94,7 @@ def test_memory_and_operations_equal_those_of_real_steps(member, settings):
 def test_operations_equal_the_formula(checkpoint_segments):
     """Kaplan et al. 2020: 6 for each weight of a matrix and token, and attention: 2 products forward, 5 backward."""
     layers, width, context, vocabulary, batch = 3, 64, 32, 256, 4
-    settings = [f"model.layers={layers}", f"model.width={width}", f"model.context={context}", "model.dropout=0"]
+    settings = [f"model.layers={layers}", f"model.width={width}", f"task.context={context}", "model.dropout=0"]
     planned = plan(recipe("gpt2", *settings, f"run.checkpoint_segments={checkpoint_segments}"))
     weights, tokens = 12 * layers * width**2, batch * context
     attention = 2 * batch * layers * context**2 * width  # one product: queries by keys, or weights by values
@@ -260,7 +260,7 @@ def test_the_mildest_settings_that_fit_are_proposed(no_process_memory, monkeypat
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_weights_alone_need_less_than_a_step(name):
-    one = recipe("gpt2", f"optim.name={name}", "run.batch=1", "model.context=8")
+    one = recipe("gpt2", f"optim.name={name}", "run.batch=1", "task.context=8")
     assert 0.5 < plans._weight_bytes(one, opened(one)) / plan(one).tensors < 1
 
 
@@ -280,7 +280,7 @@ def test_proposed_settings_fit_when_they_are_planned(no_process_memory):
         (["run.batch=99999999"], None, "lower run.batch"),
         (["run.accumulate=9"], None, "9 pieces; raise it, or lower run.accumulate"),
         (["run.precision=fp16"], None, "use bf16 or fp32"),
-        (["model.context=9999999"], None, "lower model.context"),
+        (["task.context=9999999"], None, "lower task.context"),
     ],
     ids=str,
 )

@@ -100,15 +100,15 @@ def test_classes_of_a_run_keep_their_indices(texts, tmp_path):
     assert task.data.classes == ("even", "odd")
     task.data.classes = ("new", "odd", "even")
     task.data.save(tmp_path)
-    again = Classify(tokenizer="bytes").open(texts, None, tmp_path)
+    again = Classify(tokenizer="bytes").open(texts, tmp_path)
     assert again.classes == ("new", "odd", "even")
     names = [task.data.labelled.classes[label] for label in task.data.labelled.splits["train"][1]]
     assert [again.classes[label] for label in again.label["train"].tolist()] == names
     for data in (texts, None):  # neither is read for inference
-        alone = Classify(tokenizer="bytes").open_for_inference(data, None, tmp_path)
+        alone = Classify(tokenizer="bytes").open_for_inference(data, tmp_path)
         assert alone.classes == ("new", "odd", "even")
     with pytest.raises(ValueError, match="takes no prompt; use evaluate"):
-        Classify().open_for_inference(texts, None, tmp_path / "nothing")
+        Classify().open_for_inference(texts, tmp_path / "nothing")
 
 
 def test_texts_are_truncated_to_the_positions_of_each_layer(texts):

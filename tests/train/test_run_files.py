@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
     """A run with a tokenizer and with a copy of parts of your own, and its data."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "near_parts.py").write_text(PARTS)
-    settings = ["run.steps=6", "run.save=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "model.context=8"]
+    settings = ["run.steps=6", "run.save=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "task.context=8"]
     line = ["train", "gpt2", "--size", "tiny", *settings, "model.layers=1", "task.tokenizer=characters"]
     options = ["--data", str(text(folder)), "--out", str(folder / "run"), "--import", str(folder / "near_parts.py")]
     assert main([*line, *options]) == 0

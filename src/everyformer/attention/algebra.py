@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from everyformer.attention.context import Context, SideInputs
+from everyformer.attention.evaluate import TRIED, any_pair_ahead, pairs_of_structure, predicate_rows
 from everyformer.value import Value, snake
-
-TRIED = 256  # positions on which a pattern that states to be causal is tried, all against all
 
 Index = Any  # a tensor of indices or positions
 Predicate = Callable[[Index, Index, Index, Index], Any]
@@ -118,7 +116,7 @@ class Pattern:
 
         Patterns that read data count as their `superset()`. With a length all pairs of positions below it are tried. Without one
         the result holds for every length: a pattern counts as causal only if `is_causal()` states it, as `causal & ...` does,
-        and the first 256 positions do not refute it.
+        and neither the first 256 positions nor `structural_positions` refute it.
         """
         if not all(part.stable for part in self.walk()):
             return True
@@ -126,16 +124,19 @@ class Pattern:
         if length is None and not superset.is_causal():
             return True
         turns = [len(part.patterns) for part in superset.walk() if isinstance(part, ByHead)]
-        return _attends_to_future(superset, TRIED if length is None else length, max(heads, math.lcm(*turns)))
+        heads = max(heads, math.lcm(*turns))
+        if length is not None:
+            return any_pair_ahead(superset, length, heads)
+        return any_pair_ahead(superset, TRIED, heads) or bool(pairs_of_structure(superset, heads)[1].triu(1).any())
 
     def density(self, length: int, heads: int = 1) -> float:
         """Returns the fraction of the Q x K pairs that are allowed."""
-        return sum(rows.sum().item() for rows in _rows(self, length, heads)) / (heads * length * length)
+        return sum(rows.sum().item() for rows in predicate_rows(self, length, heads)) / (heads * length * length)
 
     def computed_blocks(self, length: int, size: int, heads: int = 1) -> float:
         """Returns the fraction of the size x size blocks that have an allowed pair."""
         computed, total = 0, 0
-        for rows in _rows(self, length, heads, size):
+        for rows in predicate_rows(self, length, heads, size):
             columns = torch.nn.functional.pad(rows.any(dim=-2), (0, -length % size))
             blocks = columns.unflatten(-1, (-1, size)).any(dim=-1)
             computed, total = computed + int(blocks.sum()), total + blocks.numel()
@@ -336,40 +337,3 @@ def _operands(kind: type[And] | type[Or], pattern: Pattern) -> tuple[Pattern, ..
     if not isinstance(pattern, Pattern):
         raise ValueError(f"{pattern!r} is not a pattern; combine patterns with & | ~")
     return pattern.parts if isinstance(pattern, kind) else (pattern,)
-
-
-def _rows(pattern: Pattern, length: int, heads: int, step: int | None = None) -> Iterator[Tensor]:
-    """Yields the mask H, rows, K in blocks of rows, to bound the memory of a long mask."""
-    step = step or max(1, 2**24 // (length * heads))
-    device = torch.device("cpu")  # also while a model is built on another device
-    h, k = torch.arange(heads, device=device).view(-1, 1, 1), torch.arange(length, device=device).view(1, 1, -1)
-    for start in range(0, length, step):
-        q = torch.arange(start, min(start + step, length), device=device).view(1, -1, 1)
-        yield _evaluate(pattern, torch.zeros_like(h), h, q, k).expand(heads, q.shape[1], length)
-
-
-def _evaluate(pattern: Pattern, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Returns the booleans of a predicate. Raises ValueError if it cannot be computed on tensors."""
-    try:
-        allowed = pattern.bind(SideInputs())(b, h, q, k)
-    except (RuntimeError, TypeError, ArithmeticError) as error:
-        raise ValueError(
-            f"allows(b, h, q, k) of the pattern {pattern} fails with {type(error).__name__} ({error}); define it as arithmetic on the "
-            "tensors q and k, with & | ~ instead of `if`, `and`, `or`, `not`"
-        ) from error
-    if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
-        returned = allowed.dtype if isinstance(allowed, Tensor) else type(allowed).__name__
-        raise ValueError(
-            f"allows(b, h, q, k) of the pattern {pattern} returns {returned}; return booleans, with comparisons and & | ~"
-        )
-    return allowed
-
-
-@lru_cache(maxsize=256)
-def _attends_to_future(pattern: Pattern, length: int, heads: int) -> bool:
-    start = 0
-    for rows in _rows(pattern, length, heads):
-        if bool(rows.triu(diagonal=start + 1).any()):
-            return True
-        start += rows.shape[1]
-    return False

@@ -1,4 +1,5 @@
-"""Checks what a pattern states about itself against its predicate, over all pairs of the first positions.
+"""Checks what a pattern states about itself against its predicate, over all pairs of the first positions and of those at which its
+numbers let it change.
 
     check_pattern(Dilated(4) & Causal())        # raises ValueError with a counterexample, or returns
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from everyformer.attention.algebra import Pattern
 from everyformer.attention.context import SideInputs
+from everyformer.attention.evaluate import pairs_of_structure
 
 ROWS = 16  # queries in a block, to see whether an order of the positions helps
 
@@ -31,25 +33,31 @@ def check_pattern(pattern: Pattern, length: int = 64, heads: int = 2) -> None:
 
 def _check(pattern: Pattern, length: int, heads: int) -> None:
     allowed_HQK = _elementwise(pattern, length, heads)
-    _check_pairs(
-        pattern, allowed_HQK & ~pattern.superset().mask(length, heads=heads), "superset() leaves out an allowed pair"
-    )
-    distance_QK = (torch.arange(length)[:, None] - torch.arange(length)).abs()
-    if (end := pattern.max_distance()) is not None:
-        _check_pairs(pattern, allowed_HQK & (distance_QK > end), f"max_distance() is {end}")
-    if pattern.is_causal():
-        _check_pairs(pattern, allowed_HQK.triu(1), "is_causal() is True")
     position = torch.arange(length)
+    superset_HQK = pattern.superset().mask(length, heads=heads)
+    _check_facts(pattern, position, allowed_HQK, superset_HQK)
+    at_N, allowed_HNN = pairs_of_structure(pattern, heads)
+    h, zero = torch.arange(heads).view(-1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.long)
+    superset_HNN = pattern.superset().bind(SideInputs())(zero, h, at_N.view(1, -1, 1), at_N.view(1, 1, -1))
+    _check_facts(pattern, at_N, allowed_HNN, superset_HNN)
     if (key := pattern.order(position)) is not None:
         _check_order(pattern, key, allowed_HQK)
 
 
-def _check_pairs(pattern: Pattern, wrong_HQK: Tensor, fact: str) -> None:
-    """Raises with the first wrong pair, if there is one."""
-    for head, q, k in wrong_HQK.nonzero()[:1].tolist():
-        raise ValueError(
-            f"{pattern}: {fact}, but query {q} attends to key {k} in head {head}; correct the method, or remove it"
-        )
+def _check_facts(pattern: Pattern, at_N: Tensor, allowed_HNN: Tensor, superset_HNN: Tensor) -> None:
+    """Checks the facts on all pairs of these positions."""
+
+    def check(wrong_HNN: Tensor, fact: str) -> None:
+        for head, q, k in wrong_HNN.nonzero()[:1].tolist():
+            raise ValueError(
+                f"{pattern}: {fact}, but query {at_N[q]} attends to key {at_N[k]} in head {head}; correct the method, or remove it"
+            )
+
+    check(allowed_HNN & ~superset_HNN, "superset() leaves out an allowed pair")
+    if (end := pattern.max_distance()) is not None:
+        check(allowed_HNN & ((at_N[:, None] - at_N).abs() > end), f"max_distance() is {end}")
+    if pattern.is_causal():
+        check(allowed_HNN.triu(1), "is_causal() is True")
 
 
 def _elementwise(pattern: Pattern, length: int, heads: int) -> Tensor:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from everyformer.attention.has_data import can_read, is_transformed
+
 if TYPE_CHECKING:
     from everyformer.attention.pattern import Pattern
 
@@ -43,17 +45,26 @@ class Probe:
     layers: list[Tensor] = field(default_factory=list)  # B, T, D of every layer but the last, if `records_layers`
 
 
-@dataclass
 class Call:
-    """The options of one call, and what its layers share: memoized tensors and auxiliary losses."""
+    """The options of one call, and what its layers share: memoized tensors and auxiliary losses.
 
-    kernel: str = "auto"
-    probe: Probe | None = None
-    losses: list[tuple[str, Tensor]] = field(
-        default_factory=list
-    )  # auxiliary losses by name, in the order of execution
-    layer_outputs: list[Tensor] | None = None  # a list to be filled with the output of every layer, or None
-    memo: dict[Any, Any] = field(default_factory=dict)  # see `Context.memo`
+    Not a dataclass, because FSDP2 copies those, with the lists that the layers fill, for each layer.
+    """
+
+    def __init__(
+        self,
+        kernel: str = "auto",
+        probe: Probe | None = None,
+        losses: list[tuple[str, Tensor]] | None = None,
+        layer_outputs: list[Tensor] | None = None,
+    ):
+        self.kernel, self.probe = kernel, probe
+        self.losses = [] if losses is None else losses  # auxiliary losses by name, in the order of execution
+        self.layer_outputs = layer_outputs  # a list to be filled with the output of every layer, or None
+        self.memo: dict[Any, Any] = {}  # see `Context.memo`
+
+    def without_memo(self) -> Call:
+        return Call(self.kernel, self.probe, self.losses, self.layer_outputs)
 
     @staticmethod
     def of(kernel: str, probe: Probe | None) -> Call:
@@ -101,6 +112,13 @@ class Positions:
             return self.key_BK
         return torch.arange(self.keys, device=self.device)[None]
 
+    def table_size(self) -> int:
+        """The number of columns of a table by position: at least one more than the last position."""
+        # Inside vmap positions cannot be read. They are below the number of keys there, see `Network.forward`.
+        if self.key_BK is None or (is_transformed() and not can_read(self.key_BK)):
+            return self.keys
+        return int(self.key_BK.max()) + 1
+
     def visible_BQ(self) -> Tensor | None:
         """Which queries are not padding, or None if none is."""
         return None if self.in_order else self.query_positions() >= 0
@@ -124,7 +142,7 @@ class Positions:
         before = self.keys - self.queries
         if self.in_order:
             return max(0, before - distance)
-        if self.query_BQ is not None or self.key_BK is None:
+        if self.query_BQ is not None or self.key_BK is None or (is_transformed() and not can_read(self.key_BK)):
             return 0
         query_BQ = self.key_BK[:, before:]
         nearest_B1 = torch.where(query_BQ >= 0, query_BQ, query_BQ.max()).amin(1, keepdim=True)
@@ -197,7 +215,7 @@ class Context:
 
     def with_hashes(self, hashes: Tensor) -> Context:
         """The context of one attention that hashes its keys. Masks depend on the hashes, so it has a memo of its own."""
-        return replace(self, side=replace(self.side, hashes=hashes), call=replace(self.call, memo={}))
+        return replace(self, side=replace(self.side, hashes=hashes), call=self.call.without_memo())
 
     def mask(self, pattern: Pattern, batch: int, heads: int) -> Tensor:
         """The pattern as booleans that broadcast to B, H, Q, K. Computed once for each pattern of a call."""

@@ -146,7 +146,7 @@ def _by_position(row_BHRK: Tensor, context: Context) -> Tensor:
     """Returns the rows of keys as a table by position, with a last column for padding."""
     if context.positions.key_BK is None:
         return F.pad(row_BHRK, (0, 1), value=-2 * BUCKET)
-    padding = int(context.positions.key_BK.max()) + 1
+    padding = context.positions.table_size()
     table_BHRP = row_BHRK.new_full((*row_BHRK.shape[:3], padding + 1), -2 * BUCKET)
     at_BK = context.positions.key_BK.masked_fill(context.positions.key_BK < 0, padding)
     table_BHRP = table_BHRP.scatter(-1, at_BK[:, None, None].expand_as(row_BHRK), row_BHRK)

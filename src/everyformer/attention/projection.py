@@ -22,11 +22,13 @@ equation 3 that is missing in source T is the merge of the standard form, sum_h 
 
 from __future__ import annotations
 
+from math import isqrt
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from everyformer.value import Size, Value
+from everyformer.value import Few, Size, Value
 
 
 class Projection:
@@ -70,7 +72,7 @@ class ProjectionModule(nn.Module):
 class Standard(Projection, Value, frozen=True):
     """Each head projects the full vector. Default head width: D / H."""
 
-    heads: Size
+    heads: Few
     key_width: Size | None = None
     value_width: Size | None = None
     bias: bool = False
@@ -91,7 +93,7 @@ class Standard(Projection, Value, frozen=True):
 class Shared(Projection, Value, frozen=True):
     """Reformer's form (Kitaev et al. 2020): query and key are one projection, keys are normalized to length 1, and there is no scale."""
 
-    heads: Size
+    heads: Few
     key_width: Size | None = None
     value_width: Size | None = None
     bias: bool = False
@@ -108,7 +110,7 @@ class Shared(Projection, Value, frozen=True):
 class Wide(Projection, Value, frozen=True):
     """Every head is as wide as the model (the code of Bloem 2019, source B)."""
 
-    heads: Size
+    heads: Few
 
     def build(self, width: int) -> ProjectionModule:
         return LinearProjectionModule(width, self.heads, width, width)
@@ -117,7 +119,7 @@ class Wide(Projection, Value, frozen=True):
 class Sum(Projection, Value, frozen=True):
     """The sum form of Katsaros (source K): Y = sum_h V_h X A_h. Default rank: full D x D matrices V_h."""
 
-    heads: Size
+    heads: Few
     rank: Size | None = None
 
     def build(self, width: int) -> ProjectionModule:
@@ -164,7 +166,7 @@ class Asymmetric(Projection, Value, frozen=True):
 class Sliced(Projection, Value, frozen=True):
     """The efficient form of Bloem 2019 (source B): head h projects slice h of the input, by its own E x E matrices."""
 
-    heads: Size
+    heads: Few
 
     def build(self, width: int) -> ProjectionModule:
         return SlicedModule(width, self.heads, share=False, merge=True)
@@ -173,7 +175,7 @@ class Sliced(Projection, Value, frozen=True):
 class Narrow(Projection, Value, frozen=True):
     """The narrow form of pbloem/former: the same E x E matrices for every slice, and no output projection."""
 
-    heads: Size
+    heads: Few
 
     def build(self, width: int) -> ProjectionModule:
         return SlicedModule(width, self.heads, share=True, merge=False)
@@ -182,8 +184,12 @@ class Narrow(Projection, Value, frozen=True):
 def head_width(width: int, heads: int) -> int:
     """Returns width / heads. Raises ValueError if it is not whole."""
     if width % heads:
-        divisor = min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: abs(n - heads))
-        raise ValueError(f"a width of {width} does not divide into {heads} heads; take for example {divisor} heads")
+        small = [n for n in range(1, isqrt(width) + 1) if width % n == 0]
+        divisor = min((*small, *(width // n for n in small)), key=lambda n: (abs(n - heads), n))
+        multiple = max(1, round(width / heads)) * heads
+        raise ValueError(
+            f"a width of {width} does not divide into {heads} heads; take for example {divisor} heads, or a width of {multiple}"
+        )
     return width // heads
 
 

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import can_read
 from everyformer.attention.pattern import Pattern
 from everyformer.value import Count, Positive, Size, Value
 
@@ -299,8 +300,8 @@ class ImageBiasModule(ScoreModModule):
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         last = context.positions.keys
-        if context.positions.key_BK is not None:  # padding does not count; a compiled graph cannot read positions
-            last = 0 if torch.compiler.is_compiling() else int(context.positions.key_BK.max()) + 1
+        if context.positions.key_BK is not None:  # padding does not count
+            last = int(context.positions.key_BK.max()) + 1 if can_read(context.positions.key_BK) else 0
         if last > self.before + self.rows * self.columns:
             raise ValueError(
                 f"image_bias has {self.before} + {self.rows} x {self.columns} positions, but the input has {last}; "

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import can_read
 from everyformer.attention.pattern import ByHead, Pattern, Window
 from everyformer.attention.score_mod import ScoreMod, ScoreModModule, Term
 from everyformer.value import NotNegative, Part, Size, Value
@@ -114,7 +115,8 @@ class DynamicSpanModule(ScoreModModule):
         return self.value.cost * (z_BHQ * visible_BHQ).sum() / visible_BHQ.sum()
 
     def visible_keys(self, context: Context | None) -> Pattern:
-        if context is None:
+        # Which keys are computed must not depend on later tokens, not even by rounding; in training that does not matter.
+        if context is None or not self.training:
             return Window(self.value.max_span + 1)
         with torch.no_grad():
             return windows(self._spans(context).amax((0, 2)), self.value, self.assumed_span)
@@ -146,8 +148,13 @@ class SoftMask:
 
 
 def windows(z_H: Tensor, value: Span | DynamicSpan, assumed: float | None = None) -> Pattern:
-    """Returns the windows that cover these spans. With `assumed`, all spans have this length and `z_H` is not read."""
+    """Returns the windows that cover these spans. With `assumed`, all spans have this length and `z_H` is not read.
+
+    Where the spans cannot be read, as inside vmap, the windows cover every span.
+    """
     most = value.max_span + 1
+    if assumed is None and not can_read(z_H):
+        return Window(most)
     spans = z_H.tolist() if assumed is None else [assumed] * len(z_H)
     ends = [z + value.ramp if math.isfinite(z) else most for z in spans]  # a NaN shows in the loss of the step
     return _windows(tuple(min(most, coarse(math.ceil(end))) for end in ends))

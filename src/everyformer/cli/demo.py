@@ -11,7 +11,7 @@ from everyformer.cli.train import exit_code, run_folder
 
 STEPS = 600
 SETTINGS = (
-    "model.width=128", "model.heads=4", "model.layers=4", "model.context=128", "run.batch=16", "run.evaluate=200",
+    "model.width=128", "model.heads=4", "model.layers=4", "task.context=128", "run.batch=16", "run.evaluate=200",
     "run.save=0", "optim.name=muon", "optim.lr=3e-3", "optim.warmup=50", "optim.min_lr=0.0",
 )  # fmt: skip
 XZ_BITS = 2.6  # bits per byte of the whole text after xz -9

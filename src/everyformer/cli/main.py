@@ -21,6 +21,7 @@ from everyformer.cli.demo import demo
 from everyformer.cli.evaluate import evaluate
 from everyformer.cli.family import family
 from everyformer.cli.generate import generate
+from everyformer.cli.out_of_memory import amount_requested, is_out_of_memory
 from everyformer.cli.own_parts import imported
 from everyformer.cli.plan import plan
 from everyformer.cli.show import show
@@ -75,9 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("stopped; everyformer resume continues a run from its last checkpoint\n")
         return 130
-    except (ValueError, OSError) as error:
-        sys.stdout.flush()
+    except (ValueError, OSError, MemoryError, RuntimeError, ImportError, SystemError) as error:
         message = str(error)
+        if not isinstance(error, ValueError) and is_out_of_memory(error):
+            message = f"out of memory{amount_requested(error)}; raise the limit (ulimit -v), or choose a smaller model"
+        elif not isinstance(error, ValueError | OSError):
+            raise
+        sys.stdout.flush()
         if isinstance(error, PermissionError) and error.filename is not None:
             message = f"cannot use {error.filename} ({error.strerror}); choose another path, or change its permissions"
         sys.stderr.write(f"error: {' '.join(message.split())}\n")  # one write: other processes write there too

@@ -12,6 +12,13 @@ Step = Annotated[
     int | Literal["best"] | None,
     Parameter(help="The checkpoint, a number or best. Default: the last one.", show_choices=False),
 ]
+RunData = Annotated[
+    str | None,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Where the data of the run are now, or other data. Default: the data that the run was trained on.",
+    ),
+]
 Data = Annotated[
     str | None,
     Parameter(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from everyformer.cli.options import Data
+from everyformer.cli.options import Data, RunData, Step
 from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.own_parts import Imports, import_parts, recorder
 from everyformer.cli.progress import metrics, show_progress
@@ -66,7 +66,8 @@ def resume(
     run: Path,
     /,
     *settings: str,
-    step: int | Literal["best"] | None = None,
+    data: RunData = None,
+    step: Step = None,
     steps: int | None = None,
     imports: Imports = (),
 ) -> int:
@@ -77,7 +78,8 @@ def resume(
     run
         The folder of a run.
     settings
-        Settings of the run to change, for example run.accumulate=4. Model, task and optimizer cannot change.
+        Settings of the run or the optimizer to change, for example run.accumulate=4 or optim.lr=1e-4. The learning rate then
+        follows the new schedule from here on. Model and task cannot change.
     step
         The checkpoint to resume from, a number or best; later checkpoints are overwritten. Default: the last one.
     steps
@@ -94,7 +96,8 @@ def resume(
         screen.print(f"{run} has no checkpoint, so it starts from step 0", soft_wrap=True)
     with show_progress(screen) as callback:
         trained = explain_out_of_memory(
-            recipe, lambda: continue_run(run, step=step, steps=steps, settings=settings, callbacks=(callback,))
+            recipe,
+            lambda: continue_run(run, step=step, steps=steps, settings=settings, data=data, callbacks=(callback,)),
         )
     _finish(screen, trained, run)
     return exit_code(trained)
@@ -131,13 +134,12 @@ def _free_folder(parent: Path, name: str) -> Path:
 def _finish(screen: Console, trained: TrainedRun, folder: Path) -> None:
     if screen.quiet:
         return
-    if trained.metrics:
-        screen.print(f"\n{metrics(trained.metrics)}", style="bold")
     if trained.skipped_steps:
         reasons = "the reasons are in records.jsonl, in the lines of the kind skip"
         screen.print(f"{trained.skipped_steps} of {trained.step} steps were skipped; {reasons}", style="yellow")
-    if trained.best and trained.best["step"] != trained.step:
-        screen.print(f"best checkpoint (--step best): step {trained.best['step']}, {metrics(trained.best)}")
+    best = trained.best if trained.best and trained.best["step"] != trained.step else None
+    if best:
+        screen.print(f"best checkpoint (--step best): step {best['step']}, {metrics(best)}")
     try:
         from everyformer.study.curves import draw
 
@@ -148,6 +150,7 @@ def _finish(screen: Console, trained: TrainedRun, folder: Path) -> None:
     if trained.stopped:
         next_command(screen, "resume", folder)
     elif trained.can_generate:
-        next_command(screen, "generate", folder, hint=trained.task.inference.example)
+        chosen = ["--step", "best"] if best and trained.early_stop else []
+        next_command(screen, "generate", folder, *chosen, hint=trained.task.inference.example)
     else:
         next_command(screen, "evaluate", folder)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from itertools import pairwise
 from operator import itemgetter
@@ -58,6 +58,7 @@ class Text:
     starts: dict[str, NDArray[np.int64]]
     fingerprint: str
     files: dict[str, Files]
+    fingerprints: dict[str, str] = field(default_factory=dict)  # of each split
 
     def chunks(self, split: str, start: int = 0, end: int | None = None, size: int | None = None) -> Iterator[str]:
         """Yields the text from `start` to `end` in chunks of about `size` bytes.
@@ -208,12 +209,14 @@ def _split(name: str, sections: dict[str, Section], fractions: tuple[float, ...]
         bounds = pairwise([0, *inner, len(raw)])
         names = ("train", "valid", "test")[:count]
         sections = {split: train.slice(a, b) for split, (a, b) in zip(names, bounds, strict=True)} | sections
+    fingerprints = {split: f"{fingerprint(one.raw)} {fingerprint(one.starts)}" for split, one in sections.items()}
     return Text(
         name,
         {split: section.raw for split, section in sections.items()},
         {split: section.starts for split, section in sections.items()},
-        digest(*(f"{split} {fingerprint(one.raw)} {fingerprint(one.starts)}" for split, one in sections.items())),
+        digest(*(f"{split} {one}" for split, one in fingerprints.items())),
         {split: section.files for split, section in sections.items()},
+        {split: digest(one) for split, one in fingerprints.items()},
     )
 
 

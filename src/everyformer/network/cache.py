@@ -26,11 +26,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from everyformer.attention.has_data import can_read, is_transformed
 from everyformer.network.describe import describe
 from everyformer.value import Size, Value
 
@@ -83,9 +84,18 @@ class EncoderKV:
 
     grows: ClassVar[bool] = False
     tensors: tuple[Tensor, ...] = ()  # keys B, H, S, E; values B, H, S, E'
+    source: Tensor | None = field(default=None, compare=False, repr=False)  # the encoder output itself, B, S, D
 
     def map(self, change: Callable[[Tensor], Tensor]) -> EncoderKV:
-        return EncoderKV(tuple(map(change, self.tensors)))
+        return EncoderKV(tuple(map(change, self.tensors)), None if self.source is None else change(self.source))
+
+    def is_of(self, x_BSD: Tensor) -> bool:
+        """Whether these are the keys of this encoder output. True where the data cannot be read."""
+        if self.source is None or self.source is x_BSD:
+            return True
+        if self.source.shape != x_BSD.shape or self.source.dtype != x_BSD.dtype:
+            return False
+        return not (can_read(x_BSD) and can_read(self.source)) or torch.equal(self.source, x_BSD)
 
 
 @dataclass(frozen=True)
@@ -158,9 +168,16 @@ class Cache:
     document_BK: Tensor | None = None
     max_length: int | None = None
     segment_memory: bool = False
-    has_padding: bool = False
+    has_padding: bool = False  # among the tokens; the empty slots of a sequence that started anew come before them
+    model: Any = field(
+        default=None, compare=False, repr=False
+    )  # the value of the network that made it; None: not known
 
     def __post_init__(self) -> None:
+        if self.max_length is not None and not is_count(self.max_length):
+            raise ValueError(
+                f"max_length of a cache is {self.max_length!r}; give a whole number, or None to keep everything"
+            )
         if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"a cache of at most {self.max_length} positions holds nothing; give 1 or more, or None")
 
@@ -211,13 +228,13 @@ class Cache:
         entries = tuple(
             entry.map(lambda x: x.masked_fill(row_B.view(-1, *[1] * (x.dim() - 1)), 0)) for entry in self.entries
         )
-        return replace(self, entries=entries, position_BK=position_BK, has_padding=True)
+        return replace(self, entries=entries, position_BK=position_BK)
 
     def roll_back(self, count: int) -> Cache:
         """The cache without its last `count` positions."""
-        if not 0 <= count <= self.length:
+        if not is_count(count) or not 0 <= count <= self.length:
             raise ValueError(
-                f"cannot roll back {count} positions: the cache has {self.length}; give 0 to {self.length}"
+                f"cannot roll back {count!r} positions: the cache has {self.length}; give 0 to {self.length}"
             )
         keep = self.length - count
         states = [x.shape[1] for entry in self.entries if isinstance(entry, RecurrentState) for x in entry.tensors]
@@ -238,22 +255,26 @@ class Cache:
     def trim(self, length: int) -> Cache:
         """The cache with its last `length` positions only. Exact if no pattern of the model attends farther back.
 
-        Positions do not change: a window slides over the sequence. With padding, as much is kept as the sequence with the most
-        padding needs.
+        Positions do not change: a window slides over the sequence. Every sequence keeps its last `length` tokens, however many
+        the padding of the others leaves room for: of the rest, the slots that all sequences can spare are dropped, and no query
+        attends to the others.
         """
-        if length < 1:
-            raise ValueError(f"cannot trim a cache to {length} positions; keep at least 1")
+        if not is_count(length) or length < 1:
+            raise ValueError(f"cannot trim a cache to {length!r} positions; keep at least 1, a whole number")
         drop = max(0, self.length - length)
-        if drop and self.has_padding and self.position_BK is not None:
-            visible_BK = self.position_BK >= 0
-            later_BK = visible_BK.sum(1, keepdim=True) - visible_BK.cumsum(1)  # visible positions after this one
-            drop = int(((later_BK >= length) | (visible_BK.cumsum(1) == 0)).sum(1).min())
         if drop == 0:
             return self
         full = self
         if self.position_BK is None:
             device = next((x.device for entry in self.entries for x in entry.tensors), None)
             full = replace(self, position_BK=torch.arange(self.length, device=device)[None])
+        elif self.has_padding:
+            visible_BK = self.position_BK >= 0
+            later_BK = visible_BK.sum(1, keepdim=True) - visible_BK.cumsum(1)  # visible positions after this one
+            spare_BK = later_BK >= length
+            drop_B = (spare_BK | (visible_BK.cumsum(1) == 0)).sum(1)
+            drop = 0 if is_transformed() and not can_read(drop_B) else int(drop_B.min())
+            full = replace(self, position_BK=self.position_BK.masked_fill(spare_BK, -1))
         left = self.length - drop
         return replace(
             full._map(lambda x: x.narrow(axis := _time(x), max(0, x.shape[axis] - left), min(left, x.shape[axis]))),
@@ -284,8 +305,7 @@ class Cache:
                 )
 
         kept = tuple(entries())
-        # Without padding one row of positions serves all sequences.
-        position_BK = found["position"][:1] if "position" in found else found.get("padded_position")
+        position_BK = found.get("position", found.get("padded_position"))
         length = (
             max(x.shape[1] for entry in kept for x in entry.tensors) if position_BK is None else position_BK.shape[1]
         )
@@ -300,6 +320,11 @@ class Cache:
 
         entries = tuple(entry.map(change) if entry.grows or batch else entry for entry in self.entries)
         return replace(self, entries=entries, position_BK=table(self.position_BK), document_BK=table(self.document_BK))
+
+
+def is_count(x: Any) -> bool:
+    """Whether this is a whole number; a symbolic one of torch.compile too, but no boolean."""
+    return isinstance(x, int | torch.SymInt) and not isinstance(x, bool)
 
 
 def _time(x: Tensor) -> int:

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import is_transformed
 from everyformer.attention.pattern import Pattern
 from everyformer.network.cache import Entry
 from everyformer.network.layer import Layer, LayerModule
 from everyformer.network.multi_head_attention import AttentionModule
 from everyformer.network.residual import Residual, StreamModule
 from everyformer.network.sublayer import Sublayer
-from everyformer.value import Size, Value
+from everyformer.value import Few, Value
 
 Entries = Sequence[Entry] | None
 
@@ -61,7 +62,7 @@ class Depth:
 class Stack(Depth, Value, frozen=True):
     """`num_layers` layers, each with weights of its own."""
 
-    num_layers: Size
+    num_layers: Few
     layers: tuple[Layer, ...]
     residual: Residual
 
@@ -104,7 +105,7 @@ class DepthModule(nn.Module):
     def recomputes(self) -> bool:
         """Whether activation checkpointing is on for this pass."""
         wanted = self.checkpoint_segments > 0 and not self.stream.recomputes
-        return wanted and self.training and torch.is_grad_enabled()
+        return wanted and self.training and torch.is_grad_enabled() and not is_transformed()
 
     def run_layers(
         self, stream: Any, context: Context, entries: Sequence[Entry | None], start: int, end: int
@@ -123,7 +124,7 @@ class StackModule(DepthModule):
     def forward(self, x_BTD: Tensor, context: Context, entries: Entries) -> tuple[Tensor, tuple[Entry, ...] | None]:
         counts = [len(layer.new_entries()) for layer in self.layer_modules()]
         kept: Sequence[Entry | None] = [None] * sum(counts) if entries is None else entries
-        segments = self.checkpoint_segments if self.recomputes else 1
+        segments = min(self.checkpoint_segments, len(self.layers)) if self.recomputes else 1
         bounds = [len(self.layers) * i // segments for i in range(segments + 1)]
         stream = self.stream.start(x_BTD, recompute=entries is None and context.call.probe is None)
         new_entries: list[Entry | None] = []

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from everyformer.attention.has_data import can_read
 from everyformer.network.describe import describe
 from everyformer.network.initial import keep_initialized
 from everyformer.network.position import Position
@@ -113,8 +114,7 @@ class TokensModule(EmbedModule):
             )
         if inputs.numel() == 0:
             raise ValueError(f"tokens have the shape {tuple(inputs.shape)}: give at least one sequence of one token")
-        # A compiled graph cannot read data; training data is checked where it is loaded.
-        if not torch.compiler.is_compiling():
+        if can_read(inputs):  # a compiled graph cannot; training data is checked where it is loaded
             low, high = (int(x) for x in torch.aminmax(inputs))
             if low < 0 or high >= self.vocabulary:
                 outside = low if low < 0 else high
@@ -177,7 +177,7 @@ class FeaturesModule(EmbedModule):
             raise ValueError(
                 f"nodes have {self.kinds} kinds: give (features, kinds) with kinds of the shape {tuple(x.shape[:2])}, not {describe(kind)}"
             )
-        if not torch.compiler.is_compiling() and not 0 <= int(kind.min()) <= int(kind.max()) < self.kinds:
+        if can_read(kind) and not 0 <= int(kind.min()) <= int(kind.max()) < self.kinds:
             raise ValueError(
                 f"kinds of nodes are {int(kind.min())} to {int(kind.max())}, but the model has {self.kinds} (0 to {self.kinds - 1}); "
                 "build it with more kinds"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from everyformer.attention.context import Positions
+from everyformer.attention.has_data import can_read
 from everyformer.network.cache import Cache
 from everyformer.network.describe import describe
 from everyformer.network.embed import INDEX_DTYPES
@@ -18,7 +20,7 @@ def check_visible(visible: Tensor | None, batch: int, length: int) -> None:
         raise ValueError(
             f"visible is {describe(visible)}: give booleans of the shape ({batch}, {length}), True where a token is real"
         )
-    if not torch.compiler.is_compiling() and not bool(visible.any(1).all()):
+    if can_read(visible) and not bool(visible.any(1).all()):
         row = int((~visible.any(1)).nonzero()[0])
         raise ValueError(f"sequence {row} of the batch is all padding; leave it out, or give it a token")
 
@@ -31,7 +33,7 @@ def check_ids(x: Tensor, x_BTD: Tensor, name: str) -> None:
 
 
 def check_range(x: Tensor, size: int, name: str) -> None:
-    if not torch.compiler.is_compiling() and not 0 <= int(x.min()) <= int(x.max()) < size:
+    if can_read(x) and not 0 <= int(x.min()) <= int(x.max()) < size:
         raise ValueError(
             f"{name}s go from {int(x.min())} to {int(x.max())}, but the model has 0 to {size - 1}; build it with more"
         )
@@ -53,7 +55,7 @@ def check_position_offset(position_offset: Tensor, batch: int, cache: Cache) -> 
         )
     if cache.length:
         raise ValueError("positions continue from those of the cache; give position_offset= with the first call only")
-    if not torch.compiler.is_compiling() and int(position_offset.min()) < 0:
+    if can_read(position_offset) and int(position_offset.min()) < 0:
         raise ValueError(f"a position_offset must be 0 or more, not {int(position_offset.min())}")
 
 
@@ -88,11 +90,12 @@ def joined_documents(cache: Cache, documents: Tensor | None, x_BTD: Tensor) -> T
     return documents if cache.document_BK is None else torch.cat((cache.document_BK, documents), dim=1)
 
 
-def by_position(document_BK: Tensor | None, position_BK: Tensor | None) -> Tensor | None:
+def by_position(document_BK: Tensor | None, positions: Positions) -> Tensor | None:
     """The documents indexed by position instead of by key, if the two differ."""
+    position_BK = positions.key_BK
     if document_BK is None or position_BK is None:
         return document_BK
-    padding = int(position_BK.max()) + 1  # the last column takes the documents of padding
+    padding = positions.table_size()  # the last column takes the documents of padding
     table_BP = document_BK.new_full((document_BK.shape[0], padding + 1), -1)
     return table_BP.scatter(1, position_BK.masked_fill(position_BK < 0, padding).expand_as(document_BK), document_BK)
 
@@ -101,7 +104,9 @@ def checked_edges(edges: Tensor | None, batch: int, keys: int, position_BK: Tens
     """The edges as B or 1, N, N. Raises ValueError if they are not booleans of that shape for every node."""
     if edges is None:
         return None
-    nodes = keys if position_BK is None or torch.compiler.is_compiling() else int(position_BK.max()) + 1
+    nodes = keys
+    if position_BK is not None:  # a node without a row in the table has no edges, should its position not be readable
+        nodes = int(position_BK.max()) + 1 if can_read(position_BK) else 0
     fits = isinstance(edges, Tensor) and edges.dtype == torch.bool and edges.dim() in (2, 3)
     fits = fits and nodes <= edges.shape[-1] == edges.shape[-2] and (edges.dim() == 2 or edges.shape[0] in (1, batch))
     if not fits:

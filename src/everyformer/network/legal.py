@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 def refuse(reasons: Iterator[str]) -> None:
     """Raises ValueError with all reasons, if there are any."""
-    if found := list(reasons):
+    if found := dict.fromkeys(reasons):  # the layers often have the same ones
         raise ValueError("this combination is refused: " + "; ".join(found))
 
 
 def illegal_reasons(value: Model) -> Iterator[str]:
     """The reasons why a model must not be built."""
+    if reasons := list(_width_reasons(value)):
+        yield from reasons
+        return
     for sublayer in value.body.sublayers():
         yield from sublayer.illegal_reasons(value.width)
     yield from value.body.illegal_reasons(value.width)
@@ -43,6 +46,16 @@ def illegal_reasons(value: Model) -> Iterator[str]:
             f"{type(mixing[0]).__name__} reads across the ends of documents, which same_document is to prevent; use attention and "
             "FeedForward only"
         )
+
+
+def _width_reasons(value: Model) -> Iterator[str]:
+    """Why the width of the model does not suffice for its positions."""
+    for position in (value.position, *(layer.position for layer in value.body.layers)):
+        try:
+            if position is not None:
+                position.content_width(value.width)
+        except ValueError as error:
+            yield str(error)
 
 
 def _predicts_next(value: Model) -> list[OutputHead]:

@@ -20,6 +20,7 @@ from everyformer.network.legal import illegal_pair_reasons, illegal_reasons, ref
 from everyformer.network.norm import Norm
 from everyformer.network.output_head import OutputHead
 from everyformer.network.position import Position
+from everyformer.network.size import check_memory
 from everyformer.value import Count, Share, Size, Value
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class Model(Value, frozen=True, kw_only=True):
     def limit(self) -> int | None:
         """The number of positions that the model can handle, or None if any."""
         positions = (self.position, *(layer.position for layer in self.body.layers))
-        return min((limit for one in positions if one and (limit := one.limit()) is not None), default=None)
+        limits = [one.limit() for one in positions if one] + [one.position_limit() for one in self.body.sublayers()]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def cache_kinds(self) -> tuple[str, ...]:
         """What the model keeps in a cache, in words. Empty if it cannot use one."""
@@ -59,6 +61,7 @@ class Model(Value, frozen=True, kw_only=True):
         from everyformer.network.network import Network
 
         refuse(illegal_reasons(self))
+        check_memory(self)
         network = Network(self)
         self.initial.fill(network)
         return network
@@ -75,4 +78,5 @@ class EncoderDecoder(Value, frozen=True, kw_only=True):
         from everyformer.network.network import PairNetwork
 
         refuse(illegal_pair_reasons(self))
+        check_memory(self)
         return PairNetwork(self)

@@ -83,6 +83,18 @@ class CrossAttention(Sublayer, Value, frozen=True):
             yield f"the pattern {self.pattern} compares positions of two different sequences; use full in cross-attention"
 
 
+class SharedScoreMod(nn.Module):
+    """Stands for the module of a shared score modification, which the depth owns."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.owned_elsewhere = (module,)  # in a tuple, so that it is not registered here
+
+    @property
+    def module(self) -> nn.Module:
+        return self.owned_elsewhere[0]
+
+
 class AttentionModule(SublayerModule):
     """Projects the input, appends keys and values to those of the cache, attends, merges the heads."""
 
@@ -98,11 +110,14 @@ class AttentionModule(SublayerModule):
         self.gathers = not value.score_mods and self.hash is None
 
     def share_score_mods(self, known: dict[Any, nn.Module]) -> None:
-        """Takes the modules of shared score modifications from earlier attentions, and adds its own for later ones."""
+        """Takes the modules of shared score modifications from `known`, and adds those that are new to it.
+
+        The depth owns them: a module that is registered twice is not restored by `torch.func.functional_call`.
+        """
         for i, score_mod in enumerate(self.value.score_mods):
             if score_mod.shared:
                 key = (score_mod, self.heads.heads, self.heads.key_width, self.heads.value_width)
-                self.score_mods[i] = known.setdefault(key, self.score_mods[i])
+                self.score_mods[i] = SharedScoreMod(known.setdefault(key, self.score_mods[i]))
 
     def new_entry(self, segment_memory: bool = False) -> Entry:
         return LayerInputs(detached=True) if segment_memory else KVCache()
@@ -169,7 +184,7 @@ class AttentionModule(SublayerModule):
         return KVCache((*entry.tensors, self.hash.buckets(entry.k_BHKE)))
 
     def _score_mods(self) -> list[ScoreModModule]:
-        return list(self.score_mods)  # type: ignore[arg-type]
+        return [one.module if isinstance(one, SharedScoreMod) else one for one in self.score_mods]  # type: ignore[misc]
 
     def _attend(self, q_BHQE: Tensor, keys: KVCache, context: Context) -> Tensor:
         output_BHQE = attend(
@@ -209,7 +224,7 @@ class CrossAttentionModule(SublayerModule):
                 "the cache entry is not that of cross-attention: it is the cache of another model; start with Cache()"
             )
         if entry is None or not entry.tensors:
-            entry = EncoderKV(self.heads.keys_values(context.encoder.x_BSD))
+            entry = EncoderKV(self.heads.keys_values(context.encoder.x_BSD), context.encoder.x_BSD)
         k_BHSE, v_BHSE = entry.tensors
         output_BHQE = attend(
             self.heads.query(x_BTD),

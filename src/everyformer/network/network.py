@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from everyformer.attention.attend import UnsupportedKernel
 from everyformer.attention.context import Call, Context, EncoderContext, Positions, Probe, SideInputs
+from everyformer.attention.has_data import can_read, is_transformed
 from everyformer.network.cache import Cache, EncoderKV
 from everyformer.network.depth import DepthModule
 from everyformer.network.embed import EmbedModule, Mixed, Patches, check_limit
@@ -77,9 +78,10 @@ class Network(nn.Module):
         super().__init__()
         self.value = value
         position = value.position
-        self.embed: EmbedModule = value.embed.build(position.content_width(value.width) if position else value.width)
-        self.class_token = nn.Parameter(torch.randn(1, 1, value.width) * 0.02) if value.class_token else None
-        self.segments = nn.Embedding(value.segments, value.width) if value.segments else None
+        width = position.content_width(value.width) if position else value.width
+        self.embed: EmbedModule = value.embed.build(width)
+        self.class_token = nn.Parameter(torch.randn(1, 1, width) * 0.02) if value.class_token else None
+        self.segments = nn.Embedding(value.segments, width) if value.segments else None
         self.position = position.build(value.width) if position else None
         self.limit = value.limit()
         self.norm = value.norm.build(value.width) if value.norm else None
@@ -119,6 +121,8 @@ class Network(nn.Module):
         side, before = side_inputs or SideInputs(), cache or Cache()
         self._check_call(side, cache, encoder_output, x_BTD.shape[0], kernel)
         position_BK = joined_positions(before, visible, x_BTD, position_offset)
+        if position_BK is not None and (position_offset is not None or before.position_BK is not None):
+            self._check_table(position_BK)
         document_BK = joined_documents(before, side.documents, x_BTD)
         keys = before.length + x_BTD.shape[1]
         context = self._context(x_BTD, keys, position_BK, document_BK, side.edges, Call.of(kernel, probe))
@@ -132,7 +136,7 @@ class Network(nn.Module):
         if probe is not None and context.call.layer_outputs is not None:
             probe.layers += [self.body.stream.finish(x, visible_BT) for x in context.call.layer_outputs[:-1]]
         if new_entries is not None:
-            changes: dict[str, Any] = {"length": keys, "entries": new_entries}
+            changes: dict[str, Any] = {"length": keys, "entries": new_entries, "model": self.value}
             padding = before.has_padding or visible is not None
             cache = replace(before, **changes, position_BK=position_BK, document_BK=document_BK, has_padding=padding)
             cache = self._trim(cache)
@@ -153,7 +157,7 @@ class Network(nn.Module):
         """Positions, side inputs by position, and the options of the call."""
         edges = checked_edges(edges, x_BTD.shape[0], keys, position_BK)
         positions = Positions(x_BTD.shape[1], keys, x_BTD.device, key_BK=position_BK)
-        return Context(positions, SideInputs(by_position(document_BK, position_BK), edges), call)
+        return Context(positions, SideInputs(by_position(document_BK, positions), edges), call)
 
     def max_distance(self) -> int | None:
         """How far back any layer can attend with the weights as they are: a cache needs no more. None: to the start."""
@@ -204,6 +208,14 @@ class Network(nn.Module):
             length = min(length, max(1, distance + spare))
         return cache.trim(length)
 
+    def _check_table(self, position_BK: Tensor) -> None:
+        """Raises ValueError if a table by position is needed whose size cannot be known."""
+        if self.reads & {"documents", "hashes"} and is_transformed() and not can_read(position_BK):
+            raise ValueError(
+                "inside vmap the last position cannot be read, which patterns with documents or hashes need if positions do not start "
+                "at 0; give whole sequences without cache= and position_offset="
+            )
+
     def _check_limit(self, length: int, position_BT: Tensor, context: Context) -> None:
         if isinstance(self.value.embed, Patches) and length != self.limit:
             raise ValueError(
@@ -212,12 +224,16 @@ class Network(nn.Module):
             )
         if context.positions.key_BK is None:
             check_limit(context.positions.keys, self.limit)
-        elif not torch.compiler.is_compiling():
+        elif can_read(position_BT):
             check_limit(int(position_BT.max()) + 1, self.limit)
 
     def _check_call(
         self, side: SideInputs, cache: Cache | None, encoder_output: EncoderOutput | None, batch: int, kernel: str
     ) -> None:
+        if not isinstance(encoder_output, EncoderOutput | None):
+            raise ValueError(
+                f"encoder_output is a {type(encoder_output).__name__}: give an EncoderOutput, as encode() returns it"
+            )
         given = {"documents": side.documents, "edges": side.edges, "encoder_output": encoder_output}
         for name, x in given.items():
             if x is not None and name not in self.reads:
@@ -250,11 +266,20 @@ class Network(nn.Module):
                 f"the cache has {len(cache.entries)} entries, this model has {len(expected)}, or they are of other kinds: it is the "
                 "cache of another model; start with Cache()"
             )
-        lengths = {x.shape[2] for entry in cache.entries if isinstance(entry, EncoderKV) for x in entry.tensors}
-        if encoder_output is not None and lengths - {encoder_output.x_BSD.shape[1]}:
+        same = cache.model is None or cache.model is self.value or torch.compiler.is_compiling()
+        if not same and cache.model != self.value:
+            raise ValueError("the cache is that of another model, whose value is not equal; start with Cache()")
+        first = next((entry for entry in cache.entries if isinstance(entry, EncoderKV)), None)
+        if encoder_output is None or first is None:
+            return
+        lengths = (next((x.shape[2] for x in first.tensors), None), encoder_output.x_BSD.shape[1])
+        if lengths[0] not in (None, lengths[1]):
             raise ValueError(
-                f"the cache is that of an encoder output of {max(lengths)} positions, but this one has "
-                f"{encoder_output.x_BSD.shape[1]}; start with Cache()"
+                f"the cache is that of an encoder output of {lengths[0]} positions, but this one has {lengths[1]}; start with Cache()"
+            )
+        if not first.is_of(encoder_output.x_BSD):
+            raise ValueError(
+                "the cache has the keys of another encoder output of the same length; start with Cache() for a new source"
             )
 
     def _check_causal(self, before: int, batch: int, context: Context) -> None:
@@ -273,10 +298,6 @@ class Network(nn.Module):
     ) -> EncoderContext | None:
         if encoder_output is None:
             return None
-        if not isinstance(encoder_output, EncoderOutput):
-            raise ValueError(
-                f"encoder_output is a {type(encoder_output).__name__}: give an EncoderOutput, as encode() returns it"
-            )
         x_BSD, visible_BS = encoder_output.x_BSD, encoder_output.visible_BS
         if (x_BSD.shape[0], x_BSD.shape[2]) != (x_BTD.shape[0], self.value.width):
             raise ValueError(
@@ -299,6 +320,13 @@ def _sums(losses: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return sums
 
 
+def _tie(module: nn.Module, to: nn.Module) -> None:
+    """Gives a module the weights of another one. They stay two modules, as `torch.func.functional_call` needs it."""
+    for name, weight in to.named_parameters():
+        path, _, last = name.rpartition(".")
+        setattr(module.get_submodule(path), last, weight)
+
+
 class PairNetwork(nn.Module):
     """Encoder and decoder. Call `encode` once, then `decode` as often as needed."""
 
@@ -307,7 +335,7 @@ class PairNetwork(nn.Module):
         self.value = value
         self.encoder, self.decoder = value.encoder.build(), value.decoder.build()
         if value.share_embedding:
-            self.decoder.embed = self.encoder.embed
+            _tie(self.decoder.embed, self.encoder.embed)
 
     def encode(
         self,

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from everyformer.attention.has_data import is_transformed
 from everyformer.network.norm import LayerNorm, Norm
 from everyformer.value import Share, Value
 
@@ -314,7 +315,8 @@ class ReversibleStreamModule(StreamModule):
         self.norm = norm
 
     def start(self, x_BTD: Tensor, recompute: bool = False) -> TwoStreams:
-        recompute = recompute and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        recompute = recompute and torch.is_grad_enabled()
+        recompute = recompute and not (torch.compiler.is_compiling() or is_transformed())
         return TwoStreams(x_BTD, x_BTD, 0, ReversibleTape() if recompute else None)
 
     def finish(self, stream: Any, visible_BT: Tensor | None) -> Tensor:

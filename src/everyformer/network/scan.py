@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from everyformer.attention.has_data import is_transformed
+
 
 def scan(f_BTD: Tensor, x_BTD: Tensor) -> Tensor:
     """Returns c_t = x_t + f_t c_{t-1} for all t, in O(log T) depth and O(T) work. There is no division, so f may be 0.
@@ -15,8 +17,8 @@ def scan(f_BTD: Tensor, x_BTD: Tensor) -> Tensor:
     so on recursively; the other positions then follow from their neighbours. The gradient is a scan from the end:
     g_t = dL/dc_t + f_{t+1} g_{t+1}.
     """
-    if torch.compiler.is_compiling():
-        return _halve(f_BTD, x_BTD)  # the compiler derives the gradient
+    if torch.compiler.is_compiling() or is_transformed():
+        return _halve(f_BTD, x_BTD)  # the transform derives the gradient
     c_BTD: Tensor = _Scan.apply(f_BTD, x_BTD)  # type: ignore[no-untyped-call]
     return c_BTD
 
@@ -45,6 +47,6 @@ def _halve(f_BTD: Tensor, x_BTD: Tensor) -> Tensor:
     pairs = length // 2
     second = _halve(second_f * first_f[:, :pairs], torch.addcmul(second_x, second_f, first_x[:, :pairs]))
     between = torch.addcmul(first_x[:, 1:], first_f[:, 1:], second[:, : first_x.shape[1] - 1])
-    c_BTD = torch.empty_like(x_BTD)
+    c_BTD = second.new_empty(x_BTD.shape)
     c_BTD[:, :1], c_BTD[:, 2::2], c_BTD[:, 1::2] = first_x[:, :1], between, second
     return c_BTD

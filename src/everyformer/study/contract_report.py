@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from everyformer.network.network import Output
+
+LIMITS = {"pattern": 0.0, "future": 0.0, "store": 0.0, "gradient": 1e-5, "overfit": 0.1}
+LIMIT = 1e-9  # for all other contracts
+
 
 class BrokenContract(Exception):
     """A contract does not hold; the message is the reason."""
@@ -58,3 +65,15 @@ class Report:
             why = result.reason or f"by {result.error:.1e}"
             lines.append(f"FAILED: {result.contract} in {result.model}: {why}")
         return "\n".join(lines)
+
+
+def distance(one: Tensor, two: Tensor) -> float:
+    """The largest difference of two tensors."""
+    return float((one - two).detach().abs().max()) if one.numel() else 0.0
+
+
+def logits_of(output: Output) -> tuple[Tensor, ...]:
+    """The logits of all output heads."""
+    if output.logits is None:
+        return ()
+    return output.logits if isinstance(output.logits, tuple) else (output.logits,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,10 +11,11 @@ from torch import Tensor
 
 from everyformer.attention.context import SideInputs
 from everyformer.attention.pattern import Graph, SameDocument
+from everyformer.attention.score_mod import ImageBias
 from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
+from everyformer.network.grid import Grid
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import EncoderOutput, Network, Output, PairNetwork
-from everyformer.network.position import Position
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,15 @@ class Example:
         """The same tokens before `time`, others from there on."""
         return self._each(lambda x: torch.cat((x[:, :time], x[:, time:].flip(0).roll(1, 1)), dim=1), only_inputs=True)
 
-    def pad(self, left: int, right: int) -> Example:
-        """With arbitrary tokens on both sides, marked as padding."""
-
-        def widen(x: Tensor) -> Tensor:
-            return torch.cat(
-                (x[:, :1].expand(-1, left, *x.shape[2:]), x, x[:, -1:].expand(-1, right, *x.shape[2:])), dim=1
-            )
-
-        visible = self.inputs.new_zeros(self.inputs.shape[0], left + self.length + right, dtype=torch.bool)
-        visible[:, left : left + self.length] = True
-        wide = self._each(widen)
-        return replace(wide, per_token=wide.per_token | {"visible": visible})
+    def pad(self, left: int, right: int, uneven: bool = False) -> Example:
+        """With arbitrary tokens on both sides, marked as padding. `uneven`: the next sequence has one more on the left each time,
+        and one less on the right, in turn."""
+        length, device = self.length, self.inputs.device
+        row_B1 = torch.arange(len(self.inputs), device=device)[:, None]
+        left_B1 = (left + row_B1) % (left + right + 1) if uneven else torch.full_like(row_B1, left)
+        index_BT = torch.arange(left + length + right, device=device) - left_B1
+        wide = self._each(lambda x: x[row_B1, index_BT.clamp(0, length - 1)])
+        return replace(wide, per_token=wide.per_token | {"visible": (index_BT >= 0) & (index_BT < length)})
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Example:
         """On another device, with floating-point tensors in another precision."""
@@ -94,14 +93,15 @@ def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source
     """Random inputs for a model, at most `length` tokens long."""
     random = torch.Generator().manual_seed(seed)
     limit = value.limit()
-    length = min(length, limit or length)
-    inputs = _inputs(value.embed, value.position, batch, length, random, value.class_token)
+    length = min(length, (limit or length + 1) - value.class_token)
+    inputs = _inputs(value.embed, _grid(value, length), batch, length, random)
+    length = _tokens(value.embed, inputs)
     patterns = list(value.body.patterns())
     per_token: dict[str, Tensor] = {}
     whole: dict[str, Any] = {}
     if any(isinstance(part, SameDocument) for part in patterns):
         per_token["documents"] = torch.randint(0, 2, (batch, length), generator=random).cumsum(1)
-    if value.segments and isinstance(inputs, Tensor):
+    if value.segments:
         per_token["segments"] = torch.randint(0, value.segments, (batch, length), generator=random)
     if any(isinstance(part, Graph) and part.edges is None for part in patterns):
         edges = torch.rand(length, length, generator=random) < 0.5
@@ -128,20 +128,23 @@ def models(value: Model | EncoderDecoder) -> list[Model]:
     return [value.encoder, value.decoder] if isinstance(value, EncoderDecoder) else [value]
 
 
-def _inputs(
-    embed: Embed,
-    position: Position | None,
-    batch: int,
-    length: int,
-    random: torch.Generator,
-    class_token: bool = False,
-) -> Any:
+def _grid(value: Model, length: int) -> tuple[int, int]:
+    """The rows and columns of patches of an image for this model, at most `length` if its positions have no end."""
+    score_mods = [one for sublayer in value.body.sublayers() for one in getattr(sublayer, "score_mods", ())]
+    positions = [value.position, *(layer.position for layer in value.body.layers)]
+    limit = value.limit()
+    for one in (*score_mods, *positions):
+        if isinstance(one, ImageBias | Grid) and limit in (None, one.rows * one.columns + value.class_token):
+            return one.rows, one.columns
+    side = math.isqrt(length if limit is None else limit - value.class_token)
+    return (side, side) if limit is None or side * side + value.class_token == limit else (1, limit - value.class_token)
+
+
+def _inputs(embed: Embed, grid: tuple[int, int], batch: int, length: int, random: torch.Generator) -> Any:
     if isinstance(embed, Tokens):
         return torch.randint(0, embed.vocabulary, (batch, length), generator=random)
     if isinstance(embed, Patches):
-        limit = position.limit() if position else None
-        side = int((limit - class_token) ** 0.5) if limit else 3
-        shape = (batch, embed.channels, side * embed.size, side * embed.size)
+        shape = (batch, embed.channels, *(side * embed.size for side in grid))
         return torch.randn(shape, generator=random, dtype=torch.float64)
     if isinstance(embed, Features | Nodes):
         x_BTF = torch.randn(batch, length, embed.inputs, generator=random, dtype=torch.float64)
@@ -149,8 +152,19 @@ def _inputs(
             return x_BTF, torch.randint(0, embed.kinds, (batch, length), generator=random)
         return x_BTF
     if isinstance(embed, Mixed):
+        share = max(1, length // len(embed.parts))
+        limits = [(position and position.limit()) or share for _, position in embed.parts]
+        sizes = [min(share, limit) for limit in limits]
         return tuple(
-            _inputs(part, position, batch, min(length, (position and position.limit()) or length), random)
-            for part, position in embed.parts
+            _inputs(part, (1, size), batch, size, random) for (part, _), size in zip(embed.parts, sizes, strict=True)
         )
     raise ValueError(f"there are no example inputs for {type(embed).__name__}; call contracts with inputs=")
+
+
+def _tokens(embed: Embed, inputs: Any) -> int:
+    """The number of tokens that an embedding makes of these inputs."""
+    if isinstance(embed, Mixed):
+        return sum(_tokens(part, x) for (part, _), x in zip(embed.parts, inputs, strict=True))
+    if isinstance(embed, Patches):
+        return int(inputs.shape[2] * inputs.shape[3]) // embed.size**2
+    return int((inputs[0] if isinstance(inputs, tuple) else inputs).shape[1])

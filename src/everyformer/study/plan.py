@@ -32,15 +32,16 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from everyformer.attention.span import DynamicSpanModule, SpanModule
-from everyformer.family.table import find, parameters
+from everyformer.family.table import find
 from everyformer.network.model import EncoderDecoder
 from everyformer.network.ponder_rnn import PonderCell
+from everyformer.network.size import parameters, total_memory
 from everyformer.study.cost import CostCounter
 from everyformer.task.batch import Batch
 from everyformer.task.task import TaskData
 from everyformer.train.distributed import World, find_device
 from everyformer.train.learner import Learner
-from everyformer.train.memory import resident_memory, total_memory
+from everyformer.train.memory import resident_memory
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.schedule import batch_size, sequences_before
 
@@ -113,7 +114,7 @@ def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> 
         raise ValueError(f"limit is {limit} bytes; give 1 or more, or None for what the device has")
     device = find_device(recipe.run.device)
     init_from = None if recipe.init_from is None else Path(recipe.init_from)
-    data = recipe.task.open(recipe.data, recipe.model.get("context"), init_from)
+    data = recipe.task.open(recipe.data, init_from)
     data.examples()  # reads the data, which the process then holds
     planned = _predict(recipe, data, device, limit or int(USABLE.get(device.type, 0.8) * total_memory(device)))
     if not planned.fits:

@@ -36,27 +36,28 @@ class Classify(Task, Value, frozen=True):
     tokenizer: Kind = "wordpiece"
     vocabulary: Size = 8192  # largest number of tokens that a tokenizer learns
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
+    context: Size | None = None  # tokens of a text, which is truncated to them; None: the model's positions, or 512
     column: str | None = None  # of records, with the input; None: the column "text", or "set"
     label: str = "label"  # of records, the column with the class
     valid: Share = 0.1  # share of the training examples held out for validation, if the data have no such split
     shift: Count = 0  # largest random shift of training images, in pixels in each direction
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> ClassifyData:
+    def open(self, data: str | None, folder: Path | None = None) -> ClassifyData:
         kind = self.kind or kind_of(data, self.column)
         if kind == "graph":
             return GraphData(open_graph(data, self.valid))
         if kind == "images":
             return LabelledImageData(self, open_labelled_images(data, self.valid), folder)
         labelled = open_labelled(data, "text" if kind == "text" else "sets", self.column, self.label, self.valid)
-        return SetData(labelled, folder) if kind == "sets" else TextData(self, labelled, context, folder)
+        return SetData(labelled, folder) if kind == "sets" else TextData(self, labelled, folder)
 
-    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> ClassifyData:
+    def open_for_inference(self, data: str | None, folder: Path) -> ClassifyData:
         saved = saved_classes(folder)
         if saved.get("kind") != "text":
             raise ValueError(
                 f"{folder} has a classifier of other inputs than texts, so it takes no prompt; use evaluate"
             )
-        return TextData(self, Labelled(str(data), {}, tuple(saved["classes"]), ""), context, folder)
+        return TextData(self, Labelled(str(data), {}, tuple(saved["classes"]), ""), folder)
 
 
 def kind_of(data: str | None, column: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,14 @@ from everyformer.data import tokenizer as tokenizers
 from everyformer.data.encode import batched
 from everyformer.data.files import read_json
 from everyformer.data.graphs import Graph
-from everyformer.data.labelled import Labelled, take
+from everyformer.data.labelled import Labelled, splits_fingerprint, take
 from everyformer.data.tokenizer import Ids
 from everyformer.network.embed import Features, Nodes, Patches
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.network.output_head import OutputHead, PerToken
 from everyformer.task.batch import Batch, epoch_rows, pad, step_generator
-from everyformer.task.check import check_tokens, head_index, single_sequence
+from everyformer.task.check import check_tokens, context_of, context_setting, head_index, single_sequence
 from everyformer.task.classify_objective import ClassifyObjective, NodeObjective, TextClassifierInference
 from everyformer.task.task import FittedTask, Inference, TaskData
 
@@ -121,6 +122,10 @@ class LabelledData(ClassifyData):
         index_C = np.array([self.classes.index(name) for name in labelled.classes])
         self.label = {split: torch.from_numpy(index_C[label_N]) for split, (_, label_N) in labelled.splits.items()}
 
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        return {split: splits_fingerprint({split: sides}) for split, sides in self.labelled.splits.items()}
+
     def examples_of(self, split: str, row_B: Tensor) -> Any:
         return take(self.labelled.splits[split][0], row_B.numpy())
 
@@ -130,10 +135,11 @@ class TextData(LabelledData):
 
     kind = "text"
     inputs = "token_BT"
+    pads = True
 
-    def __init__(self, task: Classify, labelled: Labelled, context: int | None, folder: Path | None):
+    def __init__(self, task: Classify, labelled: Labelled, folder: Path | None):
         super().__init__(labelled, folder)
-        self.context = context
+        self.task = task
         self.tokenizer = tokenizers.load_or_train(
             task.tokenizer,
             lambda: labelled.splits["train"][0],
@@ -152,11 +158,10 @@ class TextData(LabelledData):
         return objective, TextClassifierInference(self, objective)
 
     def input_settings(self) -> dict[str, Any]:
-        return {"vocabulary": self.tokenizer.vocabulary}
+        return {"vocabulary": self.tokenizer.vocabulary} | context_setting(self.task.context)
 
     def check_model(self, model: Model) -> None:
-        limit = model.limit()
-        self.context = self.context or (limit - model.class_token if limit else CONTEXT)
+        self.context = context_of(self.task.context, model, CONTEXT)
         if self.context <= len(self.marks):
             raise ValueError(
                 f"a context of {self.context} is too short for a text; give at least {len(self.marks) + 1}"

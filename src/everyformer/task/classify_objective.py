@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.attention.context import SideInputs
+from everyformer.infer.estimate import Estimate, Progress, proportion_interval
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.batch import Batch
 from everyformer.task.check import check_split
@@ -41,19 +42,31 @@ class ClassifyObjective(Objective):
         return loss + sum(output.aux.values()) * len(batch)
 
     @torch.no_grad()
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
         data, device = self.data, next(network.parameters()).device
         check_split(split, data.rows, data.name)
         # Examples are spread over the split, so that a part has all classes even if they are sorted.
         count = data.rows[split] if limit is None else min(limit, data.rows[split])
         row_N = torch.arange(count) * data.rows[split] // count
-        correct, total = 0, 0.0
+        correct, estimate = 0, Estimate(progress)
+        estimate.expect(count)
         for row_B in row_N.split(EVALUATION_ROWS):
             batch = Batch(data.tensors(split, row_B, None), data.shared()).to(device)
             _, logits_BC = self.forward(network, batch, kernel)
             correct += int((logits_BC.argmax(-1) == batch["label_B"]).sum())
-            total += float(F.cross_entropy(logits_BC, batch["label_B"], reduction="sum"))
-        return {"accuracy": correct / count, "loss": total / count, "split": split, "examples": count}
+            estimate.add(F.cross_entropy(logits_BC, batch["label_B"], reduction="none"), 1)
+        low, high = proportion_interval(correct, count)
+        sizes = {"targets": count, "targets_in_split": data.rows[split]}
+        return {
+            "accuracy": correct / count, "low": low, "high": high, "loss": estimate.mean, "split": split, **sizes,
+        }  # fmt: skip
 
 
 class NodeObjective(ClassifyObjective):

@@ -36,7 +36,11 @@ class Control(Task, Value, frozen=True):
     episodes: Annotated[int, Meta(ge=2)] = 200  # of an evaluation without a limit
     actions: Literal["sample", "greedy"] = "sample"  # how an evaluation chooses actions
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> RolloutData:
+    def default_lr(self, width: int) -> float:
+        """Returns 1e-3 for any width: an agent's batches change with its weights, so that higher rates are unstable."""
+        return 1e-3
+
+    def open(self, data: str | None, folder: Path | None = None) -> RolloutData:
         if data is not None:
             raise ValueError(
                 f"an agent learns from its own episodes in {self.environment}, not from {data}; leave --data out"

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from everyformer.data.environments import Environment
 from everyformer.data.images import import_pillow
+from everyformer.infer.estimate import Progress
 from everyformer.infer.rollout import Agent, play_episodes
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network, PairNetwork
@@ -104,7 +105,18 @@ class ControlObjective(Objective):
         logits_NV, value_N, step_N = (torch.cat(part) for part in zip(*outputs, strict=True))
         return logits_NV, value_N, step_N, auxiliary
 
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+    @property
+    def default_limit(self) -> int | None:
+        return None  # task.episodes
+
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
         check_split(split, SPLITS, self.task.environment)
         assert isinstance(network, Network)
         count = self.task.episodes if limit is None else limit
@@ -114,7 +126,7 @@ class ControlObjective(Objective):
         agent = dataclasses.replace(self.agent, kernel=kernel, temperature=temperature)
         seeds = [episode_seed(SPLITS[split], number) for number in range(count)]
         generator = step_generator(SPLITS[split], 0)
-        returns, lengths = play_episodes(agent, network.eval(), self.environments, seeds, generator)
+        returns, lengths = play_episodes(agent, network.eval(), self.environments, seeds, generator, progress=progress)
         mean, half = float(np.mean(returns)), CONFIDENCE * float(np.std(returns, ddof=1)) / math.sqrt(count)
         return {
             "return": mean,

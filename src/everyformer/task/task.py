@@ -1,6 +1,6 @@
 """The interface between tasks and training.
 
-    data = task.open("my.txt", context=None)                       # TaskData: splits, batches, fingerprint
+    data = task.open("my.txt")                                     # TaskData: splits, batches, fingerprint
     model = data.adapt(member.value(**data.member_settings()))     # the model that the data need
     fitted = data.fit(model)                                       # FittedTask: .data, .objective, .inference
 
@@ -11,6 +11,7 @@ network. Each task has one subclass of each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,15 @@ from typing import Any
 
 from torch import Tensor
 
+from everyformer.infer.estimate import Progress
 from everyformer.network.cache import Cache
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.batch import Batch
+
+LR_TIMES_WIDTH = 0.25  # see docs/results/rates.md
+MAX_LR = 4e-3
+MAX_TARGETS = 1 << 18  # of an evaluation, unless more are asked for
 
 
 class Task:
@@ -29,19 +35,30 @@ class Task:
 
     __slots__ = ()
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> TaskData:
+    def open(self, data: str | None, folder: Path | None = None) -> TaskData:
         """Open the data. If `folder` (of a run) has a tokenizer, it is used instead of training a new one."""
         raise NotImplementedError
 
-    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> TaskData:
+    def default_lr(self, width: int) -> float:
+        """Returns the peak learning rate of AdamW by default: narrow models learn well at higher rates, wide ones only at lower."""
+        return min(MAX_LR, LR_TIMES_WIDTH / width)
+
+    def open_for_inference(self, data: str | None, folder: Path) -> TaskData:
         """Open the data of a run for generation. The data are only read if generation needs examples of them."""
-        return self.open(None, context, folder)
+        return self.open(None, folder)
 
 
 class TaskData:
     """The data of a task."""
 
-    fingerprint: str  # of the data: a run is only resumed, or evaluated, on equal data
+    fingerprint: str  # of all data: equal fingerprints mean equal data
+    context: int | None = None  # tokens of a row, once the task is fitted; None: the rows are no tokens
+    pads: bool = False  # whether rows may have fewer tokens than that
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Returns a checksum of each split, which tells what has changed; of all data as "data" if they have no splits."""
+        return {"data": self.fingerprint}
 
     def member_settings(self) -> dict[str, Any]:
         """Returns the settings of a member that follow from the data, such as `vocabulary` or `classes`."""
@@ -92,6 +109,8 @@ class Objective:
     higher_is_better: bool = False
     progress: float = 0.0  # the share of the training steps that are done; the training loop sets it before each step
     bytes_per_target: float | None = None  # of a text, on average: converts the loss to bits per byte
+    targets_per_example: float = 1  # on average
+    includes: str = ""  # what else the training loss contains, besides the loss of the targets that is evaluated
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         """Returns the sum of the losses of the batch's targets and its auxiliary losses, in float32."""
@@ -106,8 +125,24 @@ class Objective:
         """
         return self.loss(network, batch, kernel), None
 
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
-        """Returns metrics on a split ("valid" or "test"), on at most `limit` examples, and how they were computed."""
+    @property
+    def default_limit(self) -> int | None:
+        """The number of examples of an evaluation if none is given: those with about MAX_TARGETS targets; None: all."""
+        return max(1, math.ceil(MAX_TARGETS / self.targets_per_example))
+
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """Returns metrics on a split ("valid" or "test") and how they were computed.
+
+        At most `limit` examples (None: all) are evaluated, spread evenly over the split. `low` and `high` are the bounds of the 95 %
+        confidence interval of the metric; `targets` of the `targets_in_split` were scored.
+        """
         raise NotImplementedError
 
 

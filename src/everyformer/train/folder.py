@@ -18,7 +18,7 @@ from everyformer.train import checkpoint
 from everyformer.train.checksums import flush, read_checksums, replace_file, write_checksums
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.record import report_write_errors
-from everyformer.value import from_json, to_json
+from everyformer.value import UnknownPart, from_json, to_json
 
 
 def write_run(recipe: Recipe, data: TaskData, model: Model | EncoderDecoder, folder: Path) -> None:
@@ -34,6 +34,9 @@ def write_run(recipe: Recipe, data: TaskData, model: Model | EncoderDecoder, fol
         for path in set(folder.iterdir()) - others:
             path.unlink()
         raise
+
+
+KEPT = ("optim.name", "optim.ema")  # they decide what a checkpoint holds
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
@@ -52,8 +55,12 @@ def add_files(folder: Path, names: Sequence[str]) -> None:
 def override_run(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """Returns the recipe of a resumed run with other settings. Raises ValueError if they change more than the run."""
     for setting in settings:
-        if not setting.startswith("run."):
-            raise ValueError(f"{setting} cannot change when a run is resumed, only run.* can; start a new run with it")
+        name = setting.partition("=")[0]
+        if name.partition(".")[0] not in ("run", "optim") or name in KEPT:
+            raise ValueError(
+                f"{setting} cannot change when a run is resumed, only run.* and optim.* (without {' and '.join(KEPT)}) can; start a "
+                "new run with it, from these weights with --init-from"
+            )
     return override(recipe, settings)
 
 
@@ -63,6 +70,8 @@ def read_recipe(folder: Path) -> Recipe:
     checkpoint.verify_run(folder)
     try:
         return from_json((folder / "recipe.json").read_text(), Recipe)
+    except UnknownPart as error:
+        raise UnknownPart(f"{folder / 'recipe.json'}: {error}") from None
     except ValueError as error:
         raise ValueError(
             f"{folder / 'recipe.json'} cannot be read ({error}); restore the file that train wrote"
@@ -93,7 +102,9 @@ def _exists(path: str) -> bool:
 def check_data(recipe: Recipe, folder: Path) -> None:
     """Raises ValueError if the file or folder with the run's data is missing."""
     if recipe.data and Path(recipe.data).is_absolute() and not _exists(recipe.data):
-        raise ValueError(f"the data of {folder} are missing: there is no {recipe.data}; restore them")
+        raise ValueError(
+            f"the data of {folder} are missing: there is no {recipe.data}; give their new place with --data (in Python data=)"
+        )
 
 
 def read_model(folder: Path) -> Model | EncoderDecoder:
@@ -102,5 +113,7 @@ def read_model(folder: Path) -> Model | EncoderDecoder:
         raise ValueError(f"{folder} has no model.json; restore the file that train wrote")
     try:
         return model_from_json(file.read_bytes())
+    except UnknownPart as error:
+        raise UnknownPart(f"{file}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{file} cannot be read ({error}); restore the file that train wrote") from None

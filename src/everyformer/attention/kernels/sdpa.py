@@ -11,7 +11,7 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from everyformer.attention.has_data import has_data
+from everyformer.attention.has_data import has_data, is_transformed
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.pattern import Causal, Full
 from everyformer.attention.score_mod import Term
@@ -72,7 +72,9 @@ def dense(
     backends: AbstractContextManager[None] = nullcontext()
     # Score modifications may have made q and k wider than v.
     missing = max(0, q.shape[-1] - v.shape[-1]) if q.shape[-1] <= FLASH_WIDTH else 0
-    if bias is not None and q.device.type == "cuda":
+    if bias is not None and is_transformed():  # the fused kernels do not notice there that a bias needs a gradient
+        backends, missing = sdpa_kernel(SDPBackend.MATH), 0
+    elif bias is not None and q.device.type == "cuda":
         backends = sdpa_kernel(BACKENDS_WITH_BIAS)
     elif missing and _cudnn_supports(q, k, v, dropout, causal):
         backends, missing = sdpa_kernel(SDPBackend.CUDNN_ATTENTION), 0

@@ -1,0 +1,158 @@
+"""The contracts along time: future, cache, segments, rewind, padding, neighbours. study/contracts.py says what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from everyformer.attention.evaluate import structural_positions
+from everyformer.network.cache import Cache
+from everyformer.network.network import Network
+from everyformer.study.contract_report import distance, logits_of
+from everyformer.study.example import Example
+
+OFFSETS = 9  # first positions that `future` tries
+
+
+def future(network: Network, inputs: Example) -> float | None:
+    if not (network.value.body.is_causal() and inputs.is_sequence):
+        return None
+    worst, half = 0.0, inputs.length // 2
+    for offset in ({}, *_offsets(network, inputs)):
+        before = inputs.run(network, **offset).hidden
+        for time in sorted({1, half, half + 1, inputs.length - 1} - {inputs.length}):
+            after = inputs.change_after(time).run(network, **offset).hidden
+            worst = max(worst, distance(before[:, :time], after[:, :time]))
+    return worst
+
+
+def _offsets(network: Network, inputs: Example) -> Iterator[dict[str, Tensor]]:
+    """First positions of the sequences, so that the positions at which the patterns are likely to change are in their middle."""
+    if network.limit is not None or "edges" in inputs.whole:
+        return
+    patterns = dict.fromkeys(one for sublayer in network.value.body.sublayers() for one in sublayer.patterns())
+    found = {at for pattern in patterns for at in structural_positions(pattern)}
+    starts = [at - inputs.length // 2 for at in sorted(found) if at > inputs.length and {at - 1, at + 1} <= found]
+    starts = starts[:: 1 + len(starts) // OFFSETS]
+    batch = len(inputs.inputs)
+    for first in range(0, len(starts), batch):
+        some = (starts[first : first + batch] * batch)[:batch]
+        yield {"position_offset": torch.tensor(some, device=inputs.inputs.device)}
+
+
+def cache(network: Network, inputs: Example) -> float | None:
+    return _in_pieces(network, inputs, segment_memory=False)
+
+
+def segments(network: Network, inputs: Example) -> float | None:
+    return _in_pieces(network, inputs, segment_memory=True)
+
+
+def _in_pieces(network: Network, inputs: Example, segment_memory: bool) -> float | None:
+    """Once token by token after some padding; once in a long piece, a single token and a long piece, without padding.
+
+    The memory holds all earlier positions, because a shorter one is another function.
+    """
+    if not _continues(network, inputs):
+        return None
+    whole, half = inputs.run(network), inputs.length // 2
+    worst = 0.0
+    for start, cuts in ((2, range(1, inputs.length)), (0, (half, half + 1))):
+        data = inputs.pad(start, 0) if start else inputs
+        cache, hidden = Cache(max_length=2 * inputs.length, segment_memory=segment_memory), []
+        for left, right in pairwise((0, *(cut + start for cut in cuts), data.length)):
+            output = data.cut(left, right).run(network, cache=cache)
+            cache = output.cache or cache
+            hidden.append(output.hidden)
+        worst = max(worst, distance(torch.cat(hidden, dim=1)[:, start:], whole.hidden))
+    return worst
+
+
+def rewind(network: Network, inputs: Example) -> float | None:
+    if not _continues(network, inputs):
+        return None
+    half = inputs.length // 2
+    other = inputs.change_after(half)
+    straight, worst = inputs.run(network).hidden[:, half:], 0.0
+    order = torch.arange(len(inputs.inputs), device=inputs.inputs.device).flip(0)
+    for segment_memory in (False, True):
+        begin = Cache(max_length=2 * inputs.length, segment_memory=segment_memory)
+        started = inputs.cut(0, half).run(network, cache=begin).cache
+        assert started is not None
+        astray = other.cut(half).run(network, cache=started).cache
+        assert astray is not None
+        again = inputs.cut(half).run(network, cache=astray.roll_back(inputs.length - half)).hidden
+        turned = inputs.cut(half).rows(order).run(network, cache=started.reorder(order)).hidden
+        worst = max(worst, distance(again, straight), distance(turned, straight[order]))
+    return worst
+
+
+def padding(network: Network, inputs: Example) -> float | None:
+    if not inputs.is_sequence or network.class_token is not None:
+        return None
+    whole = inputs.run(network)
+    worst = 0.0
+    for left, right in ((3, 0), (0, 3), (2, 1)):
+        padded = inputs.pad(left, right).run(network)
+        worst = max(worst, distance(padded.hidden[:, left : left + inputs.length], whole.hidden))
+        for one, two in zip(logits_of(padded), logits_of(whole), strict=True):
+            cropped = one if one.dim() == 2 else one[:, left : left + inputs.length]
+            worst = max(worst, distance(cropped, two))
+    if _continues(network, inputs):
+        for begin in SHORT:
+            pieces = _pieces(inputs)
+            plain, padded_pieces = _run(network, pieces, begin), _run(network, _padded(pieces), begin)
+            worst = max(worst, distance(torch.cat(padded_pieces), torch.cat(plain)))
+    return worst
+
+
+def neighbours(network: Network, inputs: Example) -> float | None:
+    if not inputs.is_sequence:
+        return None
+
+    def error(pieces: list[Example], begin: Cache | None) -> float:
+        rows = torch.arange(len(inputs.inputs), device=inputs.inputs.device)[:, None]
+        alone = [_run(network, [piece.rows(row) for piece in pieces], begin) for row in rows]
+        return distance(
+            torch.cat([torch.cat(one) for one in alone]), torch.cat(_run(network, pieces, begin, by_row=True))
+        )
+
+    worst = error([inputs], None)
+    if _continues(network, inputs):
+        worst = max(worst, *(error(_padded(_pieces(inputs)), begin) for begin in SHORT))
+    return worst
+
+
+# In a later call a cache that is shorter than what was before also shows what each sequence keeps of it.
+SHORT = (Cache(max_length=2), Cache(max_length=2, segment_memory=True))
+
+
+def _pieces(inputs: Example) -> list[Example]:
+    """The sequence in three pieces, or fewer if it is short."""
+    cuts = [inputs.length * i // min(3, inputs.length) for i in range(min(3, inputs.length) + 1)]
+    return [inputs.cut(start, end) for start, end in pairwise(cuts)]
+
+
+def _padded(pieces: list[Example]) -> list[Example]:
+    """With padding that differs from sequence to sequence and from piece to piece."""
+    return [piece.pad(number % 3, 2 - number % 3, uneven=True) for number, piece in enumerate(pieces)]
+
+
+def _run(network: Network, pieces: list[Example], cache: Cache | None, by_row: bool = False) -> list[Tensor]:
+    """The outputs of the pieces, one after the other: of the visible tokens only, N, D. `by_row`: sequence by sequence."""
+    hidden: list[list[Tensor]] = []
+    for piece in pieces:
+        output = piece.run(network, cache=cache)
+        cache = output.cache
+        visible_BT = piece.per_token.get("visible", output.hidden.new_ones(output.hidden.shape[:2], dtype=torch.bool))
+        hidden.append([x_TD[seen_T] for x_TD, seen_T in zip(output.hidden, visible_BT, strict=True)])
+    rows = zip(*hidden, strict=True) if by_row else hidden
+    return [torch.cat(list(row)) for row in rows]
+
+
+def _continues(network: Network, inputs: Example) -> bool:
+    """Whether the model can read a sequence piece by piece."""
+    return network.value.body.is_causal() and inputs.is_sequence and network.class_token is None
