@@ -336,7 +336,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
 
 
-def main(words: list[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000, help="runs to kill; the other interruptions come on top")
     parser.add_argument("--processes", type=int, default=1, help="trials at a time")
@@ -345,9 +345,15 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, help="a file for the lines that are printed")
     parser.add_argument("--folder", type=Path, help="where the runs are written; default: a new temporary folder")
-    options = parser.parse_args(words)
+    parser.add_argument(
+        "--only-table", type=Path, metavar="LOG", help="print the tables of a log, for docs/results/kills.md"
+    )
+    options = parser.parse_args()
+    if options.only_table:
+        print("\n".join(summary(read_log(options.only_table))))
+        return 0
     torch.set_num_threads(1)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}  # neither survives a fork
     for name in MODULES:  # once, for all processes to come
         with suppress(ImportError):
             import_module(name)

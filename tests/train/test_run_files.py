@@ -119,9 +119,17 @@ def test_damaged_or_missing_checksums_are_refused_in_one_sentence(run):
         with pytest.raises(ValueError, match=str(run)):
             open_run(run)
         (run / FILE).write_bytes(content)
-    (run / FILE).unlink()
-    with pytest.raises(ValueError, match=r"has no SHA256SUMS.*sha256sum .*recipe.json.* > SHA256SUMS"):
-        open_run(run)
+
+
+def test_a_run_of_an_older_version_gets_its_checksums_by_the_command_of_the_message(run):
+    for folder in (run, *(checkpoint.path_of(run, step) for step in (3, 6))):
+        (folder / FILE).unlink()
+    for folder in (run, checkpoint.path_of(run, 6)):
+        with pytest.raises(ValueError, match=rf"{folder} has no SHA256SUMS") as error:
+            open_run(run)
+        (command,) = re.findall(r"sha256sum .* > SHA256SUMS", str(error.value))
+        subprocess.run(command, shell=True, cwd=folder, check=True)
+    assert resume(run, steps=7).step == 7
 
 
 def test_a_model_of_another_run_is_refused_even_with_its_checksum(run, tmp_path):

@@ -30,7 +30,7 @@ def write_run(recipe: Recipe, data: TaskData, model: Model | EncoderDecoder, fol
             (folder / "model.json").write_text(to_json(model) + "\n")
             write_checksums(folder, {path.name: (checksum(path),) for path in set(folder.iterdir()) - others})
         write_recipe(recipe, folder)  # last: a folder with a recipe has the other files
-    except ValueError:
+    except BaseException:
         for path in set(folder.iterdir()) - others:
             path.unlink()
         raise
