@@ -136,6 +136,7 @@ class Network(nn.Module):
         if probe is not None and context.call.layer_outputs is not None:
             probe.layers += [self.body.stream.finish(x, visible_BT) for x in context.call.layer_outputs[:-1]]
         if new_entries is not None:
+            self._check_model(before)
             changes: dict[str, Any] = {"length": keys, "entries": new_entries, "model": self.value}
             padding = before.has_padding or visible is not None
             cache = replace(before, **changes, position_BK=position_BK, document_BK=document_BK, has_padding=padding)
@@ -266,9 +267,6 @@ class Network(nn.Module):
                 f"the cache has {len(cache.entries)} entries, this model has {len(expected)}, or they are of other kinds: it is the "
                 "cache of another model; start with Cache()"
             )
-        same = cache.model is None or cache.model is self.value or torch.compiler.is_compiling()
-        if not same and cache.model != self.value:
-            raise ValueError("the cache is that of another model, whose value is not equal; start with Cache()")
         first = next((entry for entry in cache.entries if isinstance(entry, EncoderKV)), None)
         if encoder_output is None or first is None:
             return
@@ -280,6 +278,15 @@ class Network(nn.Module):
         if not first.is_of(encoder_output.x_BSD):
             raise ValueError(
                 "the cache has the keys of another encoder output of the same length; start with Cache() for a new source"
+            )
+
+    def _check_model(self, cache: Cache) -> None:
+        """Raises ValueError if the cache fits by its shapes alone."""
+        same = cache.model is None or cache.model is self.value or torch.compiler.is_compiling()
+        if not same and cache.model != self.value:
+            raise ValueError(
+                "the shapes in the cache fit, but the model that made it is not equal to this one: it is the cache of another model; "
+                "start with Cache()"
             )
 
     def _check_causal(self, before: int, batch: int, context: Context) -> None:
