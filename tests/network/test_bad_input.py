@@ -365,6 +365,12 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (cache(lambda it: it.roll_back(True)), "cannot roll back True positions: the cache has 6; give 0 to 6"),
     (cache(lambda it: it.trim(0)), "cannot trim a cache to 0 positions; keep at least 1"),
     (cache(lambda it: it.trim(2.0)), "cannot trim a cache to 2.0 positions; keep at least 1, a whole number"),
+    (lambda: Cache("8"), "a cache of the length '8': start with Cache(), and continue with the last output's"),
+    (lambda: net("language")(X, probe=True), "probe is a bool: give a Probe(), which records the pass"),
+    (
+        lambda: net("language")(X, side_inputs={"documents": X}),
+        "side_inputs is a dict: give SideInputs(documents=..., edges",
+    ),
     (lambda: Cache(max_length=1.5), "max_length of a cache is 1.5; give a whole number, or None to keep everything"),
     (
         lambda: model(score_mods=(Alibi(),)).build()(X, cache=net("language")(X, cache=Cache()).cache),

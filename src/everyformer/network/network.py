@@ -23,6 +23,7 @@ from everyformer.network.inputs import (
     check_visible,
     checked_edges,
     count_positions,
+    hide_padding,
     joined_documents,
     joined_positions,
 )
@@ -169,7 +170,7 @@ class Network(nn.Module):
     def _embed(self, inputs: Any, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The embedded tokens, with the class token before them, and which of them are visible."""
         self.embed.check(inputs)
-        x_BTD = self.embed(inputs)
+        x_BTD = self.embed(inputs if visible is None else hide_padding(inputs, visible))
         batch, length = x_BTD.shape[:2]
         check_visible(visible, batch, length)
         if visible is not None:  # padding may contain anything, NaN too
@@ -231,6 +232,10 @@ class Network(nn.Module):
     def _check_call(
         self, side: SideInputs, cache: Cache | None, encoder_output: EncoderOutput | None, batch: int, kernel: str
     ) -> None:
+        if not isinstance(side, SideInputs):
+            raise ValueError(
+                f"side_inputs is a {type(side).__name__}: give SideInputs(documents=..., edges=..., segments=...)"
+            )
         if not isinstance(encoder_output, EncoderOutput | None):
             raise ValueError(
                 f"encoder_output is a {type(encoder_output).__name__}: give an EncoderOutput, as encode() returns it"
