@@ -75,6 +75,8 @@ class Call:
     @staticmethod
     def of(kernel: str, probe: Probe | None) -> Call:
         """A call that records what the probe asks for. Only a probe that records weights rules out the fast kernels."""
+        if not isinstance(probe, Probe | None):
+            raise ValueError(f"probe is a {type(probe).__name__}: give a Probe(), which records the pass")
         weights = probe if probe is not None and probe.records_weights else None
         return Call(kernel, weights, layer_outputs=[] if probe is not None and probe.records_layers else None)
 
