@@ -19,6 +19,7 @@ from everyformer.task.classify_objective import ClassifyObjective, TextClassifie
 from everyformer.task.control import Control
 from everyformer.task.control_objective import ControlInference, ControlObjective
 from everyformer.task.language import LanguageObjective
+from everyformer.task.target import ClassTarget, NumberTarget
 
 
 @dataclass
@@ -31,14 +32,16 @@ class Answer:
 
 
 def test_more_is_better_for_returns_and_accuracies_and_worse_for_losses():
-    assert ControlObjective.higher_is_better and ClassifyObjective.higher_is_better
-    assert not LanguageObjective.higher_is_better
+    data: Any = SimpleNamespace(target=ClassTarget(("a", "b")))
+    assert ControlObjective.higher_is_better and ClassifyObjective(data, 0).higher_is_better
+    data.target = NumberTarget(0.0, 1.0)
+    assert not LanguageObjective.higher_is_better and not ClassifyObjective(data, 0).higher_is_better
 
 
 def test_an_auxiliary_loss_counts_once_for_each_example():
     """The loss is a sum over the examples, and an auxiliary loss is a mean."""
     logits, label = torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]]), torch.tensor([1, 1, 0])
-    data: Any = SimpleNamespace(inputs="x")
+    data: Any = SimpleNamespace(inputs="x", target=ClassTarget(("a", "b")))
     batch = Batch({"x": torch.zeros(3, 1), "label_B": label})
     answer: Any = lambda *_, **__: Answer(logits, {"ponder": torch.tensor(0.5)})  # noqa: E731
     loss = ClassifyObjective(data, 0).loss(answer, batch, "auto")
@@ -69,12 +72,13 @@ def test_an_episode_goes_to_a_gif_in_a_folder_that_exists(file, tmp_path):
 
 
 def test_a_sample_shows_the_text_its_five_likeliest_classes_and_its_label():
-    classes = list("abcdefg")
+    classes = tuple("abcdefg")
     texts = ["one  two", "x" * 160, "y" * 161]
-    labelled = SimpleNamespace(splits={"valid": (texts, [6, 0, 1])}, classes=classes)
+    labels = torch.tensor([6, 0, 1])
     data: Any = SimpleNamespace(
-        classes=classes, labelled=labelled, encode=lambda _: None, pad=lambda _: {"x": torch.zeros(1)}
-    )
+        target=ClassTarget(classes), labelled=SimpleNamespace(splits={"valid": (texts, labels)}), label={"valid": labels},
+        encode=list, as_text=str, collate=lambda _: {"x": torch.zeros(1)},
+    )  # fmt: skip
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
     inference = TextClassifierInference(data, SimpleNamespace(forward=lambda *_: (None, logits)))  # type: ignore[arg-type]
     network: Any = SimpleNamespace(parameters=lambda: iter([torch.zeros(1)]))
