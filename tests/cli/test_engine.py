@@ -210,7 +210,7 @@ def test_a_changed_training_text_is_said_and_training_on_it_needs_the_option(pla
     assert note in capsys.readouterr().err.replace("\n", " ")
     assert main(["resume", "run", "--steps", "9"]) == 2
     told = capsys.readouterr().err
-    assert "text.txt) have changed since the run began (train, valid differ); restore them, or give --data to" in told
+    assert "text.txt) have changed since the run began (train, valid differ); restore them, or give --data (in Python data=) to" in told
     assert '"steps": 6' in (place / "run" / "recipe.json").read_text()
     assert main(["generate", "run", "--tokens", "3"]) == 0
     capsys.readouterr()
