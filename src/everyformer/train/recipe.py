@@ -127,8 +127,10 @@ class Recipe(Value, frozen=True, kw_only=True):
 
     def default_lr(self) -> float:
         """Returns the learning rate of the task for a model of this width; a quarter of it if the weights are not new."""
-        value = self.value({})
-        width = value.encoder.width if isinstance(value, EncoderDecoder) else value.width
+        width = self.model.get("width")
+        if width is None:  # other settings may fit only the data, which are not open yet
+            value = find(self.member).value(self.size)
+            width = value.encoder.width if isinstance(value, EncoderDecoder) else value.width
         return self.task.default_lr(width) * (1 if self.init_from is None else TUNING)
 
     def value(self, data_settings: dict[str, Any]) -> Model | EncoderDecoder:
