@@ -93,7 +93,7 @@ class _Printer:
         """Print the metrics and the sample, unless they have just been printed."""
         final, text = line["kind"] == "final", f"step {line['step']}  {metrics(line)}"
         if text != self.printed:
-            self.screen.print(text, style="bold" if final else None)
+            self.screen.print(f"final, {text}" if final else text, style="bold" if final else None)
             self.printed = text
         if line.get("sample"):
             self.screen.print(_short(line["sample"]), style="dim", no_wrap=True, overflow="ellipsis")
