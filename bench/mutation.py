@@ -8,10 +8,10 @@
    over, so that every module has the same weight.
 3. For each mutant a fork of this process replaces the code of the mutated functions and runs the tests that reach the mutated lines, those
    of the module's own test file first and the cheap ones first, until one fails or their usual time adds up to `--budget`. A mutant of
-   code that runs at import, of a Triton program or of a call of super() is written to a copy of the source and tested in a new process.
+   code that runs at import, or of a call of super(), is written to a copy of the source and tested in a new process.
 
-A mutant is killed if a test fails, or takes more than a few times its usual time. One that changes nothing that can be observed is listed
-with the reason in `bench/equivalent_mutants.txt`. The score is killed / (tested - equivalent).
+A mutant is killed if a test fails, or takes more than a few times its usual time. One that changes no result is listed with the reason
+in `bench/equivalent_mutants.txt`. The score is killed / (tested - equivalent).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import importlib
 import json
 import os
 import random
-import re
 import resource
 import shutil
 import signal
@@ -41,38 +40,13 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from bench.mutants import Mutant, mutants, mutated
+from bench.mutation_page import LEFT_OUT, equivalent, is_listed, outcomes, page
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "everyformer"
-EQUIVALENT = ROOT / "bench" / "equivalent_mutants.txt"
 MODULES = ("attention/**/*.py", "network/*.py", "infer/*.py", "task/*objective.py")
 MODULES += ("train/optimizer.py", "train/schedule.py", "train/gradient_watch.py")
 TESTS = ("attention", "network", "infer", "train", "task", "family", "peers", "contracts")
-OWN_SOURCE = ("attention/kernels/programs.py",)  # Triton reads the text of these modules
-LOGGED = re.compile(r"^(killed|timeout|survived|unreached|equivalent) (\S+?):\d+ ")
-
-
-PAGE = """# Mutation testing
-
-Of the small errors that `bench/mutation.py` puts into the source one at a time, the tests notice the share that the last column
-states. Written by `python -m bench.mutation --page` from {logs}, which begin with:
-
-{facts}
-
-The first log is a sample of all mutants; its score was {first}. The second one, if there is any, repeats those that survived, after
-tests were added for them.
-
-A mutant is a module with one changed comparison, operator, constant, condition, order of arguments or removed statement. It is killed
-if a test that reaches it fails or takes far longer than usual; its tests run until their usual time adds up to a few seconds, so one
-that survives may still fail a test that was not run. `bench/equivalent_mutants.txt` lists mutants that change nothing that can be
-observed, with the reason.
-
-{table}
-
-## The {count} mutants that no test noticed
-
-{alive}
-"""
 
 
 class Campaign:
@@ -178,14 +152,17 @@ class Campaign:
         only, again = self.options.only, self.options.again
         chosen = [m for m in sampled(every, self.options.seed) if not only or any(o in str(m) for o in only)]
         if again:
-            found = outcomes([again.read_text(encoding="utf-8").splitlines()])
-            chosen = [mutant for mutant in chosen if found.get(mutant.key) in ("survived", "unreached")]
+            before = outcomes([again.read_text(encoding="utf-8").splitlines()])
+            alive = [key for key, outcome in before.items() if outcome in ("survived", "unreached")]
+            chosen = [mutant for mutant in chosen if mutant.key in alive]
+            for key in sorted(set(alive) - {mutant.key for found in every.values() for mutant in found}):
+                self._write(f"gone {key}")
         self._write(f"{sum(map(len, every.values()))} mutants in {len([m for m in every.values() if m])} modules")
         tests = [self._tests_of(mutant) for mutant in chosen]
         tasks = []
         for mutant, indices in zip(chosen, tests, strict=True):
             limit = 20 + 4 * sum(self.seconds[index] for index in indices)
-            if mutant.key in known or not indices:
+            if is_listed(mutant.key, known) or not indices:
                 tasks.append((lambda: True, 20.0))
             else:
                 tasks.append((lambda m=mutant, i=indices: self._survives(m, i), limit))
@@ -195,7 +172,7 @@ class Campaign:
         ):
             mutant = chosen[index]
             outcome = {True: "survived", False: "killed", None: "timeout"}.get(result, "killed")
-            outcome = "equivalent" if mutant.key in known else "unreached" if not tests[index] else outcome
+            outcome = "equivalent" if is_listed(mutant.key, known) else "unreached" if not tests[index] else outcome
             counted[outcome] += 1
             self._write(f"{outcome} {mutant}")
         self._write(f"outcomes: {dict(counted)}")
@@ -225,7 +202,7 @@ class Campaign:
         ]
         # A function cannot take code with other free variables, as without a call of super().
         other = any(function.__code__.co_freevars != code.co_freevars for function, code in changed)
-        if mutant.imported or mutant.path in OWN_SOURCE or other:
+        if mutant.imported or other:
             return _survives_anew(mutant, tree, [self.items[index].nodeid for index in indices])
         for function, code in changed:
             function.__code__ = code
@@ -252,13 +229,7 @@ def _survives_anew(mutant: Mutant, tree: ast.Module, tests: list[str]) -> bool:
 def modules() -> list[str]:
     """The paths of the mutated modules."""
     found = {str(path.relative_to(PACKAGE)) for glob in MODULES for path in PACKAGE.glob(glob)}
-    return sorted(path for path in found if not path.endswith("__init__.py"))
-
-
-def equivalent() -> set[str]:
-    """The keys of the mutants that change nothing that can be observed: a line `key`, then an indented line with the reason."""
-    lines = EQUIVALENT.read_text(encoding="utf-8").splitlines() if EQUIVALENT.exists() else []
-    return {line for line in lines if line and not line.startswith((" ", "#"))}
+    return sorted(path for path in found if not path.endswith("__init__.py") and path not in LEFT_OUT)
 
 
 def sampled(every: dict[str, list[Mutant]], seed: int) -> list[Mutant]:
@@ -317,51 +288,6 @@ def _child(work: Callable[[], Any], place: Path) -> None:
         place.with_suffix(".json").write_text(json.dumps(work()))
     finally:
         os._exit(0)
-
-
-def page(log: Path) -> str:
-    """docs/results/mutation.md, from a log, and from a second one, if there is any, of its survivors after tests were added."""
-    again = log.with_stem(f"{log.stem}_again")
-    logs = [one.read_text(encoding="utf-8").splitlines() for one in (log, again) if one.exists()]
-    facts = [[line for line in lines if line.startswith("# ") or " mutants in " in line] for lines in logs]
-    last = outcomes(logs)
-    alive = sorted(mutant for mutant, outcome in last.items() if outcome in ("survived", "unreached"))
-    return PAGE.format(
-        logs=" and ".join(f"[{one.name}](logs/{one.name})" for one in (log, again) if one.exists()),
-        facts="\n\n".join("\n".join(f"    {line}" for line in lines) for lines in facts),
-        first=table(outcomes(logs[:1])).splitlines()[-1].rpartition("| ")[0].rpartition("| ")[2].strip(),
-        table=table(last),
-        count=len(alive),
-        alive="\n".join(f"    {mutant}" for mutant in alive),
-    )
-
-
-def outcomes(logs: list[list[str]]) -> dict[str, str]:
-    """The last outcome of each mutant of the first log. What is equivalent is so whatever the log says."""
-    found: dict[str, str] = {}
-    known = equivalent()
-    for number, lines in enumerate(logs):
-        for line in lines:
-            if match := LOGGED.match(line):
-                key = f"{match[2]} {line.split(' ', 2)[2]}"
-                if number == 0 or key in found:
-                    found[key] = "equivalent" if key in known else match[1]
-    return found
-
-
-def table(found: dict[str, str]) -> str:
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for mutant, outcome in found.items():
-        for name in (mutant.partition(" ")[0].rpartition("/")[0], "all"):
-            counts[name][outcome] += 1
-    rows = ["| modules | tested | killed | equivalent | survived | reached by no test | score |", "| --- " * 7 + "|"]
-    for name in sorted(counts, key=lambda name: (name == "all", name)):
-        count = counts[name]
-        killed, tested = count["killed"] + count["timeout"], count.total()
-        score = 100 * killed / max(1, tested - count["equivalent"])
-        cells = (name, tested, killed, count["equivalent"], count["survived"], count["unreached"], f"{score:.1f} %")
-        rows.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(rows)
 
 
 def main() -> None:

@@ -36,6 +36,8 @@ from everyformer.attention.span import DynamicSpan, windows
 from everyformer.network.act import ActState
 from everyformer.network.auxiliary import AuxiliaryNetwork
 from everyformer.network.convolution import shift
+from everyformer.network.output_head import vocabulary_size
+from everyformer.network.sublayer import SublayerModule
 from tests.network import close, model, randn, ready, stack, tokens
 
 CPU = torch.device("cpu")
@@ -162,3 +164,19 @@ def test_a_stack_of_no_attention_and_one_of_it_have_the_entries_they_need():
     assert len(ready(model("causal", layers=3)).body.new_entries()) == 3
     body = stack(2, Attention(Standard(2), Causal()), FeedForward(4), Lstm())
     assert [type(entry).__name__ for entry in body.build(8).new_entries()] == ["KVCache", "RecurrentState"] * 2
+
+
+def test_a_sublayer_refuses_the_entry_of_another_kind_and_by_default_keeps_nothing():
+    attention, recurrent = Attention(Standard(2), Causal()).build(8), Lstm().build(8)
+    for module, entry in ((attention, recurrent.new_entry()), (recurrent, attention.new_entry())):
+        with pytest.raises(ValueError, match="the cache of another model"):
+            module(torch.zeros(1, 3, 8), Context.of(3, 3, CPU), entry)
+    assert SublayerModule().max_distance() == 0 and SublayerModule().new_entry() is None
+
+
+def test_a_vocabulary_is_that_of_a_token_embedding():
+    assert vocabulary_size(Tokens(5)) == 5
+    with pytest.raises(ValueError, match="the inputs are mixed tokens"):
+        vocabulary_size(Mixed(((Tokens(5), None), (Nodes(3), None))))
+    with pytest.raises(ValueError, match="the inputs are nodes"):
+        vocabulary_size(Nodes(3))

@@ -106,7 +106,8 @@ def _machine() -> str:
     parts = [_processor(), f"{cores} cores"]
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         parts.append(f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB")
-    parts.append(f"{torch.get_num_threads()} threads")
+    threads = torch.get_num_threads()
+    parts.append(f"{threads} thread{'s' * (threads > 1)}")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         parts += [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
