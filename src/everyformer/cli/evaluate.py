@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from everyformer.cli.options import AsJson, Device, RunData, Step
+from everyformer.cli.options import AsJson, Device, Limit, RunData, Step
 from everyformer.cli.own_parts import Imports, import_parts
-from everyformer.cli.progress import metrics, show_evaluation
 from everyformer.cli.terminal import console, error_console, next_command
+from everyformer.train.progress import metrics, show_evaluation
+
+if TYPE_CHECKING:
+    from everyformer.train.trained import TrainedRun
 
 
 def evaluate(
@@ -23,7 +26,7 @@ def evaluate(
     step: Step = None,
     stride: int | None = None,
     memory: int | None = None,
-    limit: Annotated[int | Literal["all"] | None, Parameter(show_choices=False)] = None,
+    limit: Limit = None,
     kernel: str = "auto",
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     compiled: Annotated[bool, Parameter("--compile", negative=(), show_default=False)] = False,
@@ -40,9 +43,8 @@ def evaluate(
     split
         valid, train, or test if the data have one.
     stride
-        For a language model: by how many tokens its window moves on. With 1 each token is predicted from a full window,
-        which takes longest; with the length of the window the windows do not overlap. Default: half the window. For a
-        model with segment memory: the number of tokens that it reads at a time.
+        How many tokens a language model's window moves at a time: 1 gives every token a full context, and takes longest.
+        Default: half the window. For a model with segment memory: how many tokens it reads at a time.
     memory
         The length of the segment memory. Default: as in training.
     limit
@@ -72,17 +74,18 @@ def evaluate(
         result = trained.evaluate(split, limit, kernel, precision, progress)
     if as_json:
         print(json.dumps(result))
-        return 0
+    else:
+        _show(trained, result, run, capped=limit is None)
+    return 0
+
+
+def _show(trained: TrainedRun, result: dict[str, Any], run: Path, capped: bool) -> None:
     screen = console()
     screen.print(f"step {trained.step}  {metrics(result)}")
-    if limit is None and result.get("targets", 0) < result.get("targets_in_split", 0):
-        screen.print(
-            f"{result['targets']:,} of {result['targets_in_split']:,} targets were scored; --limit all scores all",
-            style="dim",
-        )
+    if capped and result.get("targets", 0) < result.get("targets_in_split", 0):
+        screen.print("some of the targets were scored, spread over the split; --limit all scores all", style="dim")
     if trained.can_generate:
         next_command(screen, "generate", run, hint=trained.task.inference.example)
     else:
         more = [] if trained.step < trained.recipe.run.steps else ["--steps", str(2 * trained.step)]
         next_command(screen, "resume", run, *more)
-    return 0

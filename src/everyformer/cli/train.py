@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
 from rich.console import Console
 
 from everyformer.cli.options import Data, RunData, Step
 from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.own_parts import Imports, import_parts, recorder
-from everyformer.cli.progress import metrics, show_progress
+from everyformer.cli.settings import settings as list_settings
 from everyformer.cli.terminal import UnbreakableConsole, console, next_command
+from everyformer.train.progress import metrics, show_progress
 
 if TYPE_CHECKING:
     from everyformer.train.trained import TrainedRun
@@ -28,6 +30,7 @@ def train(
     out: Path | None = None,
     init_from: Path | None = None,
     imports: Imports = (),
+    lists_settings: Annotated[bool, Parameter("--settings", negative=(), show_default=False)] = False,
 ) -> int:
     """Train a model on your data.
 
@@ -36,17 +39,21 @@ def train(
     member
         A member of the family (see everyformer family), or a .json file with a model of your own.
     settings
-        Settings as path=value, for example run.steps=500 optim.lr=3e-4 model.width=256 task.tokenizer=bpe.
+        Settings as path=value, for example run.steps=500 optim.lr=3e-4 model.width=256; --settings lists all of them.
     size
         A size of the member. Default: the member's own, see everyformer family --json.
     task
-        language, masked, classify, translate, image or control; or an environment, for example
+        language, masked, classify, regress, translate, image or control; or an environment, for example
         popgym:RepeatPreviousEasy, minigrid:MemoryS7 or gymnasium:CartPole. Default: the member's task.
     out
         The folder of the run; it must not exist yet. Default: runs/MEMBER-1, runs/MEMBER-2, ...
     init_from
         A run or a saved model from which to load the weights of the body (fine-tuning).
+    lists_settings
+        List all settings with type, default, meaning and an example, and do not train.
     """
+    if lists_settings:
+        return list_settings(member, size=size, task=task)
     import_parts(imports)
     from everyformer.family.table import find
     from everyformer.train.loop import train as start

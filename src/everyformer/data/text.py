@@ -1,4 +1,4 @@
-"""Opens text: a file, a folder, records, standard input, a named data set, or the embedded Shakespeare.
+"""Opens text: a file, a folder, records, token ids, standard input, a named data set, or the embedded Shakespeare.
 
 Text is stored as bytes. A plain file is memory-mapped; compressed and concatenated ones are written once to the cache folder and
 mapped from there, so a corpus may be larger than memory. Files named train.txt, valid.txt and test.txt are those splits; without
@@ -37,6 +37,7 @@ from everyformer.data.files import (
 )
 from everyformer.data.imdb import read_reviews
 from everyformer.data.records import is_records, read_column
+from everyformer.data.token_ids import has_token_ids, read_token_ids
 
 __all__ = ["Text", "cache_folder", "open_text"]
 
@@ -60,12 +61,19 @@ class Text:
     files: dict[str, Files]
     fingerprints: dict[str, str] = field(default_factory=dict)  # of each split
 
+    @property
+    def is_token_ids(self) -> bool:
+        """Whether the data are token ids instead of the bytes of a text."""
+        return any(raw.dtype != np.uint8 for raw in self.splits.values())
+
     def chunks(self, split: str, start: int = 0, end: int | None = None, size: int | None = None) -> Iterator[str]:
         """Yields the text from `start` to `end` in chunks of about `size` bytes.
 
         Chunks end after a line end, where no tokenizer merges what is on both sides, if there is one nearby. A character that the
         boundary of the split cuts in two is left out.
         """
+        if self.is_token_ids:
+            raise ValueError(f"{self.name} has token ids; only the tasks language, classify and regress read them")
         raw, size = self.splits[split], CHUNK if size is None else size
         end = _last_character_end(raw, len(raw) if end is None else end)
         start = _next_character(raw, start)
@@ -149,7 +157,11 @@ def _single_document(raw: ByteArray, name: str) -> Section:
 
 
 def _read_files(files: list[Path], column: str | None) -> Section:
-    """Returns the text of the files; each file, or each record of a file, is a document."""
+    """Returns the text of the files, or their token ids; each file, or each record of a file, is a document."""
+    if has_token_ids(files[0], column):
+        ids = [document for file in files for document in read_token_ids(file, column)]
+        starts = np.cumsum([0, *map(len, ids[:-1])], dtype=np.int64)
+        return Section(np.concatenate(ids), starts, [(0, str(files[0]))])
     if len(files) == 1 and not is_records(files[0]):
         return _single_document(memory_map(files[0]), str(files[0]))
 
@@ -227,6 +239,8 @@ def _split_point(raw: ByteArray, at: int, or_end: bool = False) -> int:
     """
     if at >= len(raw):
         return len(raw)
+    if raw.dtype != np.uint8:  # token ids have no lines
+        return at
     near = np.asarray(raw[max(0, at - 2) : at + SEARCH])
     skipped = at - max(0, at - 2)
     line_end = near[1:-1] == 10

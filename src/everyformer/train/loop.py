@@ -34,6 +34,7 @@ from everyformer.train.lock import only_writer
 from everyformer.train.loggers import check_loggers, make_loggers
 from everyformer.train.memory import peak_memory
 from everyformer.train.optimizer import load_settings, settings_of
+from everyformer.train.progress import show_if
 from everyformer.train.provenance import provenance
 from everyformer.train.recipe import Recipe
 from everyformer.train.record import Callback, Records
@@ -42,18 +43,25 @@ from everyformer.train.schedule import batch_size, lr_factor
 from everyformer.train.trained import TrainedRun
 
 
-def train(recipe: Recipe, folder: str | Path | None = None, *, callbacks: tuple[Callback, ...] = ()) -> TrainedRun:
-    """Start a run. Without a folder nothing is written. If torchrun restarts it after a process died, it is resumed instead.
+def train(
+    recipe: Recipe,
+    folder: str | Path | None = None,
+    *,
+    progress: bool = False,
+    callbacks: tuple[Callback, ...] = (),
+) -> TrainedRun:
+    """Start a run: `train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first", progress=True)`.
 
-    `callbacks` are called with each record, a dict; see `everyformer.train.record`.
+    Without a folder nothing is written. With `progress` a bar, the metrics and samples are shown. `callbacks` are called with each
+    record, a dict; see `everyformer.train.record`. If torchrun restarts the run after a process died, it is resumed instead.
     """
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{recipe!r} is not a recipe; write train(Recipe.of({recipe!r}), folder)")
     target, recipe = None if folder is None else Path(folder), resolve(recipe)
     check_loggers(recipe.run.loggers, target)
     if target is not None and restarted() and (target / "recipe.json").is_file() and read_recipe(target) == recipe:
-        return resume(target, callbacks=callbacks)
-    with init_world(recipe.run.device) as world, only_writer(target, world) as is_new:
+        return resume(target, progress=progress, callbacks=callbacks)
+    with init_world(recipe.run.device) as world, only_writer(target, world) as is_new, show_if(progress) as shown:
         with world.main_first():
             if world.is_main and target is not None and not is_new:
                 raise ValueError(
@@ -61,7 +69,7 @@ def train(recipe: Recipe, folder: str | Path | None = None, *, callbacks: tuple[
                 )
             data = _open(recipe, None if recipe.init_from is None else Path(recipe.init_from), world)
         model = data.adapt(recipe.value(data.member_settings()))
-        loop = Loop(recipe, data, model, target, world, callbacks)
+        loop = Loop(recipe, data, model, target, world, callbacks + shown)
         if world.is_main and target is not None:
             write_run(recipe, data, model, target)
         world.barrier()
@@ -75,20 +83,21 @@ def resume(
     steps: int | None = None,
     settings: Sequence[str] = (),
     data: str | Path | None = None,
+    progress: bool = False,
     callbacks: tuple[Callback, ...] = (),
 ) -> TrainedRun:
-    """Resume a run from its last checkpoint (or from `step`), to its end (or to `steps`).
+    """Resume a run from its last checkpoint (or from `step`), to its end (or to `steps`): `resume("runs/first", steps=2000)`.
 
     `settings` of the run or the optimizer, such as optim.lr=1e-4, are saved in its recipe, for later calls too. The schedule of the
     learning rate is that of the new settings, from the step at which the run resumes. `data` are where the data are now, or
-    other data to train on from now on.
+    other data to train on from now on. `progress` and `callbacks` are as in `train`.
     """
     target = Path(folder)
     settings = [*settings, *([] if steps is None else [f"run.steps={steps}"])]
     recipe = with_data(override_run(read_recipe(target), settings), data)
     check_data(recipe, target)
     check_loggers(recipe.run.loggers, target)
-    with init_world(recipe.run.device) as world, only_writer(target, world):
+    with init_world(recipe.run.device) as world, only_writer(target, world), show_if(progress) as shown:
         start = checkpoint.find_step(target, step) if step is not None or checkpoint.steps(target) else None
         if recipe.run.steps < (start or 0):
             raise ValueError(
@@ -97,7 +106,7 @@ def resume(
         with world.main_first():
             opened = _open(recipe, target, world)
             check_classes(opened, target)
-        loop = Loop(recipe, opened, read_model(target), target, world, callbacks)
+        loop = Loop(recipe, opened, read_model(target), target, world, callbacks + shown)
         return loop.run(start, other_data=data is not None)
 
 
@@ -176,7 +185,7 @@ class Loop:
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
             metric=objective.metric, bytes=objective.bytes_per_target, includes=objective.includes,
             changed=list(self.changed), provenance=provenance(self.recipe.run.seed),
-            batch=batch_size(self.recipe.run, self.step), context=data.context, pads=data.pads,
+            batch=batch_size(self.recipe.run, self.step), context=data.context, pads=data.pads, notes=data.notes,
         )  # fmt: skip
         return records
 

@@ -19,6 +19,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from everyformer.data.files import decode_utf8
+
 Callback = Callable[[dict[str, Any]], None]  # called with each record
 
 
@@ -67,7 +69,7 @@ class Records:
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the records of a run, without a last line that a crash cut off."""
-    for line in path.read_text().splitlines():
+    for line in decode_utf8(path.read_bytes(), str(path), remedy="restore the file that train wrote").splitlines():
         try:
             yield json.loads(line)
         except json.JSONDecodeError:

@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from everyformer.infer.estimate import Progress
+from everyformer.infer.predict import Predictions
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.task import FittedTask
 from everyformer.train import checkpoint
@@ -32,7 +33,10 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")  # see `everyforme
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A trained network (with its EMA weights, if the run has an EMA), its task and its recipe."""
+    """A trained network (with its EMA weights, if the run has an EMA), its task and its recipe.
+
+    `train`, `resume` and `open_run` return it: `isinstance(open_run("runs/first"), TrainedRun)`.
+    """
 
     network: Network | PairNetwork
     task: FittedTask
@@ -81,6 +85,18 @@ class TrainedRun:
     def changed_splits(self) -> tuple[str, ...]:
         """Returns the splits of the data that differ from those that the run was trained on; `train` may be among them."""
         return changed_splits(self.state, self.task.data)
+
+    def predict(self, inputs: Any) -> Predictions:
+        """Returns the classes, numbers or translations of a list of inputs as arrays: `run.predict(["good", "bad"]).values`.
+
+        Inputs are texts, lists of vectors, or images (files, or arrays of bytes); of a graph, the graph itself (a file, or its content).
+        """
+        if isinstance(inputs, str) and not self.task.inference.takes_graph:
+            raise ValueError(f"the inputs {inputs!r} are one text; give a list of them: [{inputs!r}]")
+        device = next(self.network.parameters()).device
+        precision = "fp32" if device.type == "cpu" else self.recipe.run.precision
+        with torch.no_grad(), autocast(precision, device):
+            return self.task.inference.predict(self.network, inputs)
 
     def generate(self, prompt: str, **options: Any) -> str:
         """Returns the prompt with its continuation, or its translation, or its class."""
@@ -131,6 +147,7 @@ def open_run(
 
     `data` are where the data are now, or other data to evaluate on. With `data=False` it can only generate; then its data may be
     missing, unless generation needs examples of them.
+    Example: `open_run("runs/first").generate("Once", tokens=40)`.
     """
     folder = Path(folder)
     recipe = with_data(read_recipe(folder), None if isinstance(data, bool) else data)

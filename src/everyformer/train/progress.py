@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
+
+from everyformer.train.provenance import header
+from everyformer.train.record import Callback
 
 EVERY = 10.0  # seconds between lines of text
 DECAY = 0.95  # of the moving averages
@@ -29,6 +33,16 @@ def show_progress(screen: Console) -> Iterator[Callable[[dict[str, Any]], None]]
         yield _Printer(screen, state, live=False)
 
 
+@contextmanager
+def show_if(shown: bool) -> Iterator[tuple[Callback, ...]]:
+    """Yields a callback that shows the progress on standard output, or none. Of several processes only the first shows it."""
+    if not shown or os.environ.get("RANK", "0") != "0":
+        yield ()
+        return
+    with show_progress(Console(highlight=False, markup=False, emoji=False)) as callback:
+        yield (callback,)
+
+
 class _Printer:
     def __init__(self, screen: Console, state: Progress, live: bool):
         self.screen, self.state, self.live, self.last = screen, state, live, 0.0
@@ -40,11 +54,11 @@ class _Printer:
         self.state.take(line)
         if kind == "begin":
             if not self.live and "provenance" in line:  # the output may become a log
-                from everyformer.train.provenance import header
-
                 self.screen.print(header(line["provenance"]))
             left = line["steps"] - line["step"]
             text = f"{left:,} step{'s' * (left > 1)} left" if left > 0 else "no steps left; extend the run with --steps"
+            for note in line.get("notes", ()):
+                self.screen.print(note, style="yellow", soft_wrap=True)
             self.screen.print(f"{line['parameters']:,} parameters, {text}{_tokens(line)}")
             if line.get("changed"):
                 self.screen.print(

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from everyformer.cli.progress import Progress, show_progress
+import everyformer
+from everyformer.train.loop import train
+from everyformer.train.progress import Progress, show_progress
+from tests.train.small import recipe, text
 
 BEGIN = {"kind": "begin", "step": 0, "seconds": 0.0, "steps": 5000, "parameters": 9_660_000}
 LANGUAGE, LABELS = {"metric": "bits_per_byte", "bytes": 2.0}, {"metric": "accuracy", "bytes": None}
@@ -120,3 +123,15 @@ def test_a_pipe_gets_lines_of_text():
         "evaluating on 4,000 held-out targets; Ctrl-C skips it",
         "step 5000  valid: bits per byte 2.5 (95% interval 2.25 to 2.75)  perplexity 5.657  targets 4,000 of 100,000",
     ]
+
+
+def test_python_can_show_the_progress(tmp_path, capsys):
+    train(recipe(text(tmp_path), "run.steps=2"), tmp_path / "run", progress=True)
+    out = capsys.readouterr().out
+    assert "parameters, 2 steps left" in out and out.count("step 2  valid: bits per byte") == 2
+    everyformer.train(recipe(text(tmp_path), "run.steps=1"), tmp_path / "quiet")
+    assert capsys.readouterr().out == ""
+    everyformer.resume(tmp_path / "quiet", steps=2, progress=True)
+    assert "1 step left" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"quiet already exists and is not empty; choose another folder, or resume"):
+        everyformer.train(recipe(text(tmp_path)), tmp_path / "quiet")
