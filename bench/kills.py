@@ -147,7 +147,9 @@ def interrupt(event: str, place: Place, whole: Reference, dice: random.Random) -
         victim = run.children[trap.rank]
         if event == "two":
             os.kill(victim, signal.SIGSTOP)
-            for verb in ("train", "resume"):
+            trains = (place.run / "lock").is_file()  # else it has just ended
+            event = event if trains else "kill"
+            for verb in ("train", "resume") if trains else ():
                 if verb == "train" or (place.run / "recipe.json").is_file():
                     _check_refused(Started(place, Trap(), verb=verb).end(), place, "is in use")
         where = run.moment
