@@ -32,10 +32,8 @@ class Answer:
 
 
 def test_more_is_better_for_returns_and_accuracies_and_worse_for_losses():
-    data: Any = SimpleNamespace(target=ClassTarget(("a", "b")))
-    assert ControlObjective.higher_is_better and ClassifyObjective(data, 0).higher_is_better
-    data.target = NumberTarget(0.0, 1.0)
-    assert not LanguageObjective.higher_is_better and not ClassifyObjective(data, 0).higher_is_better
+    assert ControlObjective.higher_is_better and ClassTarget.higher_is_better
+    assert not LanguageObjective.higher_is_better and not NumberTarget.higher_is_better
 
 
 def test_an_auxiliary_loss_counts_once_for_each_example():
@@ -50,12 +48,12 @@ def test_an_auxiliary_loss_counts_once_for_each_example():
 
 def test_the_interval_of_a_return_is_that_of_95_percent(monkeypatch):
     """The mean, and 1.96 standard errors (with n - 1) on both sides."""
-    monkeypatch.setattr(control_objective, "play_episodes", lambda *_: ([1.0, 2.0, 6.0], [1, 2, 3]))
+    monkeypatch.setattr(control_objective, "play_episodes", lambda *_, **__: ([1.0, 2.0, 6.0], [1, 2, 3]))
     from everyformer.network.network import Network
 
     network: Any = Network.__new__(Network)
     monkeypatch.setattr(Network, "eval", lambda self: self)
-    objective = ControlObjective(Control(), Agent((2,), None), lambda: SimpleNamespace())  # type: ignore[arg-type,return-value]
+    objective = ControlObjective(Control(), Agent((2,), None), lambda: None)  # type: ignore[return-value]
     found = objective.evaluate(network, "valid", 3, "auto")
     error = (7.0 / 3) ** 0.5  # the variance of 1, 2, 6 is 7
     assert (found["return"], found["length"]) == (3.0, 2.0)
@@ -66,21 +64,24 @@ def test_the_interval_of_a_return_is_that_of_95_percent(monkeypatch):
 
 @pytest.mark.parametrize("file", ["episode.png", "nowhere/episode.gif"])
 def test_an_episode_goes_to_a_gif_in_a_folder_that_exists(file, tmp_path):
-    inference = ControlInference(Control(), Agent((2,), None), lambda **_: SimpleNamespace(), True)  # type: ignore[arg-type,return-value]
+    inference = ControlInference(Control(), Agent((2,), None), lambda **_: SimpleNamespace(), True)
     with pytest.raises(ValueError, match=r"give a \.gif file in a folder that exists"):
-        inference.generate_images(None, tmp_path / Path(file))  # type: ignore[arg-type]
+        inference.generate_images(None, tmp_path / Path(file))
 
 
 def test_a_sample_shows_the_text_its_five_likeliest_classes_and_its_label():
-    classes = tuple("abcdefg")
-    texts = ["one  two", "x" * 160, "y" * 161]
-    labels = torch.tensor([6, 0, 1])
+    classes, texts = tuple("abcdefg"), ["one  two", "x" * 160, "y" * 161]
     data: Any = SimpleNamespace(
-        target=ClassTarget(classes), labelled=SimpleNamespace(splits={"valid": (texts, labels)}), label={"valid": labels},
-        encode=list, as_text=str, collate=lambda _: {"x": torch.zeros(1)},
-    )  # fmt: skip
+        target=ClassTarget(classes),
+        labelled=SimpleNamespace(splits={"valid": (texts, None)}),
+        label={"valid": torch.tensor([6, 0, 1])},
+        encode=list,
+        as_text=str,
+        collate=lambda _: {"x": torch.zeros(1)},
+    )
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
-    inference = TextClassifierInference(data, SimpleNamespace(forward=lambda *_: (None, logits)))  # type: ignore[arg-type]
+    objective: Any = SimpleNamespace(forward=lambda *_: (None, logits))
+    inference = TextClassifierInference(data, objective)
     network: Any = SimpleNamespace(parameters=lambda: iter([torch.zeros(1)]))
     shares = [f"{name} {share:.1%}" for name, share in zip(classes, logits[0].softmax(0).tolist(), strict=True)]
     likeliest = ", ".join(reversed(shares[2:]))
