@@ -2,7 +2,6 @@
 
     python -m bench.begin --data FILE --steps 800
     python -m bench.begin --data FILE --steps 800 --restart 0 --members transformer-xl
-    python -m bench.begin --table docs/results/logs/begin.txt
 
 Positions are those of the targets: 0 is the second token of a text. `carried` is the evaluation that reads the whole held-out text and
 carries the memory from segment to segment, in bits per byte. `--restart 0` trains without rows that begin anew. Prints the command, the
@@ -16,7 +15,6 @@ import json
 import math
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from everyformer.study.positions import bits_by_position, position_groups
@@ -65,19 +63,6 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def table(log: Path) -> str:
-    """Returns the lines of a log as a table of bits."""
-    found = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-    names = list(found[0]["by_position"])
-    rows = [["member", "begins anew after", "rate", *names, "carried"], ["---"] * (len(names) + 4)]
-    for one in found:
-        after = f"{one['restart']} segments" if one["restart"] else "never"
-        bits = [f"{one['by_position'][name]:.2f}" for name in names]
-        rate = f"{one['lr']:.2g}" if "lr" in one else ""
-        rows.append([f"`{one['member']}`", after, rate, *bits, f"{one['carried']:.2f}"])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="a text; default: the embedded Shakespeare")
@@ -87,11 +72,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--restart", type=int, help="task.restart; default: the task's")
     parser.add_argument("settings", nargs="*", help="settings of every run, for example optim.lr=3e-3")
-    parser.add_argument("--table", type=Path, metavar="LOG", help="train nothing; print the table of a log")
     options = parser.parse_args()
-    if options.table is not None:
-        print(table(options.table))
-        return
     start_log(seed=options.seed)
     for name in options.members:
         print(json.dumps(measure(name, options)), flush=True)

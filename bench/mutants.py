@@ -7,7 +7,8 @@
     removed     a call, an augmented assignment, an assignment to an attribute or an element, or a raise, is left out
     swapped     f(a, b) -> f(b, a)
 
-Annotations, docstrings, texts of errors, decorators and imports are not mutated.
+Annotations, docstrings, texts of errors, decorators and imports are not mutated, nor what cannot change a result: `strict` of zip,
+`raise NotImplementedError` in an abstract method, and the order of arguments that are interchangeable.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.LShift: ast.RShift,
     ast.RShift: ast.LShift,
 }
+# Functions of which the order of the first two arguments does not matter, or raises TypeError.
 ORDERLESS = {"max", "min", "maximum", "minimum", "equal", "gcd", "lcm", "logaddexp", "isinstance", "issubclass"}
+ORDERLESS |= {"promote_types", "transpose", "flip", "addcmul", "addcmul_", "swapaxes"}
 SKIPPED = {"annotation", "returns", "decorator_list", "type_params", "type_comment", "bases"}
 NEGATED_BY_COMPARISON = ast.Eq | ast.NotEq | ast.Is | ast.IsNot | ast.In | ast.NotIn
 
@@ -153,7 +156,9 @@ def _walk(node: ast.AST, statement: ast.stmt, function: str, imported: bool) -> 
 def _left_out(node: ast.AST) -> bool:
     docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    return docstring or typing or isinstance(node, ast.JoinedStr | ast.Import | ast.ImportFrom)
+    strict = isinstance(node, ast.keyword) and node.arg == "strict"
+    abstract = isinstance(node, ast.Raise) and "NotImplementedError" in ast.unparse(node)
+    return docstring or typing or strict or abstract or isinstance(node, ast.JoinedStr | ast.Import | ast.ImportFrom)
 
 
 def _negative_number(node: ast.AST) -> bool:

@@ -1,17 +1,17 @@
 """Mutation testing: the share of small errors in the source that the tests notice.
 
     python -m bench.mutation --processes 2 --seconds 600 --seed 0 --out mutation.log
-    python -m bench.mutation --table mutation.log          # the table of docs/results/mutation.md
+    python -m bench.mutation --page docs/results/logs/mutation.txt > docs/results/mutation.md
 
 1. All tests are collected once, in this process, and run once with every line recorded that they reach; a test that fails is left out.
 2. The mutants of the modules (see `bench/mutants.py`) are shuffled by the seed, and one of each module is taken in turn until the time is
    over, so that every module has the same weight.
 3. For each mutant a fork of this process replaces the code of the mutated functions and runs the tests that reach the mutated lines, those
    of the module's own test file first and the cheap ones first, until one fails or their usual time adds up to `--budget`. A mutant of
-   code that runs at import, and one of a Triton program, is written to a copy of the source and tested in a new process.
+   code that runs at import, or of a call of super(), is written to a copy of the source and tested in a new process.
 
-A mutant is killed if a test fails, or takes more than a few times its usual time. One that changes nothing that can be observed is listed
-with the reason in `bench/equivalent_mutants.txt`. The score is killed / (tested - equivalent).
+A mutant is killed if a test fails, or takes more than a few times its usual time. One that changes no result is listed with the reason
+in `bench/equivalent_mutants.txt`. The score is killed / (tested - equivalent).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import importlib
 import json
 import os
 import random
-import re
 import resource
 import shutil
 import signal
@@ -41,15 +40,13 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from bench.mutants import Mutant, mutants, mutated
+from bench.mutation_page import LEFT_OUT, equivalent, is_listed, outcomes, page
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "everyformer"
-EQUIVALENT = ROOT / "bench" / "equivalent_mutants.txt"
 MODULES = ("attention/**/*.py", "network/*.py", "infer/*.py", "task/*objective.py")
 MODULES += ("train/optimizer.py", "train/schedule.py", "train/gradient_watch.py")
 TESTS = ("attention", "network", "infer", "train", "task", "family", "peers", "contracts")
-OWN_SOURCE = ("attention/kernels/programs.py",)  # Triton reads the text of these modules
-LOGGED = re.compile(r"^(killed|timeout|survived|unreached|equivalent) (\S+?):\d+ ")
 
 
 class Campaign:
@@ -152,27 +149,33 @@ class Campaign:
     def _campaign(self) -> None:
         known = equivalent()
         every = {path: mutants(PACKAGE, path) for path in self.modules}
-        only = self.options.only
+        only, again = self.options.only, self.options.again
         chosen = [m for m in sampled(every, self.options.seed) if not only or any(o in str(m) for o in only)]
+        if again:
+            before = outcomes([again.read_text(encoding="utf-8").splitlines()])
+            alive = [key for key, outcome in before.items() if outcome in ("survived", "unreached")]
+            chosen = [mutant for mutant in chosen if mutant.key in alive]
+            for key in sorted(set(alive) - {mutant.key for found in every.values() for mutant in found}):
+                self._write(f"gone {key}")
         self._write(f"{sum(map(len, every.values()))} mutants in {len([m for m in every.values() if m])} modules")
         tests = [self._tests_of(mutant) for mutant in chosen]
         tasks = []
         for mutant, indices in zip(chosen, tests, strict=True):
             limit = 20 + 4 * sum(self.seconds[index] for index in indices)
-            if mutant.key in known or not indices:
+            if is_listed(mutant.key, known) or not indices:
                 tasks.append((lambda: True, 20.0))
             else:
                 tasks.append((lambda m=mutant, i=indices: self._survives(m, i), limit))
-        outcomes: Counter[str] = Counter()
+        counted: Counter[str] = Counter()
         for index, result in forked(
             tasks, self.options.processes, self.options.seconds - time.monotonic() + self.started
         ):
             mutant = chosen[index]
             outcome = {True: "survived", False: "killed", None: "timeout"}.get(result, "killed")
-            outcome = "equivalent" if mutant.key in known else "unreached" if not tests[index] else outcome
-            outcomes[outcome] += 1
+            outcome = "equivalent" if is_listed(mutant.key, known) else "unreached" if not tests[index] else outcome
+            counted[outcome] += 1
             self._write(f"{outcome} {mutant}")
-        self._write(f"outcomes: {dict(outcomes)}")
+        self._write(f"outcomes: {dict(counted)}")
 
     def _tests_of(self, mutant: Mutant) -> list[int]:
         """The tests that reach a mutant's lines, within the budget: those of the module's own file first, then the cheap ones."""
@@ -191,13 +194,18 @@ class Campaign:
 
     def _survives(self, mutant: Mutant, indices: list[int]) -> bool:
         tree = mutated(PACKAGE, mutant)
-        if mutant.imported or mutant.path in OWN_SOURCE:
-            return _survives_anew(mutant, tree, [self.items[index].nodeid for index in indices])
         file = str(PACKAGE / mutant.path)
-        for code in _codes(compile(tree, file, "exec", dont_inherit=True)):
-            for function in self.functions[file, code.co_qualname, code.co_firstlineno]:
-                if function.__code__.co_freevars == code.co_freevars:
-                    function.__code__ = code
+        changed = [
+            (function, code)
+            for code in _codes(compile(tree, file, "exec", dont_inherit=True))
+            for function in self.functions[file, code.co_qualname, code.co_firstlineno]
+        ]
+        # A function cannot take code with other free variables, as without a call of super().
+        other = any(function.__code__.co_freevars != code.co_freevars for function, code in changed)
+        if mutant.imported or other:
+            return _survives_anew(mutant, tree, [self.items[index].nodeid for index in indices])
+        for function, code in changed:
+            function.__code__ = code
         return self._passes(indices)
 
 
@@ -221,13 +229,7 @@ def _survives_anew(mutant: Mutant, tree: ast.Module, tests: list[str]) -> bool:
 def modules() -> list[str]:
     """The paths of the mutated modules."""
     found = {str(path.relative_to(PACKAGE)) for glob in MODULES for path in PACKAGE.glob(glob)}
-    return sorted(path for path in found if not path.endswith("__init__.py"))
-
-
-def equivalent() -> set[str]:
-    """The keys of the mutants that change nothing that can be observed: a line `key`, then an indented line with the reason."""
-    lines = EQUIVALENT.read_text(encoding="utf-8").splitlines() if EQUIVALENT.exists() else []
-    return {line for line in lines if line and not line.startswith((" ", "#"))}
+    return sorted(path for path in found if not path.endswith("__init__.py") and path not in LEFT_OUT)
 
 
 def sampled(every: dict[str, list[Mutant]], seed: int) -> list[Mutant]:
@@ -288,23 +290,6 @@ def _child(work: Callable[[], Any], place: Path) -> None:
         os._exit(0)
 
 
-def table(log: Path) -> str:
-    """The table of docs/results/mutation.md, from a log."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for line in log.read_text(encoding="utf-8").splitlines():
-        if match := LOGGED.match(line):
-            for name in (match[2].rpartition("/")[0], "all"):
-                counts[name][match[1]] += 1
-    rows = ["| modules | tested | killed | equivalent | survived | reached by no test | score |", "| --- " * 7 + "|"]
-    for name in sorted(counts, key=lambda name: (name == "all", name)):
-        count = counts[name]
-        killed, tested = count["killed"] + count["timeout"], count.total()
-        score = 100 * killed / max(1, tested - count["equivalent"])
-        cells = (name, tested, killed, count["equivalent"], count["survived"], count["unreached"], f"{score:.1f} %")
-        rows.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
@@ -313,17 +298,18 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=20.0, help="the usual seconds of the tests of one mutant")
     parser.add_argument("--commit", help="where there is no git")
     parser.add_argument("--only", nargs="*", help="mutants whose line of the log has one of these texts")
+    parser.add_argument("--again", type=Path, help="only the mutants that survived in this log")
     parser.add_argument("--tests", nargs="*", default=[f"tests/{folder}" for folder in TESTS])
     parser.add_argument(
         "--record", type=Path, help="a file that keeps which lines each test reaches; delete it when these change"
     )
     parser.add_argument("--out", help="the log")
-    parser.add_argument("--table", type=Path, help="print the table of this log")
+    parser.add_argument("--page", type=Path, help="print the page of this log")
     options = parser.parse_args()
-    if options.table:
-        print(table(options.table))
+    if options.page:
+        print(page(options.page), end="")
         return
-    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE="1")
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE="1", TRITON_INTERPRET="1")
     sys.path.insert(0, str(PACKAGE.parent))
     import pytest
 

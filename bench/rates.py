@@ -1,7 +1,6 @@
 """Trains a member at several peak learning rates and prints what each reaches on held-out data.
 
     python -m bench.rates gpt2 --size tiny --data FILE --rates 1e-3,3e-3,1e-2 run.steps=1000
-    python -m bench.rates --table docs/results/logs/rates.txt
     python -m bench.rates byte-classifier --size tiny --task classify --data FOLDER --split test run.steps=800
 
 The default learning rates and warm-ups of `everyformer train` rest on these numbers. Without --rates the default is trained. Prints the
@@ -13,33 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 
 from everyformer.train.loop import train
 from everyformer.train.provenance import start_log
 from everyformer.train.recipe import Recipe
 
-METRICS = ("bits_per_byte", "accuracy")
-
-
-def table(log: Path) -> str:
-    """Returns the lines of a log as a table. The n-grams of `bench.ngram` are rows too."""
-    rows = [["model", "settings", "learning rate", "result"], ["---"] * 4]
-    for line in log.read_text().splitlines():
-        if line.startswith("{"):
-            one = json.loads(line)
-            metric = next(name for name in METRICS if name in one)
-            result = f"{one[metric]:.1%}" if metric == "accuracy" else f"{one[metric]:.3f} bits per byte"
-            if "order" in one:
-                rows.append([f"{one['order']}-gram", "", "", result])
-            else:
-                rows.append([f"`{one['member']}`, {one['task']}", f"`{one['settings']}`", f"{one['lr']:.2g}", result])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("member", nargs="?", default="gpt2")
+    parser.add_argument("member")
     parser.add_argument("--size")
     parser.add_argument("--task")
     parser.add_argument("--data")
@@ -49,11 +30,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("settings", nargs="*", help="settings of every run, for example run.steps=500")
-    parser.add_argument("--table", type=Path, metavar="LOG", help="train nothing; print the table of a log")
     options = parser.parse_intermixed_args()
-    if options.table is not None:
-        print(table(options.table))
-        return
     start_log(seed=range(options.seeds))
     for rate in options.rates.split(",") if options.rates else [None]:
         for seed in range(options.seeds):

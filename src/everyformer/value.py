@@ -41,7 +41,7 @@ def snake(name: str) -> str:
 
 
 class Value(msgspec.Struct, frozen=True, tag=snake, tag_field="type", omit_defaults=False, forbid_unknown_fields=True):
-    """A frozen struct. Raises ValueError if a field does not have its type."""
+    """A frozen struct. Raises ValueError if a field does not have its type. Example: `class Dilated(Pattern, Value, frozen=True)`."""
 
     def __post_init__(self) -> None:
         for name, full_name, kind in _fields(type(self)):
@@ -88,13 +88,14 @@ def _reason(error: msgspec.MsgspecError) -> str:
 
 
 def to_json(value: Value, indent: int = 2) -> str:
+    """Write a value as JSON, which `from_json` reads. Example: `to_json(member("gpt2", "tiny"))`."""
     return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
 
 
 def from_json(text: str | bytes, kind: type[T]) -> T:
     """Read a value from JSON. `kind` is a protocol or a value class. Raises ValueError if the JSON is not one.
 
-    Raises UnknownPart, a ValueError, if the JSON names a class that is not known.
+    Raises UnknownPart, a ValueError, if the JSON names a class that is not known. Example: `from_json(text, Model)`.
     """
     try:
         tree = msgspec.json.decode(text)

@@ -164,13 +164,13 @@ def _sizes() -> list[str]:
 
 
 def test_the_family_in_a_pipe_is_one_line_per_member(run):
-    code, out, _ = run("family")
+    code, out, err = run("family")
     assert code == 0 and not COLOUR.search(out) and "…" not in out
     for name, one in MEMBERS.items():
         (line,) = (line for line in out.splitlines() if line.startswith(f"{name} "))
         assert one.paper in line and all(f"{size} " in line for size in one.sizes)
     assert all(size in out for size in _sizes())
-    assert "next: everyformer" in out
+    assert "next: everyformer" in err and "next:" not in out  # a pipe gets only the result
 
 
 @pytest.mark.parametrize("columns", (60, 80, 130))
@@ -304,14 +304,14 @@ def test_training_continues_when_its_pipe_is_closed(tmp_path):
     ) as one:
         assert one.stdout and one.stderr
         one.stdout.close()
-        assert one.stderr.read() == b""
+        assert one.stderr.read() == b"\nnext: everyformer generate run --prompt 'Once'\n"
         assert one.wait() == 0
     assert (tmp_path / "run" / "checkpoints" / "00000002").is_dir() and (tmp_path / "run" / "curves.png").is_file()
 
 
 def test_a_proposed_command_is_quoted_for_the_shell(capsys):
     next_command(console(), "generate", Path("a b/it's"), "run.batch_schedule=[[2, 8]]", hint="--prompt 'Once more'")
-    words = shlex.split(capsys.readouterr().out.partition("next: ")[2])
+    words = shlex.split(capsys.readouterr().err.partition("next: ")[2])
     assert words == ["everyformer", "generate", "a b/it's", "run.batch_schedule=[[2, 8]]", "--prompt", "Once more"]
 
 
@@ -371,11 +371,11 @@ def test_the_demo_trains_samples_and_draws(run, monkeypatch, tmp_path):
     small = ("model.width=32", "model.heads=2", "model.layers=2", "task.context=32")
     monkeypatch.setattr(demo_module, "SETTINGS", (*demo_module.SETTINGS, *small, "run.evaluate=0", "task.valid=0.005"))
     monkeypatch.setattr(demo_module, "STEPS", 60)
-    code, out, _ = run("demo", "--out", str(tmp_path / "demo"))
+    code, out, err = run("demo", "--out", str(tmp_path / "demo"))
     assert code == 0
     bits = re.search(r"([\d.]+) bits per byte of held-out text", out)
     assert bits and float(bits[1]) < 5.0
-    assert "ROMEO:" in out and "next: everyformer generate" in out
+    assert "ROMEO:" in out and "next: everyformer generate" in err
     for name in ("curves", "attention"):
         assert f"{name}: {tmp_path}/demo/{name}.png" in out
         assert (tmp_path / "demo" / f"{name}.png").read_bytes().startswith(b"\x89PNG")

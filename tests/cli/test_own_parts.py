@@ -134,11 +134,11 @@ def test_a_part_is_planned_checked_trained_saved_loaded_and_resumed(model, folde
     own = ("--import", "my_parts.py")
     assert main(["family", model, *own]) == 0
     assert main(["plan", model, *own, *SMALL, "--no-measure"]) == 0
-    assert "--import my_parts.py" in capsys.readouterr().out.partition("next: ")[2]
+    assert "--import my_parts.py" in capsys.readouterr().err.partition("next: ")[2]
     assert main(["contracts", model, *own]) == 0
     assert main(["train", model, *own, *SMALL, "--out", "run"]) == 0
     assert (folder / "run" / "imports" / "my_parts.py").read_text() == OWN_PARTS
-    assert "--import my_parts.py" in capsys.readouterr().out.partition("next: ")[2]
+    assert "--import my_parts.py" in capsys.readouterr().err.partition("next: ")[2]
     capsys.readouterr()
     sys.modules.pop("my_parts")
     for words in (

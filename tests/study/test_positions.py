@@ -1,19 +1,15 @@
-"""Bits by position from an empty memory, and the page that records them."""
+"""Bits by position from an empty memory."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from bench.begin import table
 from everyformer import build
 from everyformer.study.positions import bits_by_position, position_groups
-
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 @pytest.mark.parametrize("name", ["transformer-xl", "lstm"])
@@ -39,7 +35,3 @@ def test_bits_are_those_of_each_position_after_a_start_without_memory(name):
 def test_groups_of_positions_double():
     assert position_groups(12) == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 12)]
     assert position_groups(1) == [(0, 1)]
-
-
-def test_the_recorded_table_is_that_of_its_log():
-    assert table(RESULTS / "logs" / "begin.txt") in (RESULTS / "begin.md").read_text()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from everyformer import member, members
-from everyformer.cli.progress import show_progress
 from everyformer.cli.terminal import console
 from everyformer.task.control import Control
 from everyformer.task.image import Image
 from everyformer.train.loop import train
+from everyformer.train.progress import show_progress
 from everyformer.train.recipe import Recipe
 from tests.train.small import text
 

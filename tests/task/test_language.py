@@ -61,10 +61,11 @@ def test_bits_per_byte_count_the_bytes_of_the_text(poem, kind, tmp_path, monkeyp
     assert whole["bits_per_byte"] == pytest.approx((len(ids) - 1) * bits / size)
     assert whole["perplexity"] == pytest.approx(task.data.tokenizer.vocabulary)
     part = task.objective.evaluate(network, "valid", 3, "auto")
-    scored = ids[: 3 * 16 + 1]
-    text = task.data.tokenizer.decode(scored.tolist()).encode()
-    assert part["targets"] == 48
-    assert part["bits_per_byte"] == pytest.approx(48 * bits / (len(text) - first))
+    regular = (len(ids) - 1 - 16) // 8  # windows of 16 tokens, of which the last 8 are new
+    ends = [16 + 8 * (1 + window * regular // 6) for window in range(6)]
+    pieces = [task.data.tokenizer.decode(ids[end - 7 : end + 1].tolist()) for end in ends]
+    assert (part["targets"], part["targets_in_split"]) == (48, len(ids) - 1)
+    assert part["bits_per_byte"] == pytest.approx(48 * bits / len("".join(pieces).encode()))
 
 
 @pytest.mark.spec(56)

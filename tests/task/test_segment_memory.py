@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from everyformer import Cache, build, generate
+from everyformer.infer.estimate import Estimate
 from everyformer.infer.evaluate import streaming_nll, streaming_rows, window_nll
 from everyformer.study.positions import bits_by_position
 from everyformer.task.batch import Batch
@@ -244,7 +245,8 @@ def test_several_rows_score_each_target_once_and_equal_one_row(rows, length):
     """If the lead is as long as the receptive field."""
     network, token_N = small(memory=6, pattern="causal & window(6)"), np.random.default_rng(0).integers(0, 11, length)
     scored: list[int] = []
-    result, targets = streaming_nll(network, token_N, 7, rows=rows, lead=12, progress=lambda n, _: scored.append(n))
+    estimate = Estimate(lambda n, _: scored.append(n))
+    result, targets = streaming_nll(network, token_N, 7, rows=rows, lead=12, estimate=estimate)
     total, count = streaming_nll(network, token_N, 7)
     assert result == pytest.approx(total, rel=1e-9) and targets == count == scored[-1] == length - 1
 

@@ -29,12 +29,18 @@ T = TypeVar("T")
 class Probe:
     """Records a forward pass: pass one to a model and read the attention weights of every layer from it.
 
-    A probed pass computes its attention with the reference kernel, because the fast kernels never hold the weights.
+    Each list is in the order of execution. A probed pass computes its attention with the reference kernel, because the fast
+    kernels never hold the weights.
+    Example: `network(token_BT, probe=Probe())`.
     """
 
     records_weights: bool = True  # with False, the fast kernels stay in use
     records_layers: bool = False
-    weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each attention, in the order of execution
+    weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each self-attention
+    cross_weights: list[Tensor] = field(default_factory=list)  # B, H, Q, S of each cross-attention
+    buckets: list[Tensor] = field(default_factory=list)  # B, H, R, K of each attention that hashes: bucket of each key
+    gates: list[dict[str, Tensor]] = field(default_factory=list)  # B, T, D by name, of each gated residual
+    cell_gates: list[dict[str, Tensor]] = field(default_factory=list)  # B, T, D by name, of each LSTM
     state_weights: list[Tensor] = field(
         default_factory=list
     )  # B, D, Q, K of each LSTM: of inputs in each feature of its state
@@ -69,6 +75,8 @@ class Call:
     @staticmethod
     def of(kernel: str, probe: Probe | None) -> Call:
         """A call that records what the probe asks for. Only a probe that records weights rules out the fast kernels."""
+        if not isinstance(probe, Probe | None):
+            raise ValueError(f"probe is a {type(probe).__name__}: give a Probe(), which records the pass")
         weights = probe if probe is not None and probe.records_weights else None
         return Call(kernel, weights, layer_outputs=[] if probe is not None and probe.records_layers else None)
 
@@ -114,8 +122,8 @@ class Positions:
 
     def table_size(self) -> int:
         """The number of columns of a table by position: at least one more than the last position."""
-        # Inside vmap positions cannot be read. They are below the number of keys there, see `Network.forward`.
-        if self.key_BK is None or (is_transformed() and not can_read(self.key_BK)):
+        # Inside vmap, and while a CUDA graph is recorded, positions cannot be read. They are below the number of keys there.
+        if self.key_BK is None or not (torch.compiler.is_compiling() or can_read(self.key_BK)):
             return self.keys
         return int(self.key_BK.max()) + 1
 
@@ -159,6 +167,7 @@ class SideInputs:
     segments       B, T whole numbers: the segment of each token (BERT's sentences A and B)
     hashes         B, H, rows, P: the bucket ranks of the keys, for `hashed` and `chunked`; computed by the attention
     query_inputs   B, Q, D: the vectors from which queries are projected, for score modifications that read them
+    Example: `network(token_BT, side_inputs=SideInputs(documents=document_BT))`.
     """
 
     documents: Tensor | None = None
@@ -178,7 +187,7 @@ class EncoderContext:
 
 @dataclass(frozen=True)
 class Context:
-    """What a sublayer reads besides its input and its cache entry."""
+    """What a sublayer reads besides its input and its cache entry. Example: `Context.of(queries=8, keys=8)`."""
 
     positions: Positions
     side: SideInputs

@@ -32,7 +32,10 @@ from everyformer.value import Few, Size, Value
 
 
 class Projection:
-    """A form of multi-head attention: a value that builds the module with its projections."""
+    """A form of multi-head attention: a value that builds the module with its projections.
+
+    Example: `class Twin(Projection, Value, frozen=True)`.
+    """
 
     __slots__ = ()
     heads: int
@@ -70,7 +73,7 @@ class ProjectionModule(nn.Module):
 
 
 class Standard(Projection, Value, frozen=True):
-    """Each head projects the full vector. Default head width: D / H."""
+    """Each head projects the full vector. Default head width: D / H. Example: `Attention(Standard(8), Causal())`."""
 
     heads: Few
     key_width: Size | None = None
@@ -91,7 +94,10 @@ class Standard(Projection, Value, frozen=True):
 
 
 class Shared(Projection, Value, frozen=True):
-    """Reformer's form (Kitaev et al. 2020): query and key are one projection, keys are normalized to length 1, and there is no scale."""
+    """Reformer's form (Kitaev et al. 2020): query and key are one projection, keys are normalized to length 1, and there is no scale.
+
+    Example: `Attention(Shared(8), Hashed(2, 8, 16))`.
+    """
 
     heads: Few
     key_width: Size | None = None
@@ -108,7 +114,7 @@ class Shared(Projection, Value, frozen=True):
 
 
 class Wide(Projection, Value, frozen=True):
-    """Every head is as wide as the model (the code of Bloem 2019, source B)."""
+    """Every head is as wide as the model (the code of Bloem 2019, source B). Example: `Attention(Wide(8))`."""
 
     heads: Few
 
@@ -117,7 +123,10 @@ class Wide(Projection, Value, frozen=True):
 
 
 class Sum(Projection, Value, frozen=True):
-    """The sum form of Katsaros (source K): Y = sum_h V_h X A_h. Default rank: full D x D matrices V_h."""
+    """The sum form of Katsaros (source K): Y = sum_h V_h X A_h. Default rank: full D x D matrices V_h.
+
+    Example: `Attention(Sum(8, rank=16))`.
+    """
 
     heads: Few
     rank: Size | None = None
@@ -127,7 +136,7 @@ class Sum(Projection, Value, frozen=True):
 
 
 class ParameterFree(Projection, Value, frozen=True):
-    """Basic self-attention: queries, keys and values are the tokens themselves."""
+    """Basic self-attention: queries, keys and values are the tokens themselves. Example: `Attention(ParameterFree())`."""
 
     @property
     def heads(self) -> int:  # type: ignore[override]
@@ -138,7 +147,7 @@ class ParameterFree(Projection, Value, frozen=True):
 
 
 class Symmetric(Projection, Value, frozen=True):
-    """Query and key are the same projection U x of width `rank`; the values are the tokens."""
+    """Query and key are the same projection U x of width `rank`; the values are the tokens. Example: `Attention(Symmetric(rank=16))`."""
 
     rank: Size
 
@@ -151,7 +160,7 @@ class Symmetric(Projection, Value, frozen=True):
 
 
 class Asymmetric(Projection, Value, frozen=True):
-    """Query U_q x and key U_k x of width `rank`; the values are the tokens."""
+    """Query U_q x and key U_k x of width `rank`; the values are the tokens. Example: `Attention(Asymmetric(rank=16))`."""
 
     rank: Size
 
@@ -164,7 +173,10 @@ class Asymmetric(Projection, Value, frozen=True):
 
 
 class Sliced(Projection, Value, frozen=True):
-    """The efficient form of Bloem 2019 (source B): head h projects slice h of the input, by its own E x E matrices."""
+    """The efficient form of Bloem 2019 (source B): head h projects slice h of the input, by its own E x E matrices.
+
+    Example: `Attention(Sliced(8))`.
+    """
 
     heads: Few
 
@@ -173,7 +185,10 @@ class Sliced(Projection, Value, frozen=True):
 
 
 class Narrow(Projection, Value, frozen=True):
-    """The narrow form of pbloem/former: the same E x E matrices for every slice, and no output projection."""
+    """The narrow form of pbloem/former: the same E x E matrices for every slice, and no output projection.
+
+    Example: `Attention(Narrow(8))`.
+    """
 
     heads: Few
 

@@ -16,6 +16,7 @@ from cyclopts import App, Parameter, Token, convert
 
 from everyformer import __version__
 from everyformer.cli.bench import bench
+from everyformer.cli.complete import complete, completion
 from everyformer.cli.contracts import contracts
 from everyformer.cli.demo import demo
 from everyformer.cli.evaluate import evaluate
@@ -24,6 +25,8 @@ from everyformer.cli.generate import generate
 from everyformer.cli.out_of_memory import amount_requested, is_out_of_memory
 from everyformer.cli.own_parts import imported
 from everyformer.cli.plan import plan
+from everyformer.cli.predict import predict
+from everyformer.cli.settings import settings
 from everyformer.cli.show import show
 from everyformer.cli.terminal import discard_output
 from everyformer.cli.train import resume, train
@@ -49,16 +52,19 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(converter=convert_exactly),
 )
-app.command(plan)
-app.command(train)
-app.command(resume)
+for command, first in ((plan, "MEMBER"), (train, "MEMBER"), (resume, "RUN")):
+    app.command(command, usage=f"Usage: everyformer {command.__name__} [OPTIONS] {first} [SETTING=VALUE...]")
 app.command(evaluate)
 app.command(generate)
-app.command(family)
+app.command(predict)
+app.command(family, usage="Usage: everyformer family [OPTIONS] [MEMBER]")
 app.command(show)
-app.command(contracts)
+app.command(contracts, usage="Usage: everyformer contracts [OPTIONS] [MEMBER]")
 app.command(bench)
 app.command(demo)
+app.command(settings)
+app.command(completion)
+app.command(complete(app), name="complete", show=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

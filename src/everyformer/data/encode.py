@@ -27,8 +27,8 @@ SENTENCE_END = re.compile(r"(?<=[.!?])['\")\]]*\s+")
 
 
 def encode_split(text: Text, split: str, tokenizer: Tokenizer) -> Ids:
-    """Returns the token ids of a split. With the byte tokenizer these are the bytes of the text itself."""
-    if tokenizer.key == "bytes":
+    """Returns the token ids of a split. With the byte tokenizer, and of data that are token ids, these are the data themselves."""
+    if tokenizer.key in ("bytes", "ids"):
         return text.splits[split]
     dtype = _dtype(tokenizer)
     target = cache_folder() / f"{digest('tokens', text.fingerprint, split, tokenizer.key)}.tokens"

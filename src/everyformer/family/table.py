@@ -56,7 +56,7 @@ MEMBERS: dict[str, Member] = {
 
 
 def members() -> list[str]:
-    """The names of all members."""
+    """The names of all members. Example: `members()`."""
     return list(MEMBERS)
 
 

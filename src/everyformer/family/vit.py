@@ -45,8 +45,8 @@ def _patches(image: int, patch: int) -> int:
     """The number of patches in an image of this height and width."""
     if image % patch:
         raise ValueError(
-            f"an image of {image} does not divide into patches of {patch}; set model.patch to a divisor of {image}, or give "
-            f"images whose height and width are multiples of {patch}"
+            f"an image of {image} does not divide into patches of {patch}; set model.patch to a divisor of {image}, or "
+            f"task.size to a multiple of {patch}, to which images are then resized"
         )
     return (image // patch) ** 2
 

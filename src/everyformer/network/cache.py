@@ -39,7 +39,10 @@ NO_POSITION = 1 << 62
 
 
 class SegmentMemory(Value, frozen=True):
-    """A model's choice to attend to the `length` positions before each segment, in training and afterwards (Dai et al. 2019)."""
+    """A model's choice to attend to the `length` positions before each segment, in training and afterwards (Dai et al. 2019).
+
+    Example: `SegmentMemory(512)`.
+    """
 
     length: Size
 
@@ -160,6 +163,7 @@ class Cache:
     max_length       the number of positions kept. Default: the length of the model's segment memory, without the positions that no
                      sublayer can read; everything if the model has no segment memory
     segment_memory   keep detached layer inputs instead of keys and values
+    Example: `network(token_BT, cache=Cache()).cache`.
     """
 
     length: int = 0
@@ -174,6 +178,10 @@ class Cache:
     )  # the value of the network that made it; None: not known
 
     def __post_init__(self) -> None:
+        if not is_count(self.length):
+            raise ValueError(
+                f"a cache of the length {self.length!r}: start with Cache(), and continue with the last output's"
+            )
         if self.max_length is not None and not is_count(self.max_length):
             raise ValueError(
                 f"max_length of a cache is {self.max_length!r}; give a whole number, or None to keep everything"

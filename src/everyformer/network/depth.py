@@ -28,7 +28,7 @@ Entries = Sequence[Entry] | None
 
 
 class Depth:
-    """A value that builds a `DepthModule` from layers and a residual."""
+    """A value that builds a `DepthModule` from layers and a residual. Example: `class Twice(Depth, Value, frozen=True)`."""
 
     __slots__ = ()
     layers: tuple[Layer, ...]
@@ -60,7 +60,10 @@ class Depth:
 
 
 class Stack(Depth, Value, frozen=True):
-    """`num_layers` layers, each with weights of its own."""
+    """`num_layers` layers, each with weights of its own.
+
+    Example: `Stack(6, (Layer((Attention(Standard(8)), FeedForward(256))),), PreNorm())`.
+    """
 
     num_layers: Few
     layers: tuple[Layer, ...]

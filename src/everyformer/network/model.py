@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class Model(Value, frozen=True, kw_only=True):
-    """One choice per question. A network follows from this value alone, and the value round-trips through JSON."""
+    """One choice per question. A network follows from this value alone, and the value round-trips through JSON.
+
+    Example: `Model(width=64, embed=Tokens(256), body=Stack(...), outputs=(Language(),))`.
+    """
 
     width: Size
     embed: Embed
@@ -68,7 +71,10 @@ class Model(Value, frozen=True, kw_only=True):
 
 
 class EncoderDecoder(Value, frozen=True, kw_only=True):
-    """A decoder that attends to the output of an encoder, a sequence of vectors."""
+    """A decoder that attends to the output of an encoder, a sequence of vectors.
+
+    Example: `EncoderDecoder(encoder=member("bert", "tiny"), decoder=...)`.
+    """
 
     encoder: Model
     decoder: Model

@@ -23,6 +23,7 @@ from everyformer.network.inputs import (
     check_visible,
     checked_edges,
     count_positions,
+    hide_padding,
     joined_documents,
     joined_positions,
 )
@@ -34,7 +35,10 @@ SPARE = 64  # positions beyond the longest span that a segment memory keeps in t
 
 @dataclass(frozen=True)
 class Output:
-    """What a network returns. `aux` holds auxiliary losses by name, to be added to the loss."""
+    """What a network returns. `aux` holds auxiliary losses by name, to be added to the loss.
+
+    Example: `isinstance(network(token_BT), Output)`.
+    """
 
     hidden: Tensor  # B, T, D
     logits: Any = None  # of the output head, or a tuple if there are several
@@ -48,7 +52,7 @@ class Output:
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """An encoded source sequence, to which cross-attention attends."""
+    """An encoded source sequence, to which cross-attention attends. Example: `network.decode(token_BT, EncoderOutput(x_BSD))`."""
 
     x_BSD: Tensor
     visible_BS: Tensor | None = None
@@ -72,7 +76,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 class Network(nn.Module):
-    """Built from a `Model`, which it keeps as `value`."""
+    """Built from a `Model`, which it keeps as `value`. Example: `Network(member("gpt2", "tiny"))(token_BT).logits`."""
 
     def __init__(self, value: Model):
         super().__init__()
@@ -126,24 +130,27 @@ class Network(nn.Module):
         document_BK = joined_documents(before, side.documents, x_BTD)
         keys = before.length + x_BTD.shape[1]
         context = self._context(x_BTD, keys, position_BK, document_BK, side.edges, Call.of(kernel, probe))
-        context = replace(context, encoder=self._encoder_context(encoder_output, x_BTD, context))
+        context = replace(context, encoder=self.encoder_context(encoder_output, x_BTD, context))
         if before.length:
             self._check_causal(before.length, x_BTD.shape[0], context)
-        x_BTD = self._add_positions(x_BTD, context, side.segments)
+        x_BTD = self.add_positions(x_BTD, context, side.segments)
         entries = None if cache is None else before.entries or self.body.new_entries(before.segment_memory)
         x_BTD, new_entries = self.body(x_BTD, context, entries)
         visible_BT = context.positions.visible_BQ()
         if probe is not None and context.call.layer_outputs is not None:
             probe.layers += [self.body.stream.finish(x, visible_BT) for x in context.call.layer_outputs[:-1]]
         if new_entries is not None:
+            self._check_model(before)
             changes: dict[str, Any] = {"length": keys, "entries": new_entries, "model": self.value}
             padding = before.has_padding or visible is not None
             cache = replace(before, **changes, position_BK=position_BK, document_BK=document_BK, has_padding=padding)
             cache = self._trim(cache)
+        return Output(x_BTD, self.predict(x_BTD, visible_BT), cache, _sums(context.call.losses))
+
+    def predict(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Any:
+        """The logits of the output head, or a tuple if there are several."""
         logits = tuple(head(x_BTD, visible_BT, self.embed) for head in self.outputs)
-        return Output(
-            x_BTD, logits if len(logits) > 1 else logits[0] if logits else None, cache, _sums(context.call.losses)
-        )
+        return logits if len(logits) > 1 else logits[0] if logits else None
 
     def _context(
         self,
@@ -168,7 +175,7 @@ class Network(nn.Module):
     def _embed(self, inputs: Any, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The embedded tokens, with the class token before them, and which of them are visible."""
         self.embed.check(inputs)
-        x_BTD = self.embed(inputs)
+        x_BTD = self.embed(inputs if visible is None else hide_padding(inputs, visible))
         batch, length = x_BTD.shape[:2]
         check_visible(visible, batch, length)
         if visible is not None:  # padding may contain anything, NaN too
@@ -178,7 +185,7 @@ class Network(nn.Module):
             visible = None if visible is None else torch.cat((visible.new_ones(batch, 1), visible), dim=1)
         return x_BTD, visible
 
-    def _add_positions(self, x_BTD: Tensor, context: Context, segments: Tensor | None) -> Tensor:
+    def add_positions(self, x_BTD: Tensor, context: Context, segments: Tensor | None = None) -> Tensor:
         """Adds the segment embedding and the position, then the norm and the dropout of the embedding."""
         if self.segments is not None:
             if segments is None:
@@ -230,6 +237,10 @@ class Network(nn.Module):
     def _check_call(
         self, side: SideInputs, cache: Cache | None, encoder_output: EncoderOutput | None, batch: int, kernel: str
     ) -> None:
+        if not isinstance(side, SideInputs):
+            raise ValueError(
+                f"side_inputs is a {type(side).__name__}: give SideInputs(documents=..., edges=..., segments=...)"
+            )
         if not isinstance(encoder_output, EncoderOutput | None):
             raise ValueError(
                 f"encoder_output is a {type(encoder_output).__name__}: give an EncoderOutput, as encode() returns it"
@@ -266,9 +277,6 @@ class Network(nn.Module):
                 f"the cache has {len(cache.entries)} entries, this model has {len(expected)}, or they are of other kinds: it is the "
                 "cache of another model; start with Cache()"
             )
-        same = cache.model is None or cache.model is self.value or torch.compiler.is_compiling()
-        if not same and cache.model != self.value:
-            raise ValueError("the cache is that of another model, whose value is not equal; start with Cache()")
         first = next((entry for entry in cache.entries if isinstance(entry, EncoderKV)), None)
         if encoder_output is None or first is None:
             return
@@ -282,6 +290,15 @@ class Network(nn.Module):
                 "the cache has the keys of another encoder output of the same length; start with Cache() for a new source"
             )
 
+    def _check_model(self, cache: Cache) -> None:
+        """Raises ValueError if the cache fits by its shapes alone."""
+        same = cache.model is None or cache.model is self.value or torch.compiler.is_compiling()
+        if not same and cache.model != self.value:
+            raise ValueError(
+                "the shapes in the cache fit, but the model that made it is not equal to this one: it is the cache of another model; "
+                "start with Cache()"
+            )
+
     def _check_causal(self, before: int, batch: int, context: Context) -> None:
         """Raises ValueError if a cached position would depend on a new one: its output is already computed."""
         if torch.compiler.is_compiling():
@@ -293,7 +310,7 @@ class Network(nn.Module):
                     f"{reason}; give the whole sequence in one call without cache=, or make the model causal"
                 )
 
-    def _encoder_context(
+    def encoder_context(
         self, encoder_output: EncoderOutput | None, x_BTD: Tensor, context: Context
     ) -> EncoderContext | None:
         if encoder_output is None:
@@ -328,7 +345,10 @@ def _tie(module: nn.Module, to: nn.Module) -> None:
 
 
 class PairNetwork(nn.Module):
-    """Encoder and decoder. Call `encode` once, then `decode` as often as needed."""
+    """Encoder and decoder. Call `encode` once, then `decode` as often as needed.
+
+    Example: `PairNetwork(value)(source_BS, target_BT).logits`.
+    """
 
     def __init__(self, value: EncoderDecoder):
         super().__init__()

@@ -53,7 +53,10 @@ GATHER_SHARE = 0.6  # the share of running positions up to which gathering them 
 
 
 class Repeat(Depth, Value, frozen=True):
-    """The given layers `steps` times with the same weights. `position` is added before each step."""
+    """The given layers `steps` times with the same weights. `position` is added before each step.
+
+    Example: `Repeat(6, (Layer((Attention(Standard(4)), FeedForward(128))),), PostNorm())`.
+    """
 
     steps: Few
     layers: tuple[Layer, ...]
@@ -65,7 +68,10 @@ class Repeat(Depth, Value, frozen=True):
 
 
 class Halt(Depth, Value, frozen=True):
-    """The given layers at most `steps` times with the same weights, until each position halts (ACT)."""
+    """The given layers at most `steps` times with the same weights, until each position halts (ACT).
+
+    Example: `Halt(8, (Layer((Attention(Standard(4)), FeedForward(128))),), PostNorm())`.
+    """
 
     steps: Few
     layers: tuple[Layer, ...]

@@ -32,6 +32,7 @@ from everyformer.data.encode import COUNTED, encode_split, token_offsets
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import Ids
 from everyformer.infer.beam import beam_search
+from everyformer.infer.estimate import Estimate, Progress
 from everyformer.infer.evaluate import (
     adaptive_metrics,
     bits_per_byte,
@@ -56,6 +57,7 @@ from everyformer.task.check import (
     head_index,
     single_sequence,
 )
+from everyformer.task.probe_input import EXAMPLE, ProbeInput, token_labels
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
@@ -73,14 +75,14 @@ SAMPLING = {"temperature": 0.8}  # default of text generation
 class Language(Task, Value, frozen=True):
     """Predict the next token of a text."""
 
-    tokenizer: Literal["bytes", "characters", "bpe", "gpt2"] = "bytes"  # lossless tokenizers
+    tokenizer: Literal["bytes", "characters", "bpe", "gpt2"] = "bytes"  # tokenizer; all of them are lossless
     vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
-    column: str | None = None  # of records, with the text; None: the column "text"
+    column: str | None = None  # column of records with the text; None: the column "text"
     valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
-    stride: Size | None = None  # of the window in evaluation; None: half the window (segment memory: a whole segment)
-    context: Size | None = None  # tokens of a window or segment; None: the model's positions, its memory length, or 256
-    restart: Count | None = None  # segments until a row begins anew, its memory empty; 0: never; None: 4 full memories
+    stride: Size | None = None  # stride of the window in evaluation; None: half the window, or a whole segment
+    context: Size | None = None  # tokens of a window or segment; None: the model's positions or memory length, or 256
+    restart: Count | None = None  # segments after which a row begins anew; 0: never; None: 4 times the memory's
     memory: Size | None = None  # memory length in evaluation, for a model with a segment memory; None: as in training
     extra_targets: Count | None = None  # tokens after the next one to predict in training; None: as the model has it
     auxiliary_layers: bool | None = None  # predict from every layer in training; None: as the model has it
@@ -102,13 +104,17 @@ class LanguageData(TaskData):
         self.fingerprint = text.fingerprint
         # The set of characters is taken from all splits; which characters exist is not what is learned.
         splits = text.splits if task.tokenizer == "characters" else ["train"]
-        self.tokenizer = tokenizers.load_or_train(
-            task.tokenizer,
-            lambda: chain.from_iterable(map(text.chunks, splits)),
-            task.vocabulary,
-            text.fingerprint,
-            folder,
-            task.tokenizer_files,
+        self.tokenizer = (
+            tokenizers.load_ids(text.splits.values(), folder)
+            if text.is_token_ids
+            else tokenizers.load_or_train(
+                task.tokenizer,
+                lambda: chain.from_iterable(map(text.chunks, splits)),
+                task.vocabulary,
+                text.fingerprint,
+                folder,
+                task.tokenizer_files,
+            )
         )
 
     @cached_property
@@ -120,6 +126,10 @@ class LanguageData(TaskData):
                 remedy = "give more text, or another task.valid" if split == "valid" else "give more text"
                 raise ValueError(f"{self.text.name} has {len(token_N)} tokens for {split}; {remedy}")
         return splits
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return self.text.fingerprints
 
     def member_settings(self) -> dict[str, Any]:
         return {"vocabulary": self.tokenizer.vocabulary} | context_setting(self.task.context)
@@ -218,6 +228,8 @@ class LanguageObjective(Objective):
 
     def __init__(self, data: LanguageData, head: int, layers: int):
         self.data, self.task, self.head, self.layers = data, data.task, head, layers
+        self.metric = "bits_per_token" if data.tokenizer.kind == "ids" else "bits_per_byte"
+        self.includes = "auxiliary losses" if layers else ""
 
     @cached_property
     def bytes_per_target(self) -> float | None:  # type: ignore[override]
@@ -256,34 +268,49 @@ class LanguageObjective(Objective):
         of a step to compile."""
         return 1 if self.layers > 1 and self.has_loss(self.layers - 1) else self.layers
 
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+    @property
+    def targets_per_example(self) -> float:  # type: ignore[override]
+        return self.data.context or 1
+
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
         data, context = self.data, self.data.context
         assert isinstance(network, Network) and context is not None
         check_split(split, data.splits, data.text.name)
-        token_N = data.splits[split]
-        if limit is not None:
-            token_N = token_N[: limit * context + 1]
+        token_N, estimate = data.splits[split], Estimate(progress)
+        available = len(token_N) - 1
+        targets = available if limit is None else min(limit * context, available)
+        options: dict[str, Any] = {"limit": targets, "kernel": kernel, "estimate": estimate}
         if network.value.memory is not None:
             segment, memory = self.task.stride or context, self.task.memory or network.value.memory.length
-            rows, lead = streaming_rows(len(token_N) - 1, segment, memory)
+            rows, lead = streaming_rows(targets, segment, memory)
             # Without an override the network may drop keys that no head attends to.
-            total, count = streaming_nll(
-                network, token_N, segment, self.task.memory, rows=rows, lead=lead, kernel=kernel
-            )
+            streaming_nll(network, token_N, segment, self.task.memory, rows=rows, lead=lead, **options)
             method: dict[str, Any] = {"segment": segment, "memory": memory} | (
                 {"rows": rows, "lead": lead} if rows > 1 else {}
             )
             method["start"] = STARTS[0] if rows == 1 else STARTS[1]
         else:
             stride = self.task.stride or max(1, context // 2)
-            total, count = window_nll(network, token_N, context, stride, kernel=kernel)
-            method = {"window": min(context, count), "stride": stride, "start": STARTS[2]}
+            window_nll(network, token_N, context, stride, **options)
+            method = {"window": min(context, available), "stride": stride, "start": STARTS[2]}
+        scored = token_N[1:] if estimate.scored == available else token_N[estimate.target_indices()]
+        bits = bits_per_byte(estimate.scored, data.byte_length(scored))  # of one nat per target
         return {
-            "bits_per_byte": bits_per_byte(total, data.byte_length(token_N[1:])),
-            "perplexity": perplexity(total, count),
+            self.metric: estimate.mean * bits,
+            "low": estimate.low * bits,
+            "high": estimate.high * bits,
+            "perplexity": perplexity(estimate.total, estimate.scored),
             "split": split,
             **method,
-            "targets": count,
+            "targets": estimate.scored,
+            "targets_in_split": available,
             **({} if network.value.body.is_causal() else {"leaks": "the future"}),  # then the numbers above are too low
             **adaptive_metrics(network, token_N),
         }
@@ -298,6 +325,8 @@ class LanguageInference(Inference):
     @cached_property
     def example(self) -> str:  # type: ignore[override]
         """A prompt of characters that the tokenizer has."""
+        if self.tokenizer.kind == "ids":
+            return "--prompt '1 2 3'"
         if self.data.task.tokenizer != "characters":
             return super().example
         words = bytes(self.data.text.splits["valid"][:200]).decode(errors="ignore").split()
@@ -307,6 +336,21 @@ class LanguageInference(Inference):
         assert isinstance(network, Network)
         prompt = self.data.splits["valid"][:32].tolist()
         return self.tokenizer.decode(generate(network, [prompt], tokens, temperature=0.5, seed=seed)[0])
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """A text. Default: as much of EXAMPLE as the network can read, or of the validation text if it has other characters."""
+        assert isinstance(network, Network)
+        if text == "":
+            raise ValueError("the text is empty; give one with --text, or leave --text out")
+        try:
+            ids = self.tokenizer.encode((text or EXAMPLE).encode())
+        except ValueError:  # an unknown character
+            if text is not None:
+                raise
+            ids = np.asarray(self.data.splits["valid"][: len(EXAMPLE)])
+        ids = ids if text is not None else ids[: network.limit]
+        token_BT = torch.from_numpy(ids.astype(np.int64))[None].to(next(network.parameters()).device)
+        return ProbeInput((token_BT,), token_labels(self.tokenizer, ids))
 
     def generate_text(
         self,

@@ -62,12 +62,14 @@ def find_step(folder: Path, step: int | Literal["best"] | None) -> int:
         best = verify(folder, saved[-1], result=True).get("best")
         if best is None or best["step"] not in saved:
             raise ValueError(
-                f"{folder} has no best checkpoint: none was evaluated; let run.save be a multiple of run.evaluate, or leave "
-                "--step out for the last one"
+                f"{folder} has no best checkpoint: none was evaluated yet; resume the run, or leave out the step for the last one"
             )
         return int(best["step"])
     if step is not None and step not in saved:
-        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, saved))}")
+        kept = f"are at the steps {', '.join(map(str, saved))}" if len(saved) > 1 else f"is at step {saved[0]}"
+        raise ValueError(
+            f"{folder} has no checkpoint of step {step}; its checkpoint{'s' * (len(saved) > 1)} {kept} (run.keep sets how many are kept)"
+        )
     return saved[-1] if step is None else step
 
 

@@ -22,13 +22,21 @@ from everyformer.value import UnknownPart, from_json, to_json
 
 
 def write_run(recipe: Recipe, data: TaskData, model: Model | EncoderDecoder, folder: Path) -> None:
-    """Write the files that describe a new run."""
-    with report_write_errors(folder):
-        others = set(folder.iterdir())
-        data.save(folder)
-        (folder / "model.json").write_text(to_json(model) + "\n")
-        write_checksums(folder, {path.name: (checksum(path),) for path in set(folder.iterdir()) - others})
-    write_recipe(recipe, folder)  # last: a folder with a recipe has the other files
+    """Write the files that describe a new run. If that fails, none of them is left."""
+    others = set(folder.iterdir())
+    try:
+        with report_write_errors(folder):
+            data.save(folder)
+            (folder / "model.json").write_text(to_json(model) + "\n")
+            write_checksums(folder, {path.name: (checksum(path),) for path in set(folder.iterdir()) - others})
+        write_recipe(recipe, folder)  # last: a folder with a recipe has the other files
+    except BaseException:
+        for path in set(folder.iterdir()) - others:
+            path.unlink()
+        raise
+
+
+KEPT = ("optim.name", "optim.ema")  # they decide what a checkpoint holds
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
@@ -47,8 +55,12 @@ def add_files(folder: Path, names: Sequence[str]) -> None:
 def override_run(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """Returns the recipe of a resumed run with other settings. Raises ValueError if they change more than the run."""
     for setting in settings:
-        if not setting.startswith("run."):
-            raise ValueError(f"{setting} cannot change when a run is resumed, only run.* can; start a new run with it")
+        name = setting.partition("=")[0]
+        if name.partition(".")[0] not in ("run", "optim") or name in KEPT:
+            raise ValueError(
+                f"{setting} cannot change when a run is resumed, only run.* and optim.* (without {' and '.join(KEPT)}) can; start a "
+                "new run with it, from these weights with --init-from"
+            )
     return override(recipe, settings)
 
 
@@ -90,7 +102,9 @@ def _exists(path: str) -> bool:
 def check_data(recipe: Recipe, folder: Path) -> None:
     """Raises ValueError if the file or folder with the run's data is missing."""
     if recipe.data and Path(recipe.data).is_absolute() and not _exists(recipe.data):
-        raise ValueError(f"the data of {folder} are missing: there is no {recipe.data}; restore them")
+        raise ValueError(
+            f"the data of {folder} are missing: there is no {recipe.data}; give their new place with --data (in Python data=)"
+        )
 
 
 def read_model(folder: Path) -> Model | EncoderDecoder:
