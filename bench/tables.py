@@ -330,6 +330,35 @@ def recurrent(log: str) -> Rows:
     return rows
 
 
+# Beginning with an empty memory, and default learning rates
+
+
+@table("bits by position")
+def begin(log: str) -> Rows:
+    found = list(json_lines(log))
+    names = list(found[0]["by_position"])
+    rows = [["member", "begins anew after", "rate", *names, "carried"]]
+    for one in found:
+        after = f"{one['restart']} segments" if one["restart"] else "never"
+        bits = [f"{one['by_position'][name]:.2f}" for name in names]
+        rows.append(
+            [f"`{one['member']}`", after, f"{one['lr']:.2g}" if "lr" in one else "", *bits, f"{one['carried']:.2f}"]
+        )
+    return rows
+
+
+@table("learning rates")
+def rates(log: str) -> Rows:
+    rows = [["model", "settings", "rate", "result"]]
+    for one in json_lines(log):
+        result = f"{one['accuracy']:.1%} right" if "accuracy" in one else f"{one['bits_per_byte']:.3f} bits per byte"
+        if "order" in one:  # of bench.ngram
+            rows.append([f"{one['order']}-gram", "", "", result])
+        else:
+            rows.append([f"`{one['member']}`, {one['task']}", f"`{one['settings']}`", f"{one['lr']:.2g}", result])
+    return rows
+
+
 # Memory plans, and GPT-2's step: the program prints the table
 
 
