@@ -1,7 +1,7 @@
 # Every target creates .venv if necessary: on a fresh machine `make demo` or `make check` is enough.
 PY := .venv/bin/python
 
-.PHONY: demo test lint check format contracts bench clean
+.PHONY: demo test lint check format contracts bench gpu clean
 
 demo: .venv/.installed
 	.venv/bin/everyformer demo
@@ -28,6 +28,10 @@ contracts: .venv/.installed
 bench: .venv/.installed
 	$(PY) -m bench.gpt2_step
 
+# Needs a GPU; takes about five minutes and writes docs/results/gpu.md.
+gpu: .venv/.installed
+	$(PY) -m bench.gpu
+
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -exec rm -rf {} +
@@ -42,5 +46,5 @@ clean:
 	    echo 'error: no Python 3.11, 3.12 or 3.13 with the venv module on PATH;' \
 	        'install one (on Debian: python3 and python3-venv) and run make again' >&2; exit 1; }
 	@echo 'installing into .venv (a minute or two)'
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,plot,image,translate,tensorboard,control,peers]'
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,plot,image,translate,parquet,tensorboard,control,peers]'
 	@touch $@

@@ -22,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from everyformer.train.provenance import start_log
+
 UNIVERSAL = ["universal-transformer", "--size", "tiny-pair"]
 PLAIN = ["transformer", "--size", "tiny"]
 
@@ -92,6 +94,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    start_log(seed=range(options.seeds))
     chosen = {name: words for name, words in models(options.depth).items() if name in options.models.split(",")}
     with ThreadPoolExecutor(options.jobs) as pool:
         futures = {

@@ -28,6 +28,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from everyformer.train.provenance import start_log
 from everyformer.train.record import read
 
 AGENTS = {
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--only-table", action="store_true")
     parser.add_argument("settings", nargs="*", help="settings of every run, for example optim.lr=3e-4")
     options = parser.parse_args()
+    start_log(seed=range(options.seeds), packages=("popgym", "gymnasium"))
     options.out.mkdir(parents=True, exist_ok=True)
     file_path = options.out / "results.jsonl"
     if not options.only_table:
@@ -134,7 +136,7 @@ def main() -> None:
             key=lambda run: ("minigrid" not in run[1], run[0] == "lstm"),
         )
         with ThreadPoolExecutor(options.jobs) as pool, file_path.open("a") as file:
-            for result in pool.map(lambda run: one(*run, options), order):
+            for result in pool.map(lambda run: one(run[0], run[1], run[2], options), order):
                 file.write(json.dumps(result) + "\n")
                 file.flush()
     last = {

@@ -25,6 +25,7 @@ from sb3_contrib import RecurrentPPO  # type: ignore[import-not-found]
 
 from everyformer.data.environments import Environment
 from everyformer.task.control_objective import CONFIDENCE, SPLITS, episode_seed
+from everyformer.train.provenance import start_log
 
 
 class GymnasiumEnvironment(gymnasium.Env[Any, Any]):
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--own", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    start_log(seed=options.seed, packages=("sb3-contrib", "popgym", "gymnasium"))
     from stable_baselines3.common.vec_env import DummyVecEnv  # type: ignore[import-not-found]
 
     environments = DummyVecEnv(

@@ -35,6 +35,7 @@ from everyformer import (
     Tokens,
     Window,
 )
+from everyformer.train.provenance import start_log
 
 EVALUATED = (1, 2, 4, 8, 0)
 
@@ -107,6 +108,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
+    start_log(seed=options.seed)
     options.buckets, options.window = options.buckets or options.length // 8, options.window or 16
     for rounds in map(int, options.rounds.split(",")):
         network = train(rounds, options)

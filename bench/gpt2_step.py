@@ -17,7 +17,6 @@ import json
 import multiprocessing
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from everyformer.train.provenance import start_log
 
 Forward = Callable[[Tensor], Tensor]  # tokens B, T to logits B, T, V
 
@@ -216,10 +217,10 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
+    start_log(seed=options.seed, packages=("transformers", "x-transformers"))
     results = measure(options)
     if options.json:
-        json.dump({"torch": torch.__version__, "options": vars(options), "models": results}, sys.stdout, indent=2)
-        print()
+        print(json.dumps({"options": vars(options), "models": results}, indent=2))
         return
     print(
         f"{options.layers} layers, width {options.width}, {options.heads} heads, {options.batch} x {options.length} tokens,"

@@ -16,6 +16,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ import everyformer
 from bench.recurrent import clock
 from everyformer import Cache
 from everyformer.train.learner import set_gather
+from everyformer.train.provenance import start_log
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    start_log(seed=0)
     now = clock(options.device)
     token_BT = torch.randint(0, 256, (options.batch, options.length + 1), device=options.device)
     network, fixed = build(options, "freeze"), build(options, None)
@@ -86,9 +89,7 @@ def main() -> None:
 
     with torch.no_grad():
         cache = fixed(token_BT[:, :-1], cache=Cache()).cache
-    times = {
-        name: timed(lambda f=f: f(fixed), options.rounds, now) for name, f in (("forward", forward), ("step", step))
-    }
+    times = {name: timed(partial(f, fixed), options.rounds, now) for name, f in (("forward", forward), ("step", step))}
     report("fixed", None, options.steps, **times, token=timed(lambda: token(fixed, cache), options.rounds, now))
     order_BT = (
         torch.rand(options.batch, options.length, generator=torch.Generator().manual_seed(0)).argsort(1).argsort(1)
@@ -104,7 +105,7 @@ def main() -> None:
                 with torch.no_grad():
                     cache = network(token_BT[:, :-1], cache=Cache()).cache
                 unit.h_BT = h_BT[:, :1]
-                times["token"] = timed(lambda cache=cache: token(network, cache), options.rounds, now)
+                times["token"] = timed(partial(token, network, cache), options.rounds, now)
             report(way, share, round(1 + (options.steps - 1) * float(1 - h_BT.mean()), 2), **times)
 
 

@@ -26,6 +26,7 @@ import everyformer
 from everyformer.network.cache import Cache
 from everyformer.network.residual import PreNorm
 from everyformer.study.cost import CostCounter
+from everyformer.train.provenance import start_log
 
 
 def step(network: nn.Module, token_BT: Tensor) -> None:
@@ -66,7 +67,7 @@ def now(cuda: bool) -> float:
 def depth(device: str, rounds: int) -> None:
     token_BT = torch.randint(0, 256, (4, 513), device=device)
     for layers in (6, 12, 24, 48):
-        value = everyformer.member("reformer", "tiny", layers=layers, context=512, axial_columns=16, dropout=0.0)
+        value: Any = everyformer.member("reformer", "tiny", layers=layers, context=512, axial_columns=16, dropout=0.0)
         plain = replace(value, body=replace(value.body, residual=PreNorm()))
         for name, one in (("reversible", value), ("plain", plain)):
             report(layers=layers, residual=name, **measured(one.build().to(device), token_BT, rounds))
@@ -82,10 +83,10 @@ def reuse(device: str, rounds: int) -> None:
 def reuse_row(network: nn.Module, memory: int, device: str, rounds: int, segment: int = 64) -> dict[str, float]:
     """Milliseconds per byte with a memory of this length, and without one."""
     token_BT = torch.randint(0, 256, (1, memory), device=device)
-    cache = network(token_BT, cache=Cache(), memory=memory).cache
+    cache = network(token_BT, cache=Cache(max_length=memory)).cache
 
     def read_segment() -> None:
-        network(token_BT[:, :segment], cache=cache, memory=memory)
+        network(token_BT[:, :segment], cache=cache)
 
     encoded = median(lambda: network(token_BT), rounds, device == "cuda")
     reused = median(read_segment, rounds, device == "cuda")
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    torch.manual_seed(0)
+    start_log(seed=0)
     {"depth": depth, "reuse": reuse, "spans": spans}[options.what](options.device, options.rounds)
 
 

@@ -23,8 +23,8 @@ from typing import Any
 Row = tuple[str, str, list[str]]
 CPU: list[Row] = [
     ("gpt2", "tiny", ["run.batch=32"]),
-    ("gpt2", "small", ["run.batch=2", "model.context=256"]),
-    ("gpt2", "small", ["run.batch=2", "model.context=256", "optim.name=muon", "optim.ema=0.99"]),
+    ("gpt2", "small", ["run.batch=2", "task.context=256"]),
+    ("gpt2", "small", ["run.batch=2", "task.context=256", "optim.name=muon", "optim.ema=0.99"]),
     ("byte-language", "tiny", ["run.batch=256", "run.accumulate=4"]),
     ("byte-language", "paper", ["run.batch=8"]),
     ("byte-language", "paper", ["run.batch=8", "run.precision=bf16"]),
@@ -35,7 +35,7 @@ CPU: list[Row] = [
     (
         "transformer-xl",
         "tiny",
-        ["model.width=256", "model.heads=4", "model.layers=6", "run.batch=16", "task.segment=128"],
+        ["model.width=256", "model.heads=4", "model.layers=6", "run.batch=16", "task.context=128"],
     ),
     (
         "adaptive-span",
@@ -45,7 +45,7 @@ CPU: list[Row] = [
     (
         "reformer",
         "tiny",
-        ["model.width=256", "model.layers=6", "model.context=512", "model.axial_columns=16", "run.batch=8"],
+        ["model.width=256", "model.layers=6", "task.context=512", "model.axial_columns=16", "run.batch=8"],
     ),
     ("universal-transformer", "tiny", ["model.width=256", "run.batch=32"]),
     ("lstm", "byte", ["run.batch=16"]),
@@ -72,13 +72,13 @@ CUDA: list[Row] = [
     (
         "adaptive-span",
         "tiny",
-        ["model.width=256", "model.heads=4", "model.layers=6", "model.span=512", "run.batch=64", "task.segment=256"],
+        ["model.width=256", "model.heads=4", "model.layers=6", "model.span=512", "run.batch=64", "task.context=256"],
     ),
     ("image-transformer", "tiny", ["model.width=256", "model.layers=8", "run.batch=64", "run.precision=bf16"]),
     (
         "sparse-transformer",
         "tiny",
-        ["model.width=256", "model.layers=6", "model.context=1024", "run.batch=32", "run.precision=bf16"],
+        ["model.width=256", "model.layers=6", "task.context=1024", "run.batch=32", "run.precision=bf16"],
     ),
     (
         "reformer",
@@ -86,7 +86,7 @@ CUDA: list[Row] = [
         [
             "model.width=256",
             "model.layers=6",
-            "model.context=1024",
+            "task.context=1024",
             "model.axial_columns=32",
             "run.batch=32",
             "run.precision=bf16",
@@ -136,7 +136,7 @@ def measured(*row: Any) -> dict[str, Any]:
 
     recipe, seconds = recipe_of(*row), list[float]()
     device = find_device(recipe.run.device)
-    data = recipe.task.open(recipe.data, recipe.model.get("context"), None)
+    data = recipe.task.open(recipe.data)
 
     def steps() -> None:
         loop = Loop(recipe, data, data.adapt(recipe.value(data.member_settings())), None, World(device=device), ())
@@ -183,10 +183,11 @@ def main() -> None:
     options = arguments()
     import torch
 
+    from everyformer.train.provenance import start_log
+
+    start_log(seed=0)
     on_cuda = torch.cuda.is_available() and options.device != "cpu"
     if not options.json:
-        name = torch.cuda.get_device_name() if on_cuda else f"CPU, {torch.get_num_threads()} threads"
-        print(f"{name}, torch {torch.__version__}, {options.steps} steps\n")
         print(
             "| model | settings | parameters | planned MiB | measured MiB | ratio | process adds MiB | resident MiB |"
         )

@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 
 import everyformer
 from everyformer.network.scan import scan
+from everyformer.train.provenance import start_log
 
 WAYS = [("lstm", "reference"), ("lstm", "auto"), ("ablated-lstm", "reference"), ("ablated-lstm", "auto")]
 
@@ -52,10 +54,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     options = parser.parse_args()
+    start_log(seed=0)
     now = clock(options.device)
     for length in map(int, options.lengths.split(",")):
         torch.manual_seed(0)
-        runs = {way: everyformer.build(way[0], options.size).to(options.device) for way in WAYS}
+        runs: dict[tuple[str, str], Any] = {
+            way: everyformer.build(way[0], options.size).to(options.device) for way in WAYS
+        }
         transformer_size = "paper" if options.size == "byte" else "tiny"
         runs["byte-language", "auto"] = everyformer.build("byte-language", transformer_size, context=length).to(
             options.device

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
+from everyformer.data import datasets
 from everyformer.study.contract_report import Report, Result
 from everyformer.study.contracts import LIMIT
 
 collect_ignore = [] if torch.cuda.is_available() else ["device"]  # these need a GPU
+
+
+@pytest.fixture
+def gpt2_files(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The first 2,000 merges of GPT-2's vocab.bpe and their ids in encoder.json (OpenAI, MIT licence), taken as the whole files."""
+    folder = Path(__file__).parent / "data" / "gpt2_excerpt"
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    monkeypatch.setitem(datasets.DATASETS, datasets.GPT2_FILES, (datasets.FileSet(sums, "https://home/"),))
+    return folder
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -42,6 +42,6 @@ def test_own_parts_are_trained_saved_loaded_and_checked(tmp_path, monkeypatch, c
         for command in COMMANDS:
             program, *arguments = shlex.split(command)
             assert program == "everyformer" and main(arguments) == 0
-            assert "next: everyformer" in capsys.readouterr().out
+            assert "next: everyformer" in capsys.readouterr().err
     finally:
         sys.modules.pop("my_parts", None)

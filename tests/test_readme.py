@@ -47,7 +47,7 @@ def run_commands(block, capsys):
         else:
             assert program == "everyformer"
             assert main(arguments) == 0
-            assert "next: everyformer" in capsys.readouterr().out
+            assert "next: everyformer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if "--import" not in block[0]], ids=lambda block: block[0])

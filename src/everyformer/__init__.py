@@ -4,6 +4,9 @@
     network = everyformer.build("gpt2", width=256)     # a network, ready to train
     value = everyformer.member("gpt2", "tiny")          # what it is: a value, printable, JSON round trip
     everyformer.contracts(network)                      # proof that the future does not leak, the cache is exact, ...
+    recipe = everyformer.Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")
+    run = everyformer.train(recipe, "runs/first", progress=True)   # trains it; open_run("runs/first") opens it again
+    run.generate("Once", tokens=40)
 
 Names are imported when they are first used, so that `import everyformer` costs nothing.
 """
@@ -57,6 +60,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     )
     from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, ScoreModModule, Shaw, T5Bias
     from everyformer.attention.span import DynamicSpan, Span
+    from everyformer.family.pretrained import from_pretrained
     from everyformer.family.table import build, member, members
     from everyformer.infer.generate import generate, sample
     from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions
@@ -73,7 +77,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.multi_head_attention import Attention, CrossAttention
     from everyformer.network.network import EncoderOutput, Network, Output, PairNetwork
     from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
-    from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, PerToken
+    from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, PerToken, Regress
     from everyformer.network.ponder_rnn import PonderRnn
     from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
     from everyformer.network.repeat import Halt, Repeat
@@ -82,6 +86,9 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.store import load, save
     from everyformer.network.sublayer import Sublayer, SublayerModule
     from everyformer.study.contracts import contracts
+    from everyformer.train.loop import resume
+    from everyformer.train.recipe import Recipe
+    from everyformer.train.trained import TrainedRun, open_run
     from everyformer.value import Value, from_json, to_json
 
 _HOMES = {
@@ -111,23 +118,27 @@ _HOMES = {
     "everyformer.network.depth": "Depth Stack",
     "everyformer.network.repeat": "Repeat Halt",
     "everyformer.network.cache": "Cache SegmentMemory",
-    "everyformer.network.output_head": "OutputHead Language Masked Classify PerToken Logistics",
+    "everyformer.network.output_head": "OutputHead Language Masked Classify Regress PerToken Logistics",
     "everyformer.network.initial": "Initial AsTorch Normal Xavier",
     "everyformer.network.auxiliary": "AuxiliaryPredictions AuxiliaryNetwork",
     "everyformer.network.model": "Model EncoderDecoder",
     "everyformer.network.network": "Network PairNetwork Output EncoderOutput",
     "everyformer.network.store": "save load",
+    "everyformer.family.pretrained": "from_pretrained",
     "everyformer.family.table": "build member members",
     "everyformer.infer.generate": "generate sample",
     "everyformer.study.contracts": "contracts",
+    "everyformer.train": "Recipe TrainedRun open_run resume",
     "everyformer.value": "Value from_json to_json",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", "train", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "train":  # a package that can be called
+        return import_module("everyformer.train")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'everyformer' has no attribute {name!r}")

@@ -21,6 +21,8 @@ import msgspec
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # an integer of at least 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # an integer of at least 0
+Few = Annotated[int, msgspec.Meta(ge=1, le=2**16)]  # a number of heads, layers or repetitions: each takes time
+FewOrZero = Annotated[int, msgspec.Meta(ge=0, le=2**16)]
 Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]  # a probability below 1
 Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositivePart = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -30,12 +32,16 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 T = TypeVar("T")
 
 
+class UnknownPart(ValueError):
+    """JSON names a class that is not known: misspelled, or a part of your own that is not imported."""
+
+
 def snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 class Value(msgspec.Struct, frozen=True, tag=snake, tag_field="type", omit_defaults=False, forbid_unknown_fields=True):
-    """A frozen struct. Raises ValueError if a field does not have its type."""
+    """A frozen struct. Raises ValueError if a field does not have its type. Example: `class Dilated(Pattern, Value, frozen=True)`."""
 
     def __post_init__(self) -> None:
         for name, full_name, kind in _fields(type(self)):
@@ -46,6 +52,8 @@ class Value(msgspec.Struct, frozen=True, tag=snake, tag_field="type", omit_defau
 @functools.cache
 def _fields(kind: type[Value]) -> tuple[tuple[str, str, Any], ...]:
     """The fields of a class: name, name in errors, and type. Cached, because msgspec takes long."""
+    if not kind.__struct_config__.frozen:
+        raise ValueError(f"{kind.__name__} has frozen=False, but values do not change; write frozen=True")
     fields = msgspec.structs.fields(kind)
     return tuple((field.name, f"{snake(kind.__name__)}.{field.name}", field.type) for field in fields)
 
@@ -57,23 +65,45 @@ def checked(name: str, value: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(value, kind, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        reason = str(error).replace("Expected", "expected").replace("`", "")
-        if get_origin(kind) is Literal:
-            reason = nearest(str(value), get_args(kind))
+        if mistake := _common_mistake(value, kind):
+            raise ValueError(f"{name} is {mistake}") from None
+        reason = nearest(str(value), get_args(kind)) if get_origin(kind) is Literal else _reason(error)
         raise ValueError(f"{name} is {value!r}: {reason}") from None
 
 
+def _common_mistake(value: Any, kind: Any) -> str | None:
+    """A class instead of a value, or one value instead of a tuple of them, with the remedy."""
+    for one in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(one, type):
+            return f"the class {one.__name__}, not a value: write {one.__name__}(...), with its fields"
+    if isinstance(value, Value) and any(get_origin(one) is tuple for one in (kind, *get_args(kind))):
+        name = type(value).__name__
+        return f"one {name}, but a tuple is expected: write ({name}(...),)"
+    return None
+
+
+def _reason(error: msgspec.MsgspecError) -> str:
+    """The message of msgspec in our words: without backticks, and with a path such as body.layers[0]."""
+    return re.sub(r" - at \$\.?(.+)", r", at \1", str(error).replace("Expected", "expected").replace("`", ""))
+
+
 def to_json(value: Value, indent: int = 2) -> str:
+    """Write a value as JSON, which `from_json` reads. Example: `to_json(member("gpt2", "tiny"))`."""
     return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
 
 
 def from_json(text: str | bytes, kind: type[T]) -> T:
-    """Read a value from JSON. `kind` is a protocol or a value class. Raises ValueError if the JSON is not one."""
+    """Read a value from JSON. `kind` is a protocol or a value class. Raises ValueError if the JSON is not one.
+
+    Raises UnknownPart, a ValueError, if the JSON names a class that is not known. Example: `from_json(text, Model)`.
+    """
     try:
         tree = msgspec.json.decode(text)
         return msgspec.convert(tree, kind, dec_hook=_decode)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"this JSON is not a {kind.__name__}: {error}") from None
+        if isinstance(error.__cause__, UnknownPart):
+            raise UnknownPart(str(error.__cause__)) from None
+        raise ValueError(f"this JSON is not a {kind.__name__}: {_reason(error)}") from None
 
 
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -131,8 +161,8 @@ def _decode(kind: Any, tree: Any) -> Any:
         raise ValueError(f"expected a {name} value, got {type(tree).__name__}")
     kinds = named(kind)
     if tree["type"] not in kinds:
-        raise ValueError(
-            f"no {name} is named {tree['type']!r}; {nearest(tree['type'], kinds).rstrip('?')}. A class of your own must be imported first: "
-            "with --import FILE on the command line, with import in Python"
+        raise UnknownPart(
+            f"no {name} is named {tree['type']!r}; {nearest(tree['type'], kinds).rstrip('?')}. If it is a part of your own, import its "
+            "file: with --import FILE on the command line, with import in Python"
         )
     return msgspec.convert(tree, kinds[tree["type"]], dec_hook=_decode)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from everyformer import Attention, Chunked, Context, FourTerm, Hashed, Pattern, Rotary, Shared, T5Bias, parse
 from everyformer.attention.attend import attend, choose
 from everyformer.attention.hashing import Hash, buckets
-from everyformer.attention.kernels import hashed as kernel
 from everyformer.attention.kernels.request import Request
 from tests.spec import lsh
 
@@ -171,14 +172,25 @@ def test_the_kernel_has_dropout():
 
 
 @pytest.mark.spec(116)
-def test_scores_and_memory_grow_linearly_with_the_length():
-    """Each query has at most `rounds` times the scores of the window and two chunks; the memory of the backward pass grows alike."""
-    pattern = Hashed(4, 32, 64)
-    for keys in (4096, 16384, 65536):
-        per_query = kernel.computed_fraction(Request.of(pattern, keys, keys, 1)) * keys
-        assert per_query < 4 * 2 * (64 + 64)
-    saved = [_saved_bytes(pattern, keys) for keys in (512, 1024, 2048)]
-    assert saved[2] - saved[1] < 2.1 * (saved[1] - saved[0])
+def test_operations_and_memory_grow_as_l_log_l():
+    """Counted from the products that run and the tensors that are kept, with twice as many buckets for twice the length: it costs at
+    most 2 log(2 L) / log L times as much, where dense attention costs 4 times as much. As in the paper the hash is not counted."""
+    lengths = (256, 512, 1024, 2048)
+    patterns = [Hashed(2, 2 * length // 64, 32) for length in lengths]
+    for measure in (_operations, _saved_bytes):
+        costs = [measure(pattern, length) for pattern, length in zip(patterns, lengths, strict=True)]
+        for length, cost, doubled in zip(lengths, costs, costs[1:], strict=False):
+            assert 1.9 * cost < doubled < 2 * math.log(2 * length) / math.log(length) * cost
+    assert 3.9 < _operations("full", 1024) / _operations("full", 512) < 4.1
+    assert _operations(patterns[-1], 2048) < _operations("full", 2048) / 4
+
+
+def _operations(pattern: Hashed | str, keys: int) -> int:
+    q, k, v = draw(keys)
+    given = {} if isinstance(pattern, str) else {"context": context_of(pattern, k), "kernel": "hashed"}
+    with FlopCounterMode(display=False) as counter:
+        attend(q, k, v, parse(pattern) if isinstance(pattern, str) else pattern, **({"kernel": "reference"} | given))
+    return counter.get_total_flops()
 
 
 def _saved_bytes(pattern: Hashed, keys: int) -> int:

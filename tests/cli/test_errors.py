@@ -29,14 +29,14 @@ pytestmark = pytest.mark.usefixtures("place")
         (["train", "gpt2", "--size", "tiny", "rum.stps=3"], "settings begin with run., optim., model. or task."),
         (["train", "gpt2", "--size", "tiny", "run.steps="], "run.steps= has no value; write one after the ="),
         (["train", "gpt2", "--size", "tiny", "model.widht=3"], "did you mean width"),
-        (["train", "gpt2", "--size", "tiny", "run.steps=many"], "run.steps=many: expected int"),
+        (["train", "gpt2", "--size", "tiny", "run.steps=many"], "run.steps=many: give an integer"),
         (["train", "gpt2", "--size", "tiny", "steps"], "write path=value"),
         (["train", "gpt2", "--size", "tiny", "--data", "nowhere"], "there is no file or folder nowhere"),
-        (["train", "gpt2", "--size", "tiny", "--data", "text.txt", "model.context=9999"], "longer than"),
+        (["train", "gpt2", "--size", "tiny", "--data", "text.txt", "task.context=9999"], "longer than"),
         (["train", "gpt2", "--size", "tiny", "run.precision=fp16", "run.device=cpu"], "fp16 on a CPU"),
         (["train", "gpt2", "--size", "tiny", "run.device=moon"], "the device moon"),
         (["train", "GPT2"], "did you mean gpt2"),
-        (["train", "gpt2", "--size", "tiny", "model.width=64.5"], "model.width=64.5: expected int"),
+        (["train", "gpt2", "--size", "tiny", "model.width=64.5"], "model.width=64.5: give an integer"),
         (
             ["train", "gpt2", "--size", "tiny", "task.valid=0"],
             "0 tokens for valid; give more text, or another task.valid",
@@ -80,10 +80,7 @@ def test_a_run_without_its_tokenizer_is_refused(place, capsys):
     (place / "run" / "characters.json").unlink()
     for verb in ("generate", "evaluate", "resume"):
         assert main([verb, "run"]) == 2
-        assert (
-            "run has no characters.json, the tokenizer that the run was trained with; restore the file"
-            in capsys.readouterr().err
-        )
+        assert "run/characters.json is missing; restore it: cp run/checkpoints/" in capsys.readouterr().err
 
 
 def test_the_recipe_records_the_tokenizer_of_the_initial_weights(place, capsys):
@@ -92,7 +89,7 @@ def test_the_recipe_records_the_tokenizer_of_the_initial_weights(place, capsys):
     assert json.loads((place / "new" / "recipe.json").read_text())["task"]["tokenizer"] == "characters"
     (place / "new" / "characters.json").unlink()
     assert main(["generate", "new"]) == 2
-    assert "new has no characters.json" in capsys.readouterr().err
+    assert "new/characters.json is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pattern", ["hashed(2, 8, 16)", "chunked(2, 8, 16, False, True)"])
@@ -110,7 +107,7 @@ def test_only_resuming_needs_the_optimizer(place, capsys):
     assert main(["evaluate", "run", "--step", "best"]) == 0 and main(["generate", "run", "--tokens", "3"]) == 0
     assert train("--out", "next", "--init-from", "run") == 0
     assert main(["resume", "run", "--steps", "7"]) == 2
-    assert "has lost optimizer.safetensors" in capsys.readouterr().err
+    assert "optimizer.safetensors is missing; use an earlier checkpoint with --step 3" in capsys.readouterr().err
 
 
 def test_images_that_do_not_fit_the_model_leave_no_folder(place, capsys):
@@ -130,7 +127,7 @@ def test_images_that_do_not_fit_the_model_leave_no_folder(place, capsys):
     assert main([*given, "model.patch=5"]) == 0
     (place / "run" / "classes.json").write_text('{"kind": "im')
     assert main(["evaluate", "run"]) == 2
-    assert "classes.json is not valid JSON" in capsys.readouterr().err
+    assert "run/classes.json was changed after it was written; restore it: cp " in capsys.readouterr().err
 
 
 def test_an_absent_device_is_not_proposed(monkeypatch, capsys):
@@ -144,3 +141,32 @@ def test_an_existing_folder_is_not_overwritten(place, capsys):
     (place / "full" / "mine.txt").write_text("keep me")
     assert train("--out", "full") == 2
     assert "already exists" in capsys.readouterr().err and (place / "full" / "mine.txt").read_text() == "keep me"
+
+
+def test_a_mistyped_checkpoint_or_limit_is_answered_with_the_word(capsys):
+    for words, told in (
+        (["evaluate", "run", "--step", "bst"], "bst is neither a step nor best; did you mean best?"),
+        (["generate", "run", "--step", "bst"], "did you mean best?"),
+        (["resume", "run", "--step", "bst"], "did you mean best?"),
+        (["evaluate", "run", "--limit", "al"], "al is neither a number nor all; did you mean all?"),
+    ):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert told in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    "setting, told",
+    [
+        ("run.steps=five", "give an integer"),
+        ("run.steps=0", "give an integer >= 1"),
+        ("optim.lr=x", "give a number"),
+        ("optim.ema=2", "give a number < 1.0"),
+        ("run.shard=maybe", "give true or false"),
+        ("run.examples=x", "give an integer or none"),
+        ("run.batch_schedule=3", "give a list in JSON, such as [[100, 8]]"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_what_to_give(setting, told, capsys):
+    assert main(["train", "gpt2", "--size", "tiny", setting]) == 2
+    assert capsys.readouterr().err == f"error: {setting}: {told}\n"

@@ -68,7 +68,7 @@ def test_a_run_that_really_is_too_large_fails_with_one_line(tmp_path):
         resource.setrlimit(resource.RLIMIT_DATA, (1500 << 20, -1))
 
     (tmp_path / "text.txt").write_text("to be, or not to be: that is the question.\n" * 60)
-    words = ["train", *SMALL, "--data", "text.txt", "run.batch=640", "model.context=128", "--out", "run"]
+    words = ["train", *SMALL, "--data", "text.txt", "run.batch=640", "task.context=128", "--out", "run"]
     failed = subprocess.run(
         [sys.executable, "-c", "import sys; from everyformer.cli.main import main; sys.exit(main())", *words],
         cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True,
@@ -78,3 +78,17 @@ def test_a_run_that_really_is_too_large_fails_with_one_line(tmp_path):
         r"error: out of memory \(\d+ bytes were requested\); the run needs [\d.]+ [MG]iB; add run\.\w+=\d+.*\n",
         failed.stderr,
     )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError(CPU), MemoryError(), ImportError("libtorch_cpu.so: failed to map segment")],
+)
+def test_every_command_reports_a_lack_of_memory_in_one_line(monkeypatch, capsys, error):
+    def listing():
+        raise error
+
+    monkeypatch.setattr("everyformer.cli.family.read_listing", listing)
+    assert main(["family"]) == 2
+    message = capsys.readouterr().err
+    assert re.fullmatch(r"error: out of memory( \(3145728 bytes were requested\))?; raise the limit .*\n", message)

@@ -10,8 +10,10 @@ import sys
 import msgspec
 import pytest
 
+from everyformer import member
 from everyformer.cli.main import main
-from everyformer.value import from_json
+from everyformer.train.recipe import Recipe
+from everyformer.value import from_json, to_json
 
 OWN_PARTS = '''
 import torch
@@ -132,11 +134,11 @@ def test_a_part_is_planned_checked_trained_saved_loaded_and_resumed(model, folde
     own = ("--import", "my_parts.py")
     assert main(["family", model, *own]) == 0
     assert main(["plan", model, *own, *SMALL, "--no-measure"]) == 0
-    assert "--import my_parts.py" in capsys.readouterr().out.partition("next: ")[2]
+    assert "--import my_parts.py" in capsys.readouterr().err.partition("next: ")[2]
     assert main(["contracts", model, *own]) == 0
     assert main(["train", model, *own, *SMALL, "--out", "run"]) == 0
     assert (folder / "run" / "imports" / "my_parts.py").read_text() == OWN_PARTS
-    assert "--import my_parts.py" in capsys.readouterr().out.partition("next: ")[2]
+    assert "--import my_parts.py" in capsys.readouterr().err.partition("next: ")[2]
     capsys.readouterr()
     sys.modules.pop("my_parts")
     for words in (
@@ -168,6 +170,25 @@ def test_an_unknown_part_in_json_names_the_remedy():
 
     with pytest.raises(ValueError, match=r"no residual is named 'mine'; .* with --import FILE on the command line"):
         from_json('{"type": "mine"}', Residual)
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "model.json", "mine.json"])
+def test_a_file_with_an_unknown_part_is_not_called_broken(name, folder, capsys):
+    value = member("gpt2", "tiny")
+    (folder / "recipe.json").write_text(to_json(Recipe.of(value)))
+    (folder / "model.json").write_text(to_json(value))
+    (folder / "mine.json").write_text(to_json(value))
+    (folder / "model.safetensors").touch()
+    (folder / name).write_text((folder / name).read_text().replace("pre_norm", "my_norm"))
+    words = {
+        "recipe.json": ["evaluate", "."],
+        "model.json": ["train", "gpt2", "--init-from", "."],
+        "mine.json": ["plan", name],
+    }
+    assert main(words[name]) == 2
+    error = capsys.readouterr().err
+    assert f"{name}: no residual is named 'my_norm'" in error and "--import FILE" in error
+    assert "restore" not in error and "cannot be read" not in error and "example" not in error
 
 
 @pytest.mark.parametrize(

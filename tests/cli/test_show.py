@@ -38,7 +38,7 @@ def show(capsys, monkeypatch):
         out, err = capsys.readouterr()
         assert code == 0, err
         lines = [line for line in out.splitlines() if "│" in line or columns >= 60]
-        assert max(len(line) for line in lines if not line.startswith(("next:", "wrote ", "note:"))) <= columns
+        assert max(len(line) for line in lines if not line.startswith(("wrote ", "note:"))) <= columns
         return out
 
     return show

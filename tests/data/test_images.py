@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from everyformer.data.images import open_labelled_images
+from everyformer.data.images import ImageSize, open_labelled_images
+from everyformer.data.labelled_records import Columns
 
 
 def idx(array):
@@ -69,3 +70,29 @@ def test_invalid_idx_files_raise(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="train-labels-idx1-ubyte is not a complete idx file"):
         open_labelled_images(str(tmp_path), 0.1)
+
+
+@pytest.mark.parametrize("sizes, what", [([(6, 4), (9, 9)], "different sizes"), ([(6, 4), (6, 4)], "6 x 4 pixels")])
+def test_images_that_are_not_squares_of_one_size_are_cropped_and_resized(tmp_path, sizes, what):
+    for name, size in zip(("cat", "dog"), sizes, strict=True):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            Image.new("L" if name == "cat" else "RGB", size, 100).save(tmp_path / name / f"{number}.png")
+    opened = open_labelled_images(str(tmp_path), 0.25, size=ImageSize(mixed=8))
+    assert {images.shape[1:] for images, _ in opened.splits.values()} == {(3, 8, 8)}  # RGB, because one of them is
+    assert f"have {what}: they are cropped to squares and resized to 8 x 8 pixels (task.size" in opened.notes[0]
+    assert open_labelled_images(str(tmp_path), 0.25, size=ImageSize(5)).splits["train"][0].shape[2:] == (5, 5)
+
+
+def test_records_name_images_and_their_numbers(tmp_path):
+    for number in range(6):
+        Image.new("L", (4, 4), 10 * number).save(tmp_path / f"{number}.png")
+    rows = ["file_name,label", *(f"{number}.png,{number / 2}" for number in range(6))]
+    (tmp_path / "train.csv").write_text("\n".join(rows))
+    for data in (tmp_path, tmp_path / "train.csv"):
+        opened = open_labelled_images(str(data), 0.25, Columns(numbers=True))
+        for images, label_N in opened.splits.values():
+            assert np.asarray(images)[:, 0, 0, 0].tolist() == (20 * label_N).tolist()
+    (tmp_path / "train.csv").write_text("file_name,label\n9.png,1\n1.png,2\n")
+    with pytest.raises(ValueError, match=r"'file_name' on line 2 of .* is '9\.png', but there is no file"):
+        open_labelled_images(str(tmp_path), 0.25)

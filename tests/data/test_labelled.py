@@ -10,8 +10,10 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from everyformer.data.graphs import open_graph
 from everyformer.data.images import open_unlabelled_images
@@ -19,7 +21,7 @@ from everyformer.data.labelled import hold_out, open_labelled
 from everyformer.data.pairs import open_pairs
 from everyformer.data.text import open_text
 
-ROWS = [("good, fine", "yes"), ("so so\nlines", "maybe"), ("bad", "no"), ("awful", "no"), ("great", "yes")] * 4
+ROWS = [("good, fine", "yes"), ('so "so', "maybe"), ("bad", "no"), ("awful", "no"), ("great", "yes")] * 4
 
 
 def labelled(data, kind="text", column=None, label="label", valid=0.1):
@@ -40,10 +42,19 @@ def write(folder, form, monkeypatch):
             monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
             return "-"
         (folder / f"rows.{form}").write_bytes(gzip.compress(content) if form.lower().endswith("gz") else content)
-    elif form.lower() in ("csv", "tsv"):
+    elif form.lower() == "csv":
         with (folder / f"rows.{form}").open("w", newline="") as file:
-            writer = csv.writer(file, delimiter="," if form.lower() == "csv" else "\t")
-            writer.writerows([("text", "label"), *ROWS])
+            csv.writer(file).writerows([("text", "label"), *ROWS])
+    elif form.lower() == "tsv":
+        lines = ["\t".join(row) for row in (("text", "label"), *ROWS)]
+        (folder / f"rows.{form}").write_text("\n".join(lines))
+    elif form == "json":
+        (folder / "rows.json").write_text(json.dumps([{"text": text, "label": label} for text, label in ROWS]))
+    elif form == "parquet":
+        parquet.write_table(
+            pyarrow.table({"text": [text for text, _ in ROWS], "label": [label for _, label in ROWS]}),
+            folder / "rows.parquet",
+        )
     else:
         for number, (text, label) in enumerate(ROWS):
             path = folder / "train" / label if form == "splits" else folder / label
@@ -76,7 +87,8 @@ def test_the_fingerprint_depends_on_what_is_held_out(tmp_path, monkeypatch, open
 
 
 @pytest.mark.parametrize(
-    "form", ["jsonl", "jsonl.gz", "-", "csv", "tsv", "folder", "splits", "JSONL", "Jsonl.GZ", "CSV", "TSV"]
+    "form",
+    ["jsonl", "jsonl.gz", "-", "csv", "tsv", "json", "parquet", "folder", "splits", "JSONL", "Jsonl.GZ", "CSV", "TSV"],
 )
 def test_every_format_gives_the_same_examples(tmp_path, monkeypatch, form):
     dataset = labelled(write(tmp_path, form, monkeypatch))
@@ -97,6 +109,11 @@ def test_a_byte_order_mark_of_standard_input_is_dropped(tmp_path, monkeypatch):
     content = b"\xef\xbb\xbf" + write(tmp_path, "jsonl", monkeypatch).read_bytes()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
     assert all_examples(labelled("-")) == sorted(ROWS)
+
+
+def test_a_quoted_cell_of_csv_may_have_line_ends(tmp_path):
+    (tmp_path / "a.csv").write_text('text,label\n"so ""so""\nlines",yes\nbad,no\n')
+    assert all_examples(labelled(tmp_path / "a.csv")) == [("bad", "no"), ('so "so"\nlines', "yes")]
 
 
 def test_files_named_after_splits_are_those_splits(tmp_path):

@@ -97,5 +97,32 @@ def test_invalid_pairs_raise(tmp_path, files, message):
 
 def test_a_line_without_a_tab_raises(tmp_path):
     (tmp_path / "a.tsv").write_text("one\teins\n\ntwo zwei\n")
-    with pytest.raises(ValueError, match=r"line 3 of .* has 1 columns; give source, tab, target"):
+    with pytest.raises(ValueError, match=r"line 3 of .* has 1 columns, but the first line has 2; separate"):
         open_pairs(str(tmp_path / "a.tsv"), "en", "de", 0.1)
+
+
+@pytest.mark.parametrize("header", ["en,de", "English,German", "source,target", "de,en"])
+@pytest.mark.parametrize("form", ["csv", "tsv"])
+def test_a_header_of_pairs_is_recognised(tmp_path, form, header):
+    rows = [header, *(",".join(pair) for pair in zip(*SIDES, strict=True))]
+    text = "\n".join(rows).replace(",", "," if form == "csv" else "\t")
+    (tmp_path / f"a.{form}").write_text(text)
+    pairs = open_pairs(str(tmp_path / f"a.{form}"), "en", "de", 0.25)
+    sides = SIDES if header != "de,en" else SIDES[::-1]
+    every = [pair for split in pairs.splits.values() for pair in zip(*split, strict=True)]
+    assert sorted(every) == sorted(zip(*sides, strict=True))
+    assert bool(pairs.notes) == (header in ("English,German", "source,target"))
+
+
+def test_pairs_without_a_header_are_all_read_and_csv_says_so(tmp_path):
+    (tmp_path / "a.csv").write_text("\n".join(",".join(pair) for pair in zip(*SIDES, strict=True)))
+    pairs = open_pairs(str(tmp_path / "a.csv"), "en", "de", 0.25)
+    assert sorted([*pairs.splits["train"][0], *pairs.splits["valid"][0]]) == sorted(SIDES[0])
+    assert "has no header, so its first line is a pair" in pairs.notes[0]
+
+
+def test_quotes_in_tsv_are_text(tmp_path):
+    (tmp_path / "a.tsv").write_text('"one\teins\ntwo"\t"zwei"\n')
+    pairs = open_pairs(str(tmp_path / "a.tsv"), "en", "de", 0.5)
+    every = [pair for split in pairs.splits.values() for pair in zip(*split, strict=True)]
+    assert sorted(every) == [('"one', "eins"), ('two"', '"zwei"')]

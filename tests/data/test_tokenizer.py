@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from everyformer.data import datasets
 from everyformer.data import tokenizer as tokenizers
-from everyformer.data.datasets import FileSet
 from everyformer.data.synthetic import shakespeare
 from everyformer.data.tokenizer import SPECIAL, CharacterTokenizer, load_or_train, train
 
@@ -88,20 +85,28 @@ def test_encode_all_equals_encode(reversible):
         assert ids.tolist() == reversible.encode(text.encode()).tolist()
 
 
+SENTENCE = 'The people of the world have been in this place for over 20 years, and they don\'t know what the name is.\n\n"What?" he said.'
+PUBLISHED = [
+    464, 661, 286, 262, 995, 423, 587, 287, 428, 1295, 329, 625, 1160, 812, 11, 290, 484, 836, 470, 760, 644, 262, 1438, 318, 13,
+    198, 198, 1, 2061, 1701, 339, 531, 13,
+]  # the ids of OpenAI's encoder  # fmt: skip
+
+
 @pytest.mark.spec(67)
-def test_gpt2_files_are_read_and_verified(tmp_path, monkeypatch):
-    """Two files as OpenAI publishes them: the ids of tokens, and the merges in order."""
-    letters = {name: number for number, name in enumerate(["a", "b", "Ġ", "ab", "Ġab"])}
-    (tmp_path / "encoder.json").write_text(json.dumps(letters))
-    (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\nĠ ab\n")
-    with pytest.raises(ValueError, match=r"encoder\.json is not encoder\.json of gpt2_bpe"):
-        tokenizers.load_gpt2(str(tmp_path))
-    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
-    monkeypatch.setitem(datasets.DATASETS, "gpt2_bpe", (FileSet(sums, "https://home/"),))
-    tokenizer = tokenizers.load_gpt2(str(tmp_path))
-    assert tokenizer.encode(b"ab aba").tolist() == [3, 4, 0]
-    assert tokenizer.bytes_per_token.tolist() == [1, 1, 1, 2, 3]
+def test_gpt2_files_encode_as_published(gpt2_files):
+    """The first 2,000 merges of OpenAI's vocab.bpe, with their ids: a text whose tokens are all among them has its published ids."""
+    tokenizer = tokenizers.load_gpt2(str(gpt2_files))
+    assert tokenizer.encode(SENTENCE.encode()).tolist() == PUBLISHED
+    assert tokenizer.decode(PUBLISHED) == SENTENCE
+    assert tokenizer.bytes_per_token[PUBLISHED].sum() == len(SENTENCE.encode())
+    odd = "naïve – 日本\t\r\n  x"  # every text can be encoded: bytes are tokens too
+    assert tokenizer.decode(tokenizer.encode(odd.encode()).tolist()) == odd
     assert tokenizer.special_id("[CLS]") is None
+
+
+def test_gpt2_files_are_verified():
+    with pytest.raises(ValueError, match=r"encoder\.json is not encoder\.json of gpt2_bpe"):
+        tokenizers.load_gpt2(str(Path(__file__).parent / "gpt2_excerpt"))
 
 
 def test_missing_gpt2_files_raise(tmp_path):

@@ -144,10 +144,10 @@ def test_the_penalty_has_its_gradients_in_recomputed_layers(how):
 def test_a_high_cost_shortens_spans_in_training_and_records_them(tmp_path):
     """From half of the maximum towards 0, never below; an evaluation records the span of each layer and head."""
     settings = [one for one in BASE if "context" not in one] + ["run.steps=10", "run.evaluate=0", "run.save=0"]
-    recipe = Recipe(member="adaptive-span", size="tiny", task=LanguageTask(segment=5), data=str(text(tmp_path)))
+    recipe = Recipe(member="adaptive-span", size="tiny", task=LanguageTask(context=5), data=str(text(tmp_path)))
     recipe = override(recipe, [*settings, "model.span=16", "model.initial_span=0.5", "model.cost=1"])
     run = train(override(recipe, ["optim.lr=0.1", "optim.warmup=0", "optim.clip=0"]), tmp_path / "run")
-    (line,) = (line for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "evaluate")
+    (line,) = (line for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "final")
     spans_LH = torch.tensor(line["spans"])
     assert spans_LH.shape == (run.network.value.body.num_layers, 2) and spans_LH.min() >= 0
     assert line["span"] == pytest.approx(float(spans_LH.mean())) and line["span"] < 3

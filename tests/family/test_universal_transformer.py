@@ -58,7 +58,7 @@ def test_a_high_cost_learns_to_take_fewer_steps(mode):
 
 
 def test_a_run_gathers_running_positions_or_gives_the_reason_why_not(tmp_path):
-    start = Recipe(member="universal-transformer", size="tiny", task=Language(segment=8), data=str(text(tmp_path)))
+    start = Recipe(member="universal-transformer", size="tiny", task=Language(context=8), data=str(text(tmp_path)))
     small = [one for one in BASE if "context" not in one and "layers" not in one]
     recipe = override(start, [*small, "run.steps=1", "run.evaluate=0", "run.gather=true"])
     train(recipe, tmp_path / "run")

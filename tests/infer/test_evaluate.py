@@ -10,6 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from everyformer import Classify, Halt, Language, Learned, PreNorm, Repeat, Span, Stack, generate
+from everyformer.infer.estimate import Estimate
 from everyformer.infer.evaluate import adaptive_metrics, bits_per_byte, perplexity, window_nll
 from everyformer.study.spans import spans
 from tests.infer import spec
@@ -73,7 +74,12 @@ def test_progress_counts_the_targets_scored(literal):
     for stride in (1, 5, WINDOW):
         calls: list[tuple[int, int]] = []
         window_nll(
-            network, TEXT, WINDOW, stride, batch=4, progress=lambda done, of, calls=calls: calls.append((done, of))
+            network,
+            TEXT,
+            WINDOW,
+            stride,
+            batch=4,
+            estimate=Estimate(lambda done, of, calls=calls: calls.append((done, of))),
         )
         done = [one for one, _ in calls]
         assert done == sorted(set(done)) and calls[-1] == (39, 39) and {of for _, of in calls} == {39}

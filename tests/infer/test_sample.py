@@ -56,8 +56,9 @@ def test_each_row_uses_its_own_generator():
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e300, torch.inf])
 def test_extreme_temperatures_do_not_overflow(temperature):
-    tokens = sample(1e4 * randn(1, 5).expand(999, -1), temperature, torch.Generator().manual_seed(0))
-    assert len(set(tokens.tolist())) == (1 if temperature < 1 else 5)
+    logits = 1e4 * torch.tensor([[0.0, -1.0, 0.5, 2.0, 1.0]])
+    tokens = sample(logits.expand(999, -1), temperature, torch.Generator().manual_seed(0))
+    assert set(tokens.tolist()) == ({int(logits.argmax())} if temperature < 1 else set(range(5)))
 
 
 @pytest.mark.parametrize("temperature", [1.0, torch.inf])
@@ -65,6 +66,33 @@ def test_a_token_with_probability_0_is_never_sampled(temperature):
     logits = torch.full((20_000, 3), -torch.inf)
     logits[:, 1] = 0
     assert (sample(logits, temperature, torch.Generator().manual_seed(0)) == 1).all()
+
+
+def test_a_number_at_the_lower_end_of_its_range_samples_no_removed_token(monkeypatch):
+    """The uniform number may be 0, and the sum of the tokens before the first one is 0 too."""
+    monkeypatch.setattr("everyformer.infer.sample._uniform", lambda rows, _: torch.zeros(rows, dtype=torch.float64))
+    assert sample(torch.tensor([[-torch.inf, 0.0, 0.0]])).tolist() == [1]
+
+
+def test_limits_that_remove_nothing_change_nothing():
+    """The limits are legal values; with the same random numbers the same tokens are sampled. The temperature is 1 if none is given."""
+    logits_BV = randn(200, 9)
+
+    def tokens(**options):
+        return sample(logits_BV, generator=torch.Generator().manual_seed(0), **options).tolist()
+
+    assert tokens() == tokens(temperature=1.0) == tokens(top_p=1.0) == tokens(min_p=0.0) == tokens(top_p=1.0, min_p=0.0)
+    assert tokens(top_k=1) == tokens(min_p=1.0) == logits_BV.argmax(-1).tolist()
+    tiny = torch.tensor([[1.0, 1e-20]], dtype=torch.float64)
+    assert (filter_tokens(tiny, top_k=2, top_p=1.0)[0] > 0).all()  # not even by rounding
+
+
+def test_top_p_keeps_no_token_after_the_sum_has_reached_p_exactly():
+    probability = torch.tensor([[0.25, 0.5, 0.25]], dtype=torch.float64)
+    kept, order = filter_tokens(probability, top_p=0.5)
+    assert kept.tolist() == [[0.5, 0, 0]] and order.tolist() == [[1, 0, 2]]
+    kept, _ = filter_tokens(probability, min_p=0.5)
+    assert kept.tolist() == [[0.5, 0.25, 0.25]]
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

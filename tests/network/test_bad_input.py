@@ -40,7 +40,9 @@ from everyformer import (
     Sinusoidal,
     Stack,
     Standard,
+    Sublayer,
     Tokens,
+    Value,
     Window,
     build,
     generate,
@@ -52,6 +54,10 @@ from tests.network import model, stack, tokens
 X = tokens()  # 2 sequences of 6
 TRUE = torch.ones(2, 6, dtype=torch.bool)
 KINDS = torch.zeros(2, 3, dtype=torch.long)
+
+
+class Mutable(Sublayer, Value, frozen=False):
+    scale: float
 
 
 def source(length: int) -> EncoderOutput:
@@ -117,8 +123,18 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Classify(3, "meen"), "classify.reading is 'meen': did you mean mean?"),
     (lambda: Sinusoidal("halfs"), "sinusoidal.layout is 'halfs': did you mean halves?"),
     (lambda: Attention(Standard(2), "causal"), "attention.pattern is 'causal': expected a pattern value, got str"),
+    (
+        lambda: Stack(2, Layer((FeedForward(8),)), PreNorm()),
+        "stack.layers is one Layer, but a tuple is expected: write (Layer(...),)",
+    ),
+    (lambda: Stack(2, (Layer,), PreNorm()), "stack.layers is the class Layer, not a value: write Layer(...)"),
+    (lambda: Layer((3,)), "layer.sublayers is (3,): expected a sublayer value, got int, at [0]"),
+    (lambda: Mutable(2), "Mutable has frozen=False, but values do not change; write frozen=True"),
     (lambda: Attention(2), "attention.heads is 2: expected a projection value, got int"),
-    (lambda: model(outputs=Language()), "model.outputs is Language"),
+    (
+        lambda: model(outputs=Language()),
+        "model.outputs is one Language, but a tuple is expected: write (Language(...),)",
+    ),
     (lambda: Stack(2, (), PreNorm()), "stack.layers is empty: give at least one Layer"),
     (lambda: Repeat(2, (), PreNorm()), "repeat.layers is empty: give at least one Layer"),
     (lambda: Halt(2, (), PreNorm()), "halt.layers is empty: give at least one Layer"),

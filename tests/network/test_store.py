@@ -116,8 +116,8 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
     "another depth": (rewrite('"num_layers": 2', '"num_layers": 3'), r"does not fit (.|\n)*body.layers.2"),
     "unknown tag": (rewrite("pre_norm", "pre_nrom"), "no residual is named 'pre_nrom'; did you mean pre_norm"),
     "unknown kind": (rewrite('"type": "model"', '"type": "modell"'), "not a Model: Invalid value 'modell'"),
-    "unknown field": (rewrite('"width": 8', '"width": 8, "wdith": 8'), "unknown field `wdith`"),
-    "wrong number": (rewrite('"width": 8', '"width": -8'), r"Expected `int` >= 1 - at `\$.width`"),
+    "unknown field": (rewrite('"width": 8', '"width": 8, "wdith": 8'), "unknown field wdith"),
+    "wrong number": (rewrite('"width": 8', '"width": -8'), "expected int >= 1, at width"),
     "illegal": (rewrite('"causal"', '"full"'), "this combination is refused: the pattern full attends to the future"),
     "another value": (lambda f: (f / "model.json").write_text('{"type": "causal"}'), "not a Model"),
     "not json": (lambda f: (f / "model.json").write_text("{"), "this JSON is not a Model"),
@@ -142,7 +142,7 @@ def test_a_missing_folder_is_named(tmp_path):
 def test_a_damaged_pair_is_refused_too(tmp_path):
     save(ready(PAIR), tmp_path)
     rewrite('"share_embedding": true', '"share_embedding": 1')(tmp_path)
-    with pytest.raises(ValueError, match=r"not a EncoderDecoder: Expected `bool`"):
+    with pytest.raises(ValueError, match=r"not a EncoderDecoder: expected bool"):
         load(tmp_path)
 
 

@@ -32,8 +32,8 @@ def test_the_command_prints_a_table_and_exponents(capsys, tmp_path):
     words = "bench attention strided --lengths 64,256 --heads 1 --width 8 --repeats 1 --device cpu --figure"
     assert main([*words.split(), str(tmp_path / "attention.png")]) == 0
     assert (tmp_path / "attention.png").stat().st_size > 10_000
-    out = capsys.readouterr().out
-    assert "speed-up" in out and "strided    time grows as length^" in out and "next: everyformer" in out
+    out, err = capsys.readouterr()
+    assert "speed-up" in out and "strided    time grows as length^" in out and "next: everyformer" in err
 
 
 @pytest.mark.parametrize(

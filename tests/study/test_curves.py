@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
 
-from everyformer.study.curves import curves, smooth
+from everyformer.study.curves import curves, draw, smooth
 
 NATS = 2 * math.log(2)  # 2 bits
 
@@ -18,7 +19,7 @@ def records(metric: str, size: float | None, evaluation: dict[str, float], **ste
         {"kind": "step", "step": 1, "loss": NATS, **step},
         {"kind": "evaluate", "step": 1, **evaluation},
         {"kind": "step", "step": 2, "loss": NATS, **step},
-        {"kind": "evaluate", "step": 2, **evaluation},
+        {"kind": "final", "step": 2, **evaluation},
     ]
 
 
@@ -29,6 +30,14 @@ def records(metric: str, size: float | None, evaluation: dict[str, float], **ste
         ("bits_per_dimension", None, {"bits_per_dimension": 3.0, "loss": 1.0}, "bits per dimension", 2.0, 3.0),
         ("accuracy", None, {"accuracy": 0.9, "loss": 1.5}, "loss in nats per target", NATS, 1.5),
         ("perplexity", None, {"perplexity": math.e}, "loss in nats per target", NATS, 1.0),
+        (
+            "perplexity",
+            None,
+            {"perplexity": 2.0, "loss": 0.7, "smoothed_loss": 0.9},
+            "loss in nats per target",
+            NATS,
+            0.9,
+        ),
         ("masked_perplexity", None, {"masked_perplexity": math.e}, "loss in nats per target", NATS, 1.0),
     ],
 )
@@ -51,6 +60,23 @@ def test_a_resumed_run_has_a_final_evaluation_for_each_end():
     more[0] |= {"step": 2, "steps": 4}
     run = curves([*lines, *more])
     assert [step for step, _ in run.valid] == [1, 3] and [step for step, _ in run.final] == [2, 4]
+
+
+def test_evaluations_have_their_intervals_and_only_those_on_the_same_examples_are_joined(tmp_path):
+    """So there is no rise at the end which is only a change of examples."""
+    lines = records("bits_per_byte", 1.0, {"bits_per_byte": 2.0, "low": 1.5, "high": 2.75})
+    lines.insert(4, {"kind": "evaluate", "step": 2, "bits_per_byte": 1.9, "low": math.nan, "high": math.nan})
+    run = curves(lines)
+    assert run.valid == [(1, 2.0), (2, 1.9)] and run.final == [(2, 2.0)]
+    assert run.intervals == {(1, 2.0): (1.5, 2.75), (2, 2.0): (1.5, 2.75)}
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert draw(tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_training_curve_says_what_else_it_contains():
+    lines = records("masked_perplexity", None, {"masked_perplexity": math.e})
+    lines[0]["includes"] = "the loss of next sentences"
+    assert curves(lines).training == "training, with the loss of next sentences (moving average)"
 
 
 def test_skipped_steps_have_no_point():

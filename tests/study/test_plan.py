@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
+import everyformer
 from bench.plan_memory import allocated_peak
+from everyformer import Layer, Sublayer, SublayerModule, Value
 from everyformer.study import plan as plans
 from everyformer.study.cost import FREED, CostCounter
 from everyformer.study.plan import plan
@@ -56,16 +59,16 @@ def recipe(member: str, *settings: str) -> Recipe:
 def tokenizers_are_made_once(monkeypatch):
     """Making one takes longer than a plan."""
     for kind in TASKS.values():
-        monkeypatch.setattr(kind, "open", lambda task, data, context, folder=None: copy(open_once(task, data, context)))
+        monkeypatch.setattr(kind, "open", lambda task, data, folder=None: copy(open_once(task, data)))
 
 
 @cache
-def open_once(task: Any, data: str | None, context: int | None) -> TaskData:
-    return OPEN[type(task)](task, data, context, None)
+def open_once(task: Any, data: str | None) -> TaskData:
+    return OPEN[type(task)](task, data)
 
 
 def opened(one: Recipe) -> TaskData:
-    return one.task.open(one.data, one.model.get("context"), None)
+    return one.task.open(one.data)
 
 
 def begin(one: Recipe, folder: Path | None = None) -> Loop:
@@ -94,7 +97,7 @@ def test_memory_and_operations_equal_those_of_real_steps(member, settings):
 def test_operations_equal_the_formula(checkpoint_segments):
     """Kaplan et al. 2020: 6 for each weight of a matrix and token, and attention: 2 products forward, 5 backward."""
     layers, width, context, vocabulary, batch = 3, 64, 32, 256, 4
-    settings = [f"model.layers={layers}", f"model.width={width}", f"model.context={context}", "model.dropout=0"]
+    settings = [f"model.layers={layers}", f"model.width={width}", f"task.context={context}", "model.dropout=0"]
     planned = plan(recipe("gpt2", *settings, f"run.checkpoint_segments={checkpoint_segments}"))
     weights, tokens = 12 * layers * width**2, batch * context
     attention = 2 * batch * layers * context**2 * width  # one product: queries by keys, or weights by values
@@ -224,7 +227,7 @@ def names(changes: tuple[str, ...] | None) -> list[str]:
 @pytest.mark.spec(130, 131, 132)
 def test_the_mildest_settings_that_fit_are_proposed(no_process_memory, monkeypatch):
     """With less and less memory: the batch in pieces, recomputed activations, bf16, a smaller model, nothing."""
-    one, real = recipe("gpt2", "model.layers=4"), plans._fake_steps
+    one, real = recipe("gpt2", "model.layers=4"), plans._count_steps
 
     def peak(changed: Recipe) -> int:
         """A simple model of memory: weights, and the saved activations of one piece."""
@@ -232,10 +235,10 @@ def test_the_mildest_settings_that_fit_are_proposed(no_process_memory, monkeypat
         kept = width * (1 if run.checkpoint_segments else layers) // (2 if run.precision == "bf16" else 1)
         return layers * width + -(-run.batch // run.accumulate) * kept
 
-    def steps(changed: Recipe, *rest: Any, pieces: int | None = None) -> Any:
+    def steps(changed: Recipe, *rest: Any, pieces: int | None = None, fake: bool = True) -> Any:
         return real(changed, *rest) if pieces is None else (SimpleNamespace(peak=peak(changed)),)
 
-    monkeypatch.setattr(plans, "_fake_steps", steps)
+    monkeypatch.setattr(plans, "_count_steps", steps)
     monkeypatch.setattr(plans, "_weight_bytes", lambda *_: 0)
     planned, stages = plan(one), list[list[str]]()
     for limit in range(peak(one) - 1, 0, -16):
@@ -260,7 +263,7 @@ def test_the_mildest_settings_that_fit_are_proposed(no_process_memory, monkeypat
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_weights_alone_need_less_than_a_step(name):
-    one = recipe("gpt2", f"optim.name={name}", "run.batch=1", "model.context=8")
+    one = recipe("gpt2", f"optim.name={name}", "run.batch=1", "task.context=8")
     assert 0.5 < plans._weight_bytes(one, opened(one)) / plan(one).tensors < 1
 
 
@@ -280,7 +283,7 @@ def test_proposed_settings_fit_when_they_are_planned(no_process_memory):
         (["run.batch=99999999"], None, "lower run.batch"),
         (["run.accumulate=9"], None, "9 pieces; raise it, or lower run.accumulate"),
         (["run.precision=fp16"], None, "use bf16 or fp32"),
-        (["model.context=9999999"], None, "lower model.context"),
+        (["task.context=9999999"], None, "lower task.context"),
     ],
     ids=str,
 )
@@ -333,3 +336,42 @@ def test_a_bf16_product_is_computed_in_float32_where_the_cpu_has_no_bf16(widens_
         cost.widens_bf16 = widens_bf16
         x_RD @ x_RD.T
     assert cost.peak == 2 * 10 * 10 + 2 * 10 * 20 + (4 * 10 * 10 + 128 if widens_bf16 else 0)
+
+
+class ReadsValuesModule(SublayerModule):
+    """What fake tensors cannot run: the values of the input decide."""
+
+    def __init__(self, width, fails):
+        super().__init__()
+        self.scale, self.fails = nn.Parameter(torch.ones(width)), fails
+
+    def forward(self, x_BTD, context, entry=None):
+        scaled = x_BTD * self.scale if float(x_BTD.detach().abs().sum()) >= 0 else x_BTD
+        return (scaled[..., :3] if self.fails else scaled), None
+
+
+class ReadsValues(Sublayer, Value, frozen=True):
+    fails: bool = False
+
+    def build(self, width):
+        return ReadsValuesModule(width, self.fails)
+
+
+def own_recipe(fails):
+    value: Any = everyformer.member("gpt2", "tiny")
+    layer = Layer((*value.body.layers[0].sublayers, ReadsValues(fails)))
+    model = replace(value, body=replace(value.body, layers=(layer,)))
+    return Recipe.of(model, "run.batch=2", "run.device=cpu", "task.valid=0.002")
+
+
+def test_a_model_that_cannot_be_traced_is_counted_on_real_steps():
+    planned, plain = plan(own_recipe(False)), plan(recipe("gpt2", "run.batch=2"))
+    assert "cannot run on fake tensors (DataDependentOutputException" in planned.untraced
+    assert planned.flops == plain.flops and planned.parameters == plain.parameters + 2 * 3 * 64
+    assert "untraced" in str(planned) and planned.tensors >= plain.tensors
+    assert plan(own_recipe(False), limit=1 << 24).changes is None
+
+
+def test_a_model_whose_step_fails_is_reported_in_one_sentence():
+    with pytest.raises(ValueError, match=r"a training step of this model fails \(RuntimeError: .*\); correct the part"):
+        plan(own_recipe(True))

@@ -27,7 +27,7 @@ LAYERS, EXTRA = 3, 2
 
 
 def fitted(folder: Any, value: Any, **fields: Any) -> Any:
-    data = LanguageTask(**fields).open(str(text(folder)), 8, None)
+    data = LanguageTask(context=8, **fields).open(str(text(folder)))
     value = data.adapt(value)
     return data.fit(value), value
 
@@ -149,7 +149,7 @@ def test_the_training_loss_follows_the_progress_and_a_resumed_run_is_equal(tmp_p
     plain = (
         LanguageTask(extra_targets=0, auxiliary_layers=False)
         .open(str(data), None)
-        .adapt(recipe.value({"vocabulary": 256}))
+        .adapt(recipe.value({"vocabulary": 256, "context": 8}))
     )
     assert any(
         "layers.1" in name for name in load_weights(plain.build(), tmp_path / "whole")

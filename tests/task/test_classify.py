@@ -14,7 +14,8 @@ from everyformer.attention.context import SideInputs
 from everyformer.data.labelled import Labelled
 from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.task.classify import Classify, kind_of
-from everyformer.task.classify_data import LabelledImageData
+from everyformer.task.classify_images import LabelledImageData
+from everyformer.task.target import ClassTarget
 from tests.task.members import features, nodes
 
 TEXTS = ["a b", "a", "b b a b a b a b " * 5, "c a b", "a b a b a b a b a b", "b", "c c c", "a a c"] * 3
@@ -98,17 +99,17 @@ def test_a_text_has_berts_marks_and_is_truncated(texts, kind):
 def test_classes_of_a_run_keep_their_indices(texts, tmp_path):
     task, _ = text_task(texts)
     assert task.data.classes == ("even", "odd")
-    task.data.classes = ("new", "odd", "even")
+    task.data.target = ClassTarget(("new", "odd", "even"))
     task.data.save(tmp_path)
-    again = Classify(tokenizer="bytes").open(texts, None, tmp_path)
+    again = Classify(tokenizer="bytes").open(texts, tmp_path)
     assert again.classes == ("new", "odd", "even")
     names = [task.data.labelled.classes[label] for label in task.data.labelled.splits["train"][1]]
     assert [again.classes[label] for label in again.label["train"].tolist()] == names
     for data in (texts, None):  # neither is read for inference
-        alone = Classify(tokenizer="bytes").open_for_inference(data, None, tmp_path)
+        alone = Classify(tokenizer="bytes").open_for_inference(data, tmp_path)
         assert alone.classes == ("new", "odd", "even")
     with pytest.raises(ValueError, match="takes no prompt; use evaluate"):
-        Classify().open_for_inference(texts, None, tmp_path / "nothing")
+        Classify().open_for_inference(texts, tmp_path / "nothing")
 
 
 def test_texts_are_truncated_to_the_positions_of_each_layer(texts):
@@ -233,6 +234,25 @@ def test_shifted_images_are_crops_of_the_padded_image():
     assert torch.equal(
         shifted.tensors("valid", torch.arange(10), None)["image_BCYX"],
         plain.tensors("valid", torch.arange(10), None)["image_BCYX"],
+    )
+
+
+def test_augmentation_is_for_photographs_in_classes_by_default():
+    """Mirrored digits are not digits, so grayscale images are left alone; only training images change."""
+    assert [(one.shift, one.flip) for one in (image_data(1), image_data(3), image_data(3, augment="none"))] == [
+        (0, False),
+        (1, True),
+        (0, False),
+    ]
+    assert "task.augment=none" in image_data(3).notes[0] and not image_data(1).notes
+    plain, flipped = image_data(1), image_data(1, augment="flip")
+    one, other = plain.batch(0, 20, 0)["image_BCYX"], flipped.batch(0, 20, 0)["image_BCYX"]
+    mirrored_B = (other == one.flip(-1)).flatten(1).all(1)
+    assert (mirrored_B | (other == one).flatten(1).all(1)).all() and 4 < mirrored_B.sum() < 16
+    assert torch.equal(other, image_data(1, augment="flip").batch(0, 20, 0)["image_BCYX"])
+    row_N = torch.arange(10)
+    assert torch.equal(
+        flipped.tensors("valid", row_N, None)["image_BCYX"], plain.tensors("valid", row_N, None)["image_BCYX"]
     )
 
 

@@ -165,7 +165,7 @@ def test_bits_per_dimension_is_the_mean_over_all_channels(folder, output):
     """A uniform model needs log2 of the levels."""
     task, network = opened(folder, output, "2d", 1, levels=8)
     result = task.objective.evaluate(network, "valid", None, "auto")
-    assert (result["images"], result["dimensions"], result["levels"]) == (3, 3 * 48, 8)
+    assert (result["images"], result["targets"], result["levels"]) == (3, 3 * 48, 8)
     batches = [task.data.batch_of("valid", torch.tensor([row])) for row in range(3)]
     with torch.no_grad():
         bits = sum(float(task.objective.loss(network, batch, "auto")) for batch in batches) / math.log(2) / (3 * 48)

@@ -54,7 +54,7 @@ def test_all_weights_except_output_heads_are_loaded(run, tmp_path, source):
 def test_every_weight_of_a_fine_tuned_model_has_a_gradient(run):
     """The tokenizer is that of the pretraining run."""
     folder, trained = run
-    data = Classify(vocabulary=2000).open(None, 32, folder)
+    data = Classify(vocabulary=2000, context=32).open(None, folder)
     assert data.tokenizer.key == trained.task.data.tokenizer.key
     value = data.adapt(trained.network.value)
     assert [type(head).__name__ for head in value.outputs] == ["Classify"] and value.outputs[0].classes == 9

@@ -28,13 +28,13 @@ def poem(tmp_path):
 
 
 def opened(data, context=16, **fields):
-    task_data = Language(**fields).open(data, context)
+    task_data = Language(context=context, **fields).open(data)
     return task_data.fit(build("gpt2", "tiny", vocabulary=task_data.tokenizer.vocabulary).value)
 
 
 def published(folder, monkeypatch):
     """Files in the format of GPT-2's tokenizer: one token per byte, and no merges."""
-    data = Language(tokenizer="bpe", vocabulary=300).open(str(folder / "poem.txt"), 16)
+    data = Language(tokenizer="bpe", vocabulary=300).open(str(folder / "poem.txt"))
     names = {name: number for name, number in data.tokenizer.inner.get_vocab().items() if len(name) == 1}
     order = {name: index for index, name in enumerate(sorted(names))}
     (folder / "encoder.json").write_text(json.dumps(order))
@@ -61,10 +61,11 @@ def test_bits_per_byte_count_the_bytes_of_the_text(poem, kind, tmp_path, monkeyp
     assert whole["bits_per_byte"] == pytest.approx((len(ids) - 1) * bits / size)
     assert whole["perplexity"] == pytest.approx(task.data.tokenizer.vocabulary)
     part = task.objective.evaluate(network, "valid", 3, "auto")
-    scored = ids[: 3 * 16 + 1]
-    text = task.data.tokenizer.decode(scored.tolist()).encode()
-    assert part["targets"] == 48
-    assert part["bits_per_byte"] == pytest.approx(48 * bits / (len(text) - first))
+    regular = (len(ids) - 1 - 16) // 8  # windows of 16 tokens, of which the last 8 are new
+    ends = [16 + 8 * (1 + window * regular // 6) for window in range(6)]
+    pieces = [task.data.tokenizer.decode(ids[end - 7 : end + 1].tolist()) for end in ends]
+    assert (part["targets"], part["targets_in_split"]) == (48, len(ids) - 1)
+    assert part["bits_per_byte"] == pytest.approx(48 * bits / len("".join(pieces).encode()))
 
 
 @pytest.mark.spec(56)
@@ -94,7 +95,7 @@ def test_the_tokenizer_of_a_run_is_used_again(poem, tmp_path, kind):
     task = opened(poem, tokenizer=kind, vocabulary=300)
     task.data.save(tmp_path)
     (tmp_path / "other.txt").write_text(POEM[5000:9000])
-    again = Language(tokenizer=kind, vocabulary=300).open(str(tmp_path / "other.txt"), 16, tmp_path)
+    again = Language(tokenizer=kind, vocabulary=300).open(str(tmp_path / "other.txt"), tmp_path)
     assert again.tokenizer.key == task.data.tokenizer.key
 
 
@@ -121,18 +122,18 @@ def test_binary_data_are_read_as_bytes(tmp_path):
 
 
 def test_a_vocabulary_larger_than_the_models_is_refused(poem):
-    data = Language(tokenizer="bpe", vocabulary=300).open(poem, 16)
+    data = Language(tokenizer="bpe", vocabulary=300).open(poem)
     with pytest.raises(ValueError, match=r"has 300 tokens, but the model has 256; set model\.vocabulary to 300"):
         data.fit(build("gpt2", "tiny").value)
 
 
 def test_a_model_that_separates_documents_is_refused(poem):
     with pytest.raises(ValueError, match=r"same_document.* marks no documents; .* leave model\.episodes out"):
-        Language().open(poem, 16).fit(build("gtrxl", "tiny", episodes=True).value)
+        Language().open(poem).fit(build("gtrxl", "tiny", episodes=True).value)
 
 
 def test_unsuitable_models_are_refused(poem):
-    data = Language().open(poem, 16)
+    data = Language().open(poem)
     with pytest.raises(ValueError, match="needs an output head Language, the model has Masked, Classify"):
         data.fit(build("bert", "tiny").value)
     with pytest.raises(ValueError, match="language needs a model of one sequence"):

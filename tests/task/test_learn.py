@@ -66,9 +66,7 @@ def test_masked_words_are_learned_from_single_runs(little):
 
 @pytest.mark.spec(62)
 def test_translation_is_learned():
-    metrics = learn(
-        "transformer", Translate(max_length=24, valid=0.01, beam=2), 160, 24, lr=5e-3, model={"dropout": 0.0}
-    )
+    metrics = learn("transformer", Translate(context=24, valid=0.01, beam=2), 160, 24, lr=5e-3, model={"dropout": 0.0})
     assert metrics["perplexity"] < 2
     assert metrics["bleu"] > 40
     assert "version:" in metrics["bleu_signature"]

@@ -15,7 +15,7 @@ VOCABULARY = 300
 
 def opened(context=48, **fields):
     """The task on three files of numbered sentences, whose order can be checked."""
-    task_data = Masked(vocabulary=VOCABULARY, **fields).open(opened.data, context)
+    task_data = Masked(vocabulary=VOCABULARY, context=context, **fields).open(opened.data)
     return task_data.fit(build("bert", "tiny", vocabulary=task_data.tokenizer.vocabulary).value)
 
 
@@ -124,7 +124,7 @@ def test_a_is_unchanged_when_b_is_from_elsewhere():
 def test_with_one_document_b_is_from_elsewhere_in_it(tmp_path):
     """Then B overlaps neither A nor the sentences that follow A."""
     (tmp_path / "a.txt").write_text("\n".join(f"x {n // 100} {n // 10 % 10} {n % 10} says it" for n in range(300)))
-    task_data = Masked(vocabulary=VOCABULARY, valid=0.2).open(str(tmp_path / "a.txt"), 32)
+    task_data = Masked(vocabulary=VOCABULARY, valid=0.2, context=32).open(str(tmp_path / "a.txt"))
     task = task_data.fit(build("bert", "tiny", vocabulary=task_data.tokenizer.vocabulary).value)
     stream = task_data.splits["train"].token_N.tolist()
 
@@ -262,7 +262,7 @@ def test_a_perfect_network_has_accuracy_1_and_perplexity_1():
 def test_too_little_text_is_refused(tmp_path, content, message):
     (tmp_path / "a.txt").write_text(content)
     with pytest.raises(ValueError, match=message):
-        Masked(vocabulary=100, valid=0.0).open(str(tmp_path / "a.txt"), 32)
+        Masked(vocabulary=100, valid=0.0).open(str(tmp_path / "a.txt"))
 
 
 def test_unsuitable_models_are_refused():

@@ -3,6 +3,7 @@ token once."""
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +16,10 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from everyformer import Cache, build, generate
+from everyformer.infer.estimate import Estimate
 from everyformer.infer.evaluate import streaming_nll, streaming_rows, window_nll
+from everyformer.study.positions import bits_by_position
+from everyformer.task.batch import Batch
 from everyformer.task.language import Language, LanguageObjective
 from everyformer.train import checkpoint
 from everyformer.train.loop import resume, train
@@ -27,13 +31,13 @@ SMALL = [setting for setting in BASE if "context" not in setting] + ["run.steps=
 
 
 def recipe(data: Path, *settings: str) -> Recipe:
-    start = Recipe(member="transformer-xl", size="tiny", task=Language(segment=5), data=str(data))
+    start = Recipe(member="transformer-xl", size="tiny", task=Language(context=5), data=str(data))
     return override(start, [*SMALL, "model.memory=8", "model.dropout=0.1", *settings])
 
 
-def small(**changes):
+def small(vocabulary=11, **changes):
     torch.manual_seed(0)
-    network = build("transformer-xl", "tiny", width=16, heads=2, vocabulary=11, **changes).double().eval()
+    network = build("transformer-xl", "tiny", width=16, heads=2, vocabulary=vocabulary, **changes).double().eval()
     with torch.no_grad():
         for weight in network.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.2)
@@ -43,7 +47,7 @@ def small(**changes):
 @pytest.mark.spec(86)
 def test_rows_continue_where_they_ended_and_cover_the_text(tmp_path):
     """Batches are a function of seed and step; in an epoch every token is a target once."""
-    task = Language(segment=5).open(str(text(tmp_path)), None).fit(build("transformer-xl", "tiny").value)
+    task = Language(context=5, restart=0).open(str(text(tmp_path))).fit(build("transformer-xl", "tiny").value)
     token_N = task.data.splits["train"]
     batches = [task.data.batch(step, 4, 3)["token_BT"] for step in range(9)]
     assert task.data.context == 5 and batches[0].shape == (4, 6)
@@ -58,6 +62,87 @@ def test_rows_continue_where_they_ended_and_cover_the_text(tmp_path):
     for number, row in enumerate(rows):
         start = (begin + number * len(token_N) // 4) % len(token_N)
         assert np.array_equal(ring[start : start + len(row)], row.numpy())
+
+
+def test_rows_take_turns_to_begin_anew(tmp_path):
+    """Each row once in `restart` segments, and not all in one step; the text itself is read on."""
+    plain, anew = (
+        Language(context=5, restart=restart).open(str(text(tmp_path))).fit(build("transformer-xl", "tiny").value).data
+        for restart in (0, 4)
+    )
+    batches = [anew.batch(step, 6, 3) for step in range(9)]
+    assert "restart_B" not in plain.batch(0, 6, 3).tensors
+    for step, batch in enumerate(batches):
+        assert torch.equal(batch["token_BT"], plain.batch(step, 6, 3)["token_BT"])
+    restart_SB = torch.stack([batch["restart_B"] for batch in batches])
+    assert (restart_SB[:4].sum(0) == 1).all() and torch.equal(restart_SB[:4], restart_SB[4:8])
+    assert (restart_SB.sum(1) < 3).all()
+
+
+@pytest.mark.parametrize("memory, context, restart", [(64, 64, 16), (512, 64, 32), (65, 64, 16), (64, None, 16)])
+def test_by_default_rows_begin_anew_after_their_memory_has_been_full_for_long(tmp_path, memory, context, restart):
+    value = build("transformer-xl", "tiny", memory=memory).value
+    data = Language(context=context).open(str(text(tmp_path))).fit(value).data
+    assert (data.restart, data.context) == (restart, 64)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "characters", "bpe"])
+def test_rows_begin_anew_at_the_start_of_a_document(tmp_path, tokenizer):
+    """Where one starts soon; in a long document they begin anew inside it."""
+    long = "".join(np.random.default_rng(0).choice(list("xyzvw"), 400))
+    documents = ["a short one", "Ein längeres Dokument, das mehrere Segmente füllt.", long, "the end"]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in documents * 3))
+    task = Language(context=4, restart=5, tokenizer=tokenizer, vocabulary=270, valid=0.2)
+    data = task.open(str(tmp_path / "some.jsonl"))
+    data.fit(build("transformer-xl", "tiny", vocabulary=data.tokenizer.vocabulary).value)
+    started, inside = set(), 0
+    for step in range(200):
+        batch = data.batch(step, 3, 0)
+        for row in batch["token_BT"][batch["restart_B"]]:
+            begun = data.tokenizer.decode(row[:2].tolist())
+            inside += begun in long[1:]
+            started |= {document for document in documents if document.startswith(begun)}
+    assert inside and len(started) >= 3
+    token_N = data.splits["train"]
+    for start in data.document_N:
+        assert any(
+            document.startswith(data.tokenizer.decode(token_N[start : start + 2].tolist())) for document in documents
+        )
+
+
+@pytest.mark.parametrize("name", ["transformer-xl", "gtrxl", "adaptive-span", "lstm", "ablated-lstm", "act-rnn"])
+def test_a_row_that_begins_anew_is_read_like_the_start_of_a_text(tmp_path, name):
+    """Its loss is that of an empty memory; the other rows keep theirs."""
+    torch.manual_seed(0)
+    length = {"span": 8, "ramp": 4} if name == "adaptive-span" else {"memory": 8}
+    network = build(name, "tiny", width=16, dropout=0.0, **length).double()
+    task, cache = Language(context=5, restart=3).open(str(text(tmp_path))).fit(network.value), None
+
+    @torch.no_grad()
+    def loss(batch, cache):
+        total, after = task.objective.loss_with_cache(network, batch, "auto", cache)
+        return float(total), after
+
+    for step in range(4):
+        batch, losses = task.data.batch(step, 3, 0), []
+        for row in range(3):
+            begins = cache is None or bool(batch["restart_B"][row])
+            tokens = Batch({"token_BT": batch["token_BT"][row : row + 1]})
+            losses.append(loss(tokens, None if begins else cache.reorder(torch.tensor([row])))[0])
+        total, cache = loss(batch, cache)
+        assert total == pytest.approx(sum(losses), rel=1e-6)
+
+
+def test_a_trained_memory_can_begin(tmp_path):
+    """From an empty memory the first tokens cost little more than those in the middle of the text."""
+    period = np.random.default_rng(0).integers(0, 8, 23) + ord("a")
+    (tmp_path / "period.txt").write_bytes(bytes(np.tile(period, 200).astype(np.uint8)))
+    task = Language(context=8, restart=4)
+    start = Recipe(member="transformer-xl", size="tiny", task=task, data=str(tmp_path / "period.txt"))
+    sizes = ["model.width=32", "model.layers=1", "model.memory=8", "model.dropout=0", "run.batch=8", "run.device=cpu"]
+    run = train(override(start, [*sizes, "run.steps=80", "run.evaluate=0", "optim.warmup=10", "optim.lr=5e-3"]))
+    bits = bits_by_position(run.network, run.task.data.splits["valid"], 8, windows=200)
+    assert max(bits) < run.metrics["bits_per_byte"] + 0.6, bits
 
 
 @pytest.mark.spec(86)
@@ -160,7 +245,8 @@ def test_several_rows_score_each_target_once_and_equal_one_row(rows, length):
     """If the lead is as long as the receptive field."""
     network, token_N = small(memory=6, pattern="causal & window(6)"), np.random.default_rng(0).integers(0, 11, length)
     scored: list[int] = []
-    result, targets = streaming_nll(network, token_N, 7, rows=rows, lead=12, progress=lambda n, _: scored.append(n))
+    estimate = Estimate(lambda n, _: scored.append(n))
+    result, targets = streaming_nll(network, token_N, 7, rows=rows, lead=12, estimate=estimate)
     total, count = streaming_nll(network, token_N, 7)
     assert result == pytest.approx(total, rel=1e-9) and targets == count == scored[-1] == length - 1
 
@@ -180,6 +266,7 @@ def test_a_longer_memory_in_evaluation_changes_the_metrics_and_is_reported(tmp_p
     plain, longer = (open_run(tmp_path / "run", device="cpu", **how) for how in ({}, {"memory": 20, "stride": 3}))
     first, second = (one.evaluate(limit=10) for one in (plain, longer))
     assert (first["segment"], first["memory"], first["targets"]) == (5, 8, 50)
+    assert first["start"] == "with an empty memory, then carried over"
     assert (second["segment"], second["memory"], second["targets"]) == (3, 20, 50)
     assert first["bits_per_byte"] != second["bits_per_byte"] and math.isfinite(second["bits_per_byte"])
     assert plain.generate("the quick", tokens=5, temperature=0.0).startswith("the quick")

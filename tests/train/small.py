@@ -15,7 +15,7 @@ from everyformer.train.recipe import Recipe, override
 
 BASE = (
     "run.steps=12", "run.batch=4", "run.evaluate=6", "run.save=3", "run.examples=4", "run.keep=3", "run.device=cpu",
-    "model.width=16", "model.heads=2", "model.layers=2", "model.context=8", "optim.warmup=4", "optim.ema=0.5",
+    "model.width=16", "model.heads=2", "model.layers=2", "task.context=8", "optim.warmup=4", "optim.ema=0.5",
 )  # fmt: skip
 TEXT = "the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs.\n" * 40
 

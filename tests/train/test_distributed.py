@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World
 from everyformer.train.loop import resume, train
+from everyformer.train.recipe import Recipe
 from everyformer.train.record import read
 from tests.train.small import finish, recipe, text
 
@@ -22,27 +23,47 @@ TORCHRUN = (
     "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
 )  # fmt: skip
 
+
+def spans(data, *settings):
+    """A table that all layers share, and a penalty of each layer."""
+    every = (
+        "run.steps=4",
+        "run.save=2",
+        "run.keep=5",
+        "run.batch=8",
+        "run.evaluate=0",
+        "run.device=cpu",
+        "task.valid=0.02",
+    )
+    own = ("model.cost=1", "model.initial_span=0.5", "model.dropout=0")
+    return Recipe.of("adaptive-span", *every, *own, *settings, size="tiny", data=data)
+
+
+def deep(data, *settings):
+    """Losses of every layer."""
+    every = ("run.steps=2", "run.batch=4", "run.evaluate=0", "run.device=cpu", "model.dropout=0", "task.valid=0.02")
+    return Recipe.of("deep-character", *every, *settings, size="tiny", data=data)
+
+
 # Everything that needs two processes, in one launch: most of the time is the launch.
 ALL = """
-import os, shutil, sys, time
+import os, shutil, sys, time, warnings
 from pathlib import Path
 import torch
 import torch.distributed as dist
 from everyformer.data import tokenizer
-from everyformer.task.language import Language
 from everyformer.train.loop import resume, train
-from everyformer.train.recipe import Recipe, override
 from tests.train.small import recipe
-from tests.train.test_distributed import SETTINGS, WAYS
+from tests.train.test_distributed import SETTINGS, WAYS, deep, spans
 torch.set_num_threads(1)
+warnings.filterwarnings("error", "FSDP2-wrapped module")  # returned a view
 folder, data = Path(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo")
 for way, setting in WAYS.items():
     train(recipe(data, *SETTINGS, setting), folder / way)
     resume(folder / f"one-{way}", settings=[setting])
-shared = Recipe(member="adaptive-span", size="tiny", task=Language(), data=data)  # one table shared by all layers
-settings = ["run.steps=4", "run.save=2", "run.keep=5", "run.batch=8", "run.evaluate=0", "run.device=cpu", "run.shard=true"]
-train(override(shared, settings), folder / "shared")
+train(spans(data, "run.shard=true"), folder / "shared")
+train(deep(data, "run.shard=true"), folder / "deep")
 if os.environ["RANK"] == "0":
     shutil.copytree(folder / "shared", folder / "again")
 dist.barrier()
@@ -119,6 +140,10 @@ def test_two_processes_have_the_curve_of_one_and_resume_each_others_runs(tmp_pat
     paths = (checkpoint.path_of(tmp_path / name, 4) for name in ("shared", "again"))
     a, b = (load_file(path / "model.safetensors") for path in paths)
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    for make, name in ((spans, "shared"), (deep, "deep")):
+        train(make(tmp_path / "text.txt"), tmp_path / f"{name}-one")
+        losses = (torch.tensor(recorded(tmp_path / one, "step", "loss")) for one in (name, f"{name}-one"))
+        torch.testing.assert_close(*losses)
     # The main process learned the tokenizer, the other one found it in the cache.
     assert [(tmp_path / f"learned-{rank}").exists() for rank in (0, 1)] == [True, False]
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from everyformer.train.recipe import Optim, Run
+from everyformer.train.recipe import Optim, Recipe, Run
 from everyformer.train.schedule import batch_size, lr_factor, sequences_before
 
 
@@ -33,12 +33,30 @@ def test_schedules_at_their_start_middle_and_end():
     assert lr_factor(Optim(schedule="constant", warmup=0), last, steps) == 1
 
 
+@pytest.mark.spec(135)
+@pytest.mark.parametrize("schedule, middle", [("cosine", 0.6), ("linear", 0.6), ("wsd", 1.0)])
+def test_rates_fall_from_one_after_warm_up_to_min_lr_at_the_last_step(schedule, middle):
+    optim = Optim(schedule=schedule, warmup=10, min_lr=0.2, decay=0.25)
+    assert lr_factor(optim, 10, 111) == 1
+    assert lr_factor(optim, 60, 111) == pytest.approx(middle)
+    assert lr_factor(optim, 110, 111) == pytest.approx(0.2)
+
+
+@pytest.mark.spec(135)
+def test_schedules_of_one_and_two_steps_and_without_warm_up():
+    linear = Optim(schedule="linear", warmup=0, min_lr=0.0)
+    assert [lr_factor(linear, step, 2) for step in (0, 1)] == [1, 0]
+    assert lr_factor(linear, 0, 1) == 1
+    assert lr_factor(Optim(schedule="inverse_sqrt", warmup=0), 3, 100) == pytest.approx(1 / math.sqrt(4))
+
+
 @pytest.mark.spec(136)
 def test_the_batch_size_follows_its_schedule():
     run = Run(batch=4, batch_schedule=((10, 8), (20, 32)))
     assert [batch_size(run, step) for step in (0, 9, 10, 19, 20, 99)] == [4, 4, 8, 8, 32, 32]
     assert sequences_before(run, 25) == sum(batch_size(run, step) for step in range(25))
-    assert sequences_before(run, 5) == 20
+    assert sequences_before(run, 5) == 20 and sequences_before(run, 0) == 0
+    assert sequences_before(Run(batch=3), 7) == 21
 
 
 @pytest.mark.parametrize(
@@ -56,3 +74,27 @@ def test_the_batch_size_follows_its_schedule():
 def test_optimizer_settings_out_of_range_are_refused(wrong, reason):
     with pytest.raises(ValueError, match=f"optim.{next(iter(wrong))} is .*{reason}"):
         Optim(**wrong)
+
+
+@pytest.mark.parametrize(
+    "member, size, settings, lr, warmup",
+    [
+        ("gpt2", "tiny", [], 0.25 / 64, 100),
+        ("gpt2", "small", ["run.steps=100000"], 0.25 / 768, 1000),
+        ("gpt2", "tiny", ["model.width=512", "run.steps=30"], 0.25 / 512, 3),
+        ("gpt2", "tiny", ["optim.lr=0.5", "optim.warmup=7"], 0.5, 7),
+        ("transformer", "tiny", [], 0.25 / 64, 100),
+        ("graph-classifier", "tiny", [], 4e-3, 100),
+        ("byte-language", "paper", [], 0.25 / 256 / math.sqrt(6), 100),  # post-norm, 12 layers
+        ("universal-transformer", "tiny", [], 0.25 / 64 / math.sqrt(2), 100),  # post-norm, 4 steps
+        ("lstm", "byte", [], 2e-3, 100),
+    ],
+)
+def test_the_default_rate_falls_with_the_width_and_the_warm_up_is_a_tenth(member, size, settings, lr, warmup):
+    optim = Recipe.of(member, *settings, size=size).optim
+    assert optim.lr == pytest.approx(lr) and optim.warmup == warmup
+
+
+def test_trained_weights_and_agents_have_lower_default_rates():
+    assert Recipe.of("bert", size="tiny", init_from="run").optim.lr == pytest.approx(0.25 / 64 / 4)
+    assert Recipe.of("gtrxl", size="tiny", task="recall").optim.lr == 1e-3

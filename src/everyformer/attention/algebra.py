@@ -28,7 +28,10 @@ FACTS = ("max_distance", "order", "is_causal", "superset")  # methods that state
 
 
 class Pattern:
-    """Which query attends to which key. A pattern of your own inherits from Pattern and Value and defines `allows`."""
+    """Which query attends to which key. A pattern of your own inherits from Pattern and Value and defines `allows`.
+
+    Example: `class Dilated(Pattern, Value, frozen=True)`.
+    """
 
     __slots__ = ()
     needs: ClassVar[str | None] = None  # the name of the side input that the predicate reads, if any
@@ -153,14 +156,14 @@ class BoundPattern(Pattern):
 
 
 class Full(Pattern, Value, frozen=True):
-    """Every query attends to every key."""
+    """Every query attends to every key. Example: `Full() & Window(8)`."""
 
     def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return (q <= k) | (q > k)
 
 
 class Causal(Pattern, Value, frozen=True):
-    """No query attends to a later position: j <= i."""
+    """No query attends to a later position: j <= i. Example: `Causal() & Window(8)`."""
 
     def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
         return k <= q
@@ -170,7 +173,7 @@ class Causal(Pattern, Value, frozen=True):
 
 
 class ByHead(BoundPattern, Value, frozen=True):
-    """Head h has patterns[h mod n]."""
+    """Head h has patterns[h mod n]. Example: `ByHead((Causal(), Causal() & Window(8)))`."""
 
     patterns: tuple[Pattern, ...]
 

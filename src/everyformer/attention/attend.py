@@ -79,6 +79,7 @@ def attend(
     kernel       a name from the list above. Default: the context's
 
     Raises ValueError if the inputs do not fit together, and UnsupportedKernel if the named kernel does not support the request.
+    Example: `attend(q, k, v, Causal() & Window(64))`.
     """
     _check(q_BHQE, k_BHKE, v_BHKE)
     context = context or Context.of(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)

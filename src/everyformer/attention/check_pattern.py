@@ -25,6 +25,7 @@ def check_pattern(pattern: Pattern, length: int = 64, heads: int = 2) -> None:
     A pattern that needs side inputs is not checked by itself, because its predicate depends on them.
 
     Raises ValueError if a stated fact does not hold, with the pair of positions that contradicts it.
+    Example: `check_pattern(Causal() & Window(8))`.
     """
     for part in pattern.walk():
         if not any(one.needs and one.superset() != one for one in part.walk()):

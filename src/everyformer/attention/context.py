@@ -29,12 +29,18 @@ T = TypeVar("T")
 class Probe:
     """Records a forward pass: pass one to a model and read the attention weights of every layer from it.
 
-    A probed pass computes its attention with the reference kernel, because the fast kernels never hold the weights.
+    Each list is in the order of execution. A probed pass computes its attention with the reference kernel, because the fast
+    kernels never hold the weights.
+    Example: `network(token_BT, probe=Probe())`.
     """
 
     records_weights: bool = True  # with False, the fast kernels stay in use
     records_layers: bool = False
-    weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each attention, in the order of execution
+    weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each self-attention
+    cross_weights: list[Tensor] = field(default_factory=list)  # B, H, Q, S of each cross-attention
+    buckets: list[Tensor] = field(default_factory=list)  # B, H, R, K of each attention that hashes: bucket of each key
+    gates: list[dict[str, Tensor]] = field(default_factory=list)  # B, T, D by name, of each gated residual
+    cell_gates: list[dict[str, Tensor]] = field(default_factory=list)  # B, T, D by name, of each LSTM
     state_weights: list[Tensor] = field(
         default_factory=list
     )  # B, D, Q, K of each LSTM: of inputs in each feature of its state
@@ -45,17 +51,26 @@ class Probe:
     layers: list[Tensor] = field(default_factory=list)  # B, T, D of every layer but the last, if `records_layers`
 
 
-@dataclass
 class Call:
-    """The options of one call, and what its layers share: memoized tensors and auxiliary losses."""
+    """The options of one call, and what its layers share: memoized tensors and auxiliary losses.
 
-    kernel: str = "auto"
-    probe: Probe | None = None
-    losses: list[tuple[str, Tensor]] = field(
-        default_factory=list
-    )  # auxiliary losses by name, in the order of execution
-    layer_outputs: list[Tensor] | None = None  # a list to be filled with the output of every layer, or None
-    memo: dict[Any, Any] = field(default_factory=dict)  # see `Context.memo`
+    Not a dataclass, because FSDP2 copies those, with the lists that the layers fill, for each layer.
+    """
+
+    def __init__(
+        self,
+        kernel: str = "auto",
+        probe: Probe | None = None,
+        losses: list[tuple[str, Tensor]] | None = None,
+        layer_outputs: list[Tensor] | None = None,
+    ):
+        self.kernel, self.probe = kernel, probe
+        self.losses = [] if losses is None else losses  # auxiliary losses by name, in the order of execution
+        self.layer_outputs = layer_outputs  # a list to be filled with the output of every layer, or None
+        self.memo: dict[Any, Any] = {}  # see `Context.memo`
+
+    def without_memo(self) -> Call:
+        return Call(self.kernel, self.probe, self.losses, self.layer_outputs)
 
     @staticmethod
     def of(kernel: str, probe: Probe | None) -> Call:
@@ -107,8 +122,8 @@ class Positions:
 
     def table_size(self) -> int:
         """The number of columns of a table by position: at least one more than the last position."""
-        # Inside vmap positions cannot be read. They are below the number of keys there, see `Network.forward`.
-        if self.key_BK is None or (is_transformed() and not can_read(self.key_BK)):
+        # Inside vmap, and while a CUDA graph is recorded, positions cannot be read. They are below the number of keys there.
+        if self.key_BK is None or not (torch.compiler.is_compiling() or can_read(self.key_BK)):
             return self.keys
         return int(self.key_BK.max()) + 1
 
@@ -152,6 +167,7 @@ class SideInputs:
     segments       B, T whole numbers: the segment of each token (BERT's sentences A and B)
     hashes         B, H, rows, P: the bucket ranks of the keys, for `hashed` and `chunked`; computed by the attention
     query_inputs   B, Q, D: the vectors from which queries are projected, for score modifications that read them
+    Example: `network(token_BT, side_inputs=SideInputs(documents=document_BT))`.
     """
 
     documents: Tensor | None = None
@@ -171,7 +187,7 @@ class EncoderContext:
 
 @dataclass(frozen=True)
 class Context:
-    """What a sublayer reads besides its input and its cache entry."""
+    """What a sublayer reads besides its input and its cache entry. Example: `Context.of(queries=8, keys=8)`."""
 
     positions: Positions
     side: SideInputs
@@ -208,7 +224,7 @@ class Context:
 
     def with_hashes(self, hashes: Tensor) -> Context:
         """The context of one attention that hashes its keys. Masks depend on the hashes, so it has a memo of its own."""
-        return replace(self, side=replace(self.side, hashes=hashes), call=replace(self.call, memo={}))
+        return replace(self, side=replace(self.side, hashes=hashes), call=self.call.without_memo())
 
     def mask(self, pattern: Pattern, batch: int, heads: int) -> Tensor:
         """The pattern as booleans that broadcast to B, H, Q, K. Computed once for each pattern of a call."""

@@ -43,7 +43,10 @@ def four_term_scores(
 
 
 class FourTerm(ScoreMod, Value, frozen=True):
-    """Transformer-XL's relative positions. Distances beyond `max_distance` count as `max_distance`. Default: not clamped."""
+    """Transformer-XL's relative positions. Distances beyond `max_distance` count as `max_distance`. Default: not clamped.
+
+    Example: `Attention(Standard(8), Causal(), (FourTerm(width=64),))`.
+    """
 
     width: Size
     max_distance: Size | None = None

@@ -24,15 +24,20 @@ def has_data(x: Tensor) -> bool:
 
 def can_read(x: Tensor) -> bool:
     """Returns whether the host may read the values of x: not under torch.compile or vmap, nor while a CUDA graph is recorded."""
-    if torch.compiler.is_compiling():
+    if is_recorded():
         return False
     while _functorch.is_functorch_wrapped_tensor(x):
         if _functorch.is_batchedtensor(x):
             return False
         x = _functorch.get_unwrapped(x)
-    if not has_data(x):
-        return False
-    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return has_data(x)
+
+
+def is_recorded() -> bool:
+    """Returns whether torch.compile traces the code now, or a CUDA graph records it."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def is_transformed() -> bool:

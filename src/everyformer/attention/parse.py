@@ -14,6 +14,7 @@ def parse(text: str) -> Pattern:
     """Returns the pattern that a text such as `causal & (window(8) | stride(8))` names.
 
     Raises ValueError if the text names no pattern.
+    Example: `parse("causal & (window(8) | stride(8))")`.
     """
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is not a str; write a pattern as text, for example 'causal & window(8)'")

@@ -58,7 +58,10 @@ __all__ = [  # with the names of algebra.py
 
 
 class Window(Pattern, Value, frozen=True):
-    """Neighbours: |i - j| < size. `causal & window(s)` is the last s positions, the query's own included."""
+    """Neighbours: |i - j| < size. `causal & window(s)` is the last s positions, the query's own included.
+
+    Example: `Causal() & Window(8)`.
+    """
 
     size: Size
 
@@ -73,7 +76,7 @@ class Window(Pattern, Value, frozen=True):
 
 
 class Block(Pattern, Value, frozen=True):
-    """The same block of `size` positions: floor(i / l) = floor(j / l)."""
+    """The same block of `size` positions: floor(i / l) = floor(j / l). Example: `Causal() & Block(16)`."""
 
     size: Size
 
@@ -85,7 +88,7 @@ class Block(Pattern, Value, frozen=True):
 
 
 class Stride(Pattern, Value, frozen=True):
-    """Every l-th position, counted from the query: (i - j) mod l = 0."""
+    """Every l-th position, counted from the query: (i - j) mod l = 0. Example: `Causal() & (Window(8) | Stride(8))`."""
 
     step: Size
 
@@ -97,7 +100,10 @@ class Stride(Pattern, Value, frozen=True):
 
 
 class Summary(Pattern, Value, frozen=True):
-    """The last `last` columns of every block of `size`, without the final `skip`: l - c - s <= j mod l < l - s."""
+    """The last `last` columns of every block of `size`, without the final `skip`: l - c - s <= j mod l < l - s.
+
+    Example: `Causal() & (Block(16) | Summary(16, 2))`.
+    """
 
     size: Size
     last: Size
@@ -120,6 +126,7 @@ class Local(Pattern, Value, frozen=True):
 
     Parmar et al. 2018, 1-D: a query block of l positions and m = l_m more before it. Weng 2020 (source W) lets a query attend to all of
     them; with `causal &` it attends to those up to its own.
+    Example: `Causal() & Local(size=16, previous=16)`.
     """
 
     size: Size
@@ -139,6 +146,7 @@ class Local2d(Pattern, Value, frozen=True):
     Parmar et al. 2018, 2-D: query blocks l_q of `height` x `width`, extended by h_m = `up` and w_m = `side`. Positions number an
     image of `columns` columns in block-raster order (see `cell`). In that order `causal &` removes everything to the right of the
     block and the later positions inside it.
+    Example: `Causal() & Local2d(columns=28, height=4, width=4, up=4, side=4)`.
     """
 
     columns: Size
@@ -166,7 +174,7 @@ class Local2d(Pattern, Value, frozen=True):
 
 
 class Prefix(Pattern, Value, frozen=True):
-    """Every query attends to the first `length` positions."""
+    """Every query attends to the first `length` positions. Example: `Causal() & (Window(8) | Prefix(2))`."""
 
     length: Count
 
@@ -178,6 +186,7 @@ class Graph(BoundPattern, Value, frozen=True):
     """Edges: i attends to j if (i, j) is an edge. Without `edges` the pattern reads the side input `edges` of the call.
 
     An edge (i, j) lets i attend to j only: give (j, i) and (i, i) too if they are meant.
+    Example: `Graph(((0, 1), (1, 0)))`.
     """
 
     edges: tuple[tuple[Count, Count], ...] | None = None
@@ -205,7 +214,10 @@ class Graph(BoundPattern, Value, frozen=True):
 
 
 class SameDocument(BoundPattern, Value, frozen=True):
-    """The same document, for several documents packed into one sequence. Reads the side input `documents` of the call."""
+    """The same document, for several documents packed into one sequence. Reads the side input `documents` of the call.
+
+    Example: `Causal() & SameDocument()`.
+    """
 
     needs: ClassVar[str | None] = "documents"
 
@@ -228,6 +240,7 @@ class Hashed(BoundPattern, Value, frozen=True):
 
     It is causal, and later tokens change nothing. A query has the bucket of the key at its position, and attends to itself only
     if no round has another key for it. See attention/hashing.py.
+    Example: `Hashed(rounds=2, buckets=8, window=16)`.
     """
 
     rounds: Size
@@ -262,6 +275,7 @@ class Chunked(BoundPattern, Value, frozen=True):
 
     The borders of the chunks depend on all positions, so later tokens change which earlier keys a query attends to, even where
     `bidirectional` is False. A language model with this pattern is refused unless `leaks` is True; `hashed` has no such leak.
+    Example: `Chunked(rounds=2, buckets=8, chunk=16)`.
     """
 
     rounds: Size
@@ -296,7 +310,10 @@ class Chunked(BoundPattern, Value, frozen=True):
 
 
 class Visible(Pattern, Value, frozen=True):
-    """Keys that are neither padding nor empty memory slots. Every pattern implies it; it exists to be named and drawn."""
+    """Keys that are neither padding nor empty memory slots. Every pattern implies it; it exists to be named and drawn.
+
+    Example: `Causal() & Visible()`.
+    """
 
     needs: ClassVar[str | None] = "visible"
 
@@ -305,13 +322,18 @@ class Visible(Pattern, Value, frozen=True):
 
 
 def strided(stride: int) -> tuple[Pattern, Pattern]:
-    """Child et al. 2019: the last l positions, and every l-th one before; for data with a period (images, sound)."""
+    """Child et al. 2019: the last l positions, and every l-th one before; for data with a period (images, sound).
+
+    Example: `strided(16)`.
+    """
     return Causal() & Window(stride), Causal() & Stride(stride)
 
 
 def fixed(stride: int, columns: int, skip: int = 0) -> tuple[Pattern, Pattern]:
     """Child et al. 2019: the same block of l positions, and the last c columns of every block; for text. Several heads can have
-    different columns: each skips another number of the last ones."""
+    different columns: each skips another number of the last ones.
+    Example: `fixed(16, 4)`.
+    """
     return Causal() & Block(stride), Causal() & Summary(stride, columns, skip)
 
 

@@ -22,15 +22,20 @@ equation 3 that is missing in source T is the merge of the standard form, sum_h 
 
 from __future__ import annotations
 
+from math import isqrt
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from everyformer.value import Size, Value
+from everyformer.value import Few, Size, Value
 
 
 class Projection:
-    """A form of multi-head attention: a value that builds the module with its projections."""
+    """A form of multi-head attention: a value that builds the module with its projections.
+
+    Example: `class Twin(Projection, Value, frozen=True)`.
+    """
 
     __slots__ = ()
     heads: int
@@ -68,9 +73,9 @@ class ProjectionModule(nn.Module):
 
 
 class Standard(Projection, Value, frozen=True):
-    """Each head projects the full vector. Default head width: D / H."""
+    """Each head projects the full vector. Default head width: D / H. Example: `Attention(Standard(8), Causal())`."""
 
-    heads: Size
+    heads: Few
     key_width: Size | None = None
     value_width: Size | None = None
     bias: bool = False
@@ -89,9 +94,12 @@ class Standard(Projection, Value, frozen=True):
 
 
 class Shared(Projection, Value, frozen=True):
-    """Reformer's form (Kitaev et al. 2020): query and key are one projection, keys are normalized to length 1, and there is no scale."""
+    """Reformer's form (Kitaev et al. 2020): query and key are one projection, keys are normalized to length 1, and there is no scale.
 
-    heads: Size
+    Example: `Attention(Shared(8), Hashed(2, 8, 16))`.
+    """
+
+    heads: Few
     key_width: Size | None = None
     value_width: Size | None = None
     bias: bool = False
@@ -106,18 +114,21 @@ class Shared(Projection, Value, frozen=True):
 
 
 class Wide(Projection, Value, frozen=True):
-    """Every head is as wide as the model (the code of Bloem 2019, source B)."""
+    """Every head is as wide as the model (the code of Bloem 2019, source B). Example: `Attention(Wide(8))`."""
 
-    heads: Size
+    heads: Few
 
     def build(self, width: int) -> ProjectionModule:
         return LinearProjectionModule(width, self.heads, width, width)
 
 
 class Sum(Projection, Value, frozen=True):
-    """The sum form of Katsaros (source K): Y = sum_h V_h X A_h. Default rank: full D x D matrices V_h."""
+    """The sum form of Katsaros (source K): Y = sum_h V_h X A_h. Default rank: full D x D matrices V_h.
 
-    heads: Size
+    Example: `Attention(Sum(8, rank=16))`.
+    """
+
+    heads: Few
     rank: Size | None = None
 
     def build(self, width: int) -> ProjectionModule:
@@ -125,7 +136,7 @@ class Sum(Projection, Value, frozen=True):
 
 
 class ParameterFree(Projection, Value, frozen=True):
-    """Basic self-attention: queries, keys and values are the tokens themselves."""
+    """Basic self-attention: queries, keys and values are the tokens themselves. Example: `Attention(ParameterFree())`."""
 
     @property
     def heads(self) -> int:  # type: ignore[override]
@@ -136,7 +147,7 @@ class ParameterFree(Projection, Value, frozen=True):
 
 
 class Symmetric(Projection, Value, frozen=True):
-    """Query and key are the same projection U x of width `rank`; the values are the tokens."""
+    """Query and key are the same projection U x of width `rank`; the values are the tokens. Example: `Attention(Symmetric(rank=16))`."""
 
     rank: Size
 
@@ -149,7 +160,7 @@ class Symmetric(Projection, Value, frozen=True):
 
 
 class Asymmetric(Projection, Value, frozen=True):
-    """Query U_q x and key U_k x of width `rank`; the values are the tokens."""
+    """Query U_q x and key U_k x of width `rank`; the values are the tokens. Example: `Attention(Asymmetric(rank=16))`."""
 
     rank: Size
 
@@ -162,18 +173,24 @@ class Asymmetric(Projection, Value, frozen=True):
 
 
 class Sliced(Projection, Value, frozen=True):
-    """The efficient form of Bloem 2019 (source B): head h projects slice h of the input, by its own E x E matrices."""
+    """The efficient form of Bloem 2019 (source B): head h projects slice h of the input, by its own E x E matrices.
 
-    heads: Size
+    Example: `Attention(Sliced(8))`.
+    """
+
+    heads: Few
 
     def build(self, width: int) -> ProjectionModule:
         return SlicedModule(width, self.heads, share=False, merge=True)
 
 
 class Narrow(Projection, Value, frozen=True):
-    """The narrow form of pbloem/former: the same E x E matrices for every slice, and no output projection."""
+    """The narrow form of pbloem/former: the same E x E matrices for every slice, and no output projection.
 
-    heads: Size
+    Example: `Attention(Narrow(8))`.
+    """
+
+    heads: Few
 
     def build(self, width: int) -> ProjectionModule:
         return SlicedModule(width, self.heads, share=True, merge=False)
@@ -182,8 +199,12 @@ class Narrow(Projection, Value, frozen=True):
 def head_width(width: int, heads: int) -> int:
     """Returns width / heads. Raises ValueError if it is not whole."""
     if width % heads:
-        divisor = min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: abs(n - heads))
-        raise ValueError(f"a width of {width} does not divide into {heads} heads; take for example {divisor} heads")
+        small = [n for n in range(1, isqrt(width) + 1) if width % n == 0]
+        divisor = min((*small, *(width // n for n in small)), key=lambda n: (abs(n - heads), n))
+        multiple = max(1, round(width / heads)) * heads
+        raise ValueError(
+            f"a width of {width} does not divide into {heads} heads; take for example {divisor} heads, or a width of {multiple}"
+        )
     return width // heads
 
 

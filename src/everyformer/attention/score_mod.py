@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.context import Context
-from everyformer.attention.has_data import can_read
+from everyformer.attention.has_data import can_read, is_recorded
 from everyformer.attention.pattern import Pattern
 from everyformer.value import Count, Positive, Size, Value
 
@@ -37,7 +37,10 @@ Term = Callable[[Any, Any, Any, Any], Tensor]
 
 
 class ScoreMod:
-    """How strongly a query attends to a key: a value that builds the module of one attention."""
+    """How strongly a query attends to a key: a value that builds the module of one attention.
+
+    Example: `class Decay(ScoreMod, Value, frozen=True)`.
+    """
 
     __slots__ = ()
     shared = False
@@ -47,7 +50,7 @@ class ScoreMod:
 
 
 class ScoreModModule(nn.Module):
-    """The hooks. Each one does nothing unless a subclass defines it."""
+    """The hooks. Each one does nothing unless a subclass defines it. Example: `class DecayModule(ScoreModModule)`."""
 
     needs_weights = False  # whether `output` does anything
     reads_inputs = False  # whether it reads `context.side.query_inputs`
@@ -74,9 +77,9 @@ class ScoreModModule(nn.Module):
 
 
 def narrow_pattern(pattern: Pattern, score_mods: Iterable[ScoreModModule], context: Context | None = None) -> Pattern:
-    """Returns the pairs of a pattern that all score modifications leave visible; inside torch.compile, where weights cannot be
-    read, the whole pattern."""
-    if not torch.compiler.is_compiling():
+    """Returns the pairs of a pattern that all score modifications leave visible; where weights cannot be read, because
+    torch.compile traces or a CUDA graph records the call, the whole pattern."""
+    if not is_recorded():
         for score_mod in score_mods:
             visible = score_mod.visible_keys(context)
             pattern = pattern if visible is None else _both(pattern, visible)
@@ -89,7 +92,10 @@ def _both(one: Pattern, two: Pattern) -> Pattern:
 
 
 class Rotary(ScoreMod, Value, frozen=True):
-    """Rotates each pair (2m, 2m+1) of a query or key at position i by the angle i / base^(2m/E)."""
+    """Rotates each pair (2m, 2m+1) of a query or key at position i by the angle i / base^(2m/E).
+
+    Example: `Attention(Standard(8), Causal(), (Rotary(),))`.
+    """
 
     base: Positive = 10000.0
 
@@ -148,7 +154,10 @@ def look_up(x_BHQR: Tensor, b: Any, h: Any, i: Any, row: Any) -> Tensor:
 
 
 class Alibi(ScoreMod, Value, frozen=True):
-    """Subtracts a slope times the distance: -m_h |i - j|, m_h = 2^(-8h/H) for h = 1..H."""
+    """Subtracts a slope times the distance: -m_h |i - j|, m_h = 2^(-8h/H) for h = 1..H.
+
+    Example: `Attention(Standard(8), Causal(), (Alibi(),))`.
+    """
 
     def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
         return AlibiModule(heads)
@@ -182,6 +191,7 @@ class Shaw(ScoreMod, Value, frozen=True):
 
     r = clip(j - i, -max_distance, max_distance); the vectors a are learned and shared by the heads, as in the paper. With `future` False
     there are none for r > 0, and such keys use r = 0.
+    Example: `Attention(Standard(8), score_mods=(Shaw(max_distance=16),))`.
     """
 
     max_distance: Size = 16
@@ -227,6 +237,7 @@ class T5Bias(ScoreMod, Value, frozen=True):
     """A learned number per head and bucket of distances; buckets widen logarithmically up to `max_distance`.
 
     `bidirectional` gives half of the buckets to the future (an encoder); otherwise the future has bucket 0.
+    Example: `Attention(Standard(8), Causal(), (T5Bias(),))`.
     """
 
     buckets: Size = 32
@@ -275,6 +286,7 @@ class ImageBias(ScoreMod, Value, frozen=True):
     """A learned number per head and 2-D offset (rows, columns) between two cells of a grid in raster order.
 
     `before` positions come before the grid (a class token); pairs with them share one learned number per head.
+    Example: `Attention(Standard(8), score_mods=(ImageBias(rows=8, columns=8),))`.
     """
 
     rows: Size

@@ -34,7 +34,10 @@ GRAIN = 64  # windows are multiples of this, and of an eighth of the next power 
 
 
 class Span(ScoreMod, Value, frozen=True):
-    """One span for each head. Its initial value is the fraction `start` of `max_span`."""
+    """One span for each head. Its initial value is the fraction `start` of `max_span`.
+
+    Example: `Attention(Standard(8), Causal(), (Span(max_span=256),))`.
+    """
 
     max_span: Size
     ramp: Size = 32
@@ -46,7 +49,10 @@ class Span(ScoreMod, Value, frozen=True):
 
 
 class DynamicSpan(ScoreMod, Value, frozen=True):
-    """A span for each head and query, computed from the input vector of the query, which is `width` wide."""
+    """A span for each head and query, computed from the input vector of the query, which is `width` wide.
+
+    Example: `Attention(Standard(8), Causal(), (DynamicSpan(width=64, max_span=256),))`.
+    """
 
     width: Size
     max_span: Size

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
+from rich.console import Console
 
 from everyformer.cli.options import Device
+from everyformer.cli.tables import print_labelled
 from everyformer.cli.terminal import console, next_command
 
+if TYPE_CHECKING:
+    from everyformer.study.bench import Row
+
+HEADER = f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'speed-up':>15}{'MiB':>8}"
 bench = App(name="bench", help="Measure speed and memory on this machine.", help_format="plaintext")
 
 
@@ -42,10 +48,11 @@ def attention(
     figure
         An image file to draw, for example attention.png.
     """
-    from everyformer.study.bench import KINDS, Row, draw, exponent
+    from everyformer.study.bench import KINDS, draw, growth
     from everyformer.study.bench import bench as measure
     from everyformer.study.pattern_images import check_file
     from everyformer.train.distributed import find_device
+    from everyformer.train.provenance import start_log
 
     chosen = find_device(device)
     default = "16384,65536" if chosen.type == "cuda" else "1024,2048,4096,8192,16384"
@@ -54,25 +61,33 @@ def attention(
         raise ValueError(f"heads, width and repeats are {heads}, {width} and {repeats}; each must be 1 or more")
     if figure is not None:
         check_file(figure)
-    screen, rows = console(), list[Row]()
+    start_log(seed=0)
+    screen = console()
+    rows: list[Row] = []
     for row in measure(sizes, chosen, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
-        if not rows:
-            screen.print(f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'speed-up':>15}{'MiB':>8}")
+        if not rows and screen.width >= len(HEADER):
+            screen.print(HEADER)
         rows.append(row)
         dense = next(one for one in rows if (one.kind, one.length) == ("dense", row.length))
-        numbers = f"{row.length:>10,}{row.batch:>7}{row.time:>10.2f}{dense.time / row.time:>14.2f}x{row.memory / 2**20:>8,.0f}"
-        screen.print(f"{row.kind:<10}{numbers}")
+        _print_row(screen, row, dense.time / row.time)
     if len(sizes) > 1:
         screen.print()
-        for kind in dict.fromkeys(row.kind for row in rows):
-            series = [row for row in rows if row.kind == kind]
-            time = exponent((row.length, row.time / row.batch) for row in series)
-            memory = exponent((row.length, row.memory / row.batch) for row in series)
+        for kind, time, memory in growth(rows):
             screen.print(f"{kind:<10} time grows as length^{time:.2f}, memory as length^{memory:.2f}")
     if figure is not None:
         screen.print(f"figure: {draw(rows, figure)}")
     next_command(screen, "bench", "attention", "dense", "local", "--lengths", "1024,2048")
     return 0
+
+
+def _print_row(screen: Console, row: Row, gain: float) -> None:
+    mebibytes = row.memory / 2**20
+    if screen.width >= len(HEADER):
+        numbers = f"{row.length:>10,}{row.batch:>7}{row.time:>10.2f}{gain:>14.2f}x{mebibytes:>8,.0f}"
+        screen.print(f"{row.kind:<10}{numbers}")
+    else:
+        text = f"batch {row.batch}, {row.time:.2f} ms, speed-up {gain:.2f}x, {mebibytes:,.0f} MiB"
+        print_labelled(screen, {f"{row.kind} {row.length:,}": text})
 
 
 def _numbers(text: str) -> list[int]:

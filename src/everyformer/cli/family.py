@@ -14,6 +14,7 @@ from rich.text import Text
 from everyformer.cli.family_listing import NOTHING, cache_of, read_listing
 from everyformer.cli.options import AsJson
 from everyformer.cli.own_parts import Imports, import_parts
+from everyformer.cli.tables import print_blocks, print_labelled, width_of
 from everyformer.cli.terminal import console, next_command
 from everyformer.value import Value, flatten, snake, to_json
 
@@ -90,8 +91,7 @@ def _all(screen: Console, as_json: bool) -> None:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     table = _table(rows, "\n" if screen.is_terminal else ", ")
-    width = screen.measure(table, options=screen.options.update(max_width=10_000)).maximum
-    screen.print(table if width <= screen.width else _blocks(rows))
+    screen.print(table if width_of(screen, table) <= screen.width else _blocks(rows))
     next_command(screen, "family", "--diff", "bert", "gpt2")
 
 
@@ -122,17 +122,17 @@ def _table(rows: list[dict[str, Any]], between_sizes: str) -> Table:
 
 def _blocks(rows: list[dict[str, Any]]) -> Table:
     """The same for a terminal that is too narrow for the table: one block per member."""
-    blocks = Table.grid(padding=(0, 2, 0, 0))
-    blocks.add_column(no_wrap=True)
-    blocks.add_column(overflow="fold")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
     for number, row in enumerate(rows):
         if number:
-            blocks.add_row()
+            grid.add_row()
         name, *cells = _cells(row, ", ")
-        blocks.add_row(Text(COLUMNS[0], "dim"), Text(name, "bold"))
+        grid.add_row(Text(COLUMNS[0], "dim"), Text(name, "bold"))
         for label, cell in zip(COLUMNS[1:], cells, strict=True):
-            blocks.add_row(Text(label.split()[0], "dim"), cell)
-    return blocks
+            grid.add_row(Text(label.split()[0], "dim"), cell)
+    return grid
 
 
 def _find(text: str, size: str | None = None) -> tuple[str, Model | EncoderDecoder]:
@@ -155,11 +155,12 @@ def _one(screen: Console, text: str, size: str | None, as_json: bool) -> None:
         print(to_json(value))
         return
     name = title.partition(":")[0]
-    screen.print(f"{title}  {find(name).paper}, {parameters(value):,} parameters\n", style="bold", soft_wrap=True)
-    lines = dict(flatten(_tree(value)))
-    wide = max(map(len, lines))
-    for path, leaf in lines.items():
-        screen.print(f"{path:<{wide}}  {_show(leaf)}", soft_wrap=True)
+    screen.print(f"{title}  {find(name).paper}, {parameters(value):,} parameters\n", style="bold")
+    lines = {path: _show(leaf) for path, leaf in flatten(_tree(value))}
+    if max(map(len, lines)) + 2 + max(map(len, lines.values())) <= screen.width:
+        print_labelled(screen, lines)
+    else:
+        print_blocks(screen, ((Text(path, "dim"), [text]) for path, text in lines.items()))
     next_command(screen, "family", "--diff", title, "bert" if name != "bert" else "gpt2")
 
 
@@ -177,15 +178,20 @@ def _compare(screen: Console, one: str, two: str, as_json: bool) -> None:
         screen.print(f"{first} and {second} do not differ.")
     else:
         table = Table("", first, second, **STYLE)
-        for column in table.columns:
-            column.overflow = "fold"
+        narrow: list[tuple[Text, list[str]]] = []
         for (title, lines), style in zip(groups.items(), ("bold", "dim"), strict=True):
             if lines:
                 table.add_section()
                 table.add_row(Text(title, f"{style} italic"))
+                narrow.append((Text(title, f"{style} italic"), []))
             for path, pair in lines.items():
                 table.add_row(Text(path, style), *(Text(_show(leaf), style) for leaf in pair))
-        screen.print(table)
+                both = zip((first, second), pair, strict=True)
+                narrow.append((Text(path, style), [f"{name}: {_show(leaf)}" for name, leaf in both]))
+        if width_of(screen, table) <= screen.width:
+            screen.print(table)
+        else:
+            print_blocks(screen, narrow)
     next_command(screen, "family", first)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from everyformer.cli.options import Device, Step
+from everyformer.cli.options import Device, RunData, Step
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, escape_controls, next_command
 
@@ -31,6 +31,7 @@ def generate(
     out: Path | None = None,
     images: int | None = None,
     given: float | None = None,
+    data: RunData = None,
     step: Step = None,
     device: Device = "auto",
     imports: Imports = (),
@@ -71,11 +72,11 @@ def generate(
         "prompt": prompt, "tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "beam": beam, "seed": seed, "stream": stream or None, "out": out, "images": images, "given": given,
     }  # fmt: skip
-    _generate(run, step, device, {name: value for name, value in options.items() if value is not None})
+    _generate(run, data, step, device, {name: value for name, value in options.items() if value is not None})
     return 0
 
 
-def _generate(run: Path, step: Step, device: str, options: dict[str, Any]) -> None:
+def _generate(run: Path, data: RunData, step: Step, device: str, options: dict[str, Any]) -> None:
     """Generate with the options that were given, and print or write the result."""
     from everyformer.train.trained import open_run
 
@@ -83,7 +84,7 @@ def _generate(run: Path, step: Step, device: str, options: dict[str, Any]) -> No
         raise ValueError(f"--tokens {options['tokens']} is negative; give the number of tokens to generate")
     if options.get("beam", 1) < 1:
         raise ValueError(f"--beam {options['beam']} is less than 1; give the width of the beam, or leave it out")
-    trained = open_run(run, step=step, device=device, data=False)
+    trained = open_run(run, step=step, device=device, data=data or False)
     if "stream" in options and "beam" in options:
         raise ValueError("--beam returns the whole text at once and cannot be streamed; leave out --stream or --beam")
     screen = console()

@@ -16,13 +16,17 @@ from cyclopts import App, Parameter, Token, convert
 
 from everyformer import __version__
 from everyformer.cli.bench import bench
+from everyformer.cli.complete import complete, completion
 from everyformer.cli.contracts import contracts
 from everyformer.cli.demo import demo
 from everyformer.cli.evaluate import evaluate
 from everyformer.cli.family import family
 from everyformer.cli.generate import generate
+from everyformer.cli.out_of_memory import amount_requested, is_out_of_memory
 from everyformer.cli.own_parts import imported
 from everyformer.cli.plan import plan
+from everyformer.cli.predict import predict
+from everyformer.cli.settings import settings
 from everyformer.cli.show import show
 from everyformer.cli.terminal import discard_output
 from everyformer.cli.train import resume, train
@@ -48,16 +52,19 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(converter=convert_exactly),
 )
-app.command(plan)
-app.command(train)
-app.command(resume)
+for command, first in ((plan, "MEMBER"), (train, "MEMBER"), (resume, "RUN")):
+    app.command(command, usage=f"Usage: everyformer {command.__name__} [OPTIONS] {first} [SETTING=VALUE...]")
 app.command(evaluate)
 app.command(generate)
-app.command(family)
+app.command(predict)
+app.command(family, usage="Usage: everyformer family [OPTIONS] [MEMBER]")
 app.command(show)
-app.command(contracts)
+app.command(contracts, usage="Usage: everyformer contracts [OPTIONS] [MEMBER]")
 app.command(bench)
 app.command(demo)
+app.command(settings)
+app.command(completion)
+app.command(complete(app), name="complete", show=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,9 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("stopped; everyformer resume continues a run from its last checkpoint\n")
         return 130
-    except (ValueError, OSError) as error:
-        sys.stdout.flush()
+    except (ValueError, OSError, MemoryError, RuntimeError, ImportError, SystemError) as error:
         message = str(error)
+        if not isinstance(error, ValueError) and is_out_of_memory(error):
+            message = f"out of memory{amount_requested(error)}; raise the limit (ulimit -v), or choose a smaller model"
+        elif not isinstance(error, ValueError | OSError):
+            raise
+        sys.stdout.flush()
         if isinstance(error, PermissionError) and error.filename is not None:
             message = f"cannot use {error.filename} ({error.strerror}); choose another path, or change its permissions"
         sys.stderr.write(f"error: {' '.join(message.split())}\n")  # one write: other processes write there too

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
+
+
+def number_or(word: str, number: str) -> Callable[[Any, Sequence[Token]], Any]:
+    """Returns a converter of an option that is a number or one word."""
+
+    def convert(kind: Any, tokens: Sequence[Token]) -> int | str:
+        given = tokens[0].value
+        if given == word:
+            return word
+        if given.removeprefix("-").isdigit():
+            return int(given)
+        if given.isalpha():
+            raise ValueError(f"{given} is neither {number} nor {word}; did you mean {word}?")
+        raise ValueError(f"{given} is not an integer; give one, or {word}")
+
+    return convert
+
 
 AsJson = Annotated[bool, Parameter("--json", negative=(), show_default=False, help="Print JSON.")]
 Device = Annotated[str, Parameter(help="cpu, cuda or auto.")]
 Step = Annotated[
     int | Literal["best"] | None,
-    Parameter(help="The checkpoint, a number or best. Default: the last one.", show_choices=False),
+    Parameter(
+        help="The checkpoint, a number or best. Default: the last one.",
+        show_choices=False,
+        converter=number_or("best", "a step"),
+    ),
+]
+Limit = Annotated[int | Literal["all"] | None, Parameter(show_choices=False, converter=number_or("all", "a number"))]
+RunData = Annotated[
+    str | None,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Where the data of the run are now, or other data. Default: the data that the run was trained on.",
+    ),
 ]
 Data = Annotated[
     str | None,

@@ -11,7 +11,25 @@ if TYPE_CHECKING:
     from everyformer.train.recipe import Recipe
 
 T = TypeVar("T")
-MESSAGES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+MESSAGES = (
+    *("out of memory", "can't allocate memory", "Cannot allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *(
+        "failed to map segment",
+        "can't start new thread",
+        "without exception set",
+        "without setting an exception",
+    ),  # ulimit -v
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(message in str(error) for message in MESSAGES)
+
+
+def amount_requested(error: BaseException) -> str:
+    """In parentheses, if the error states it."""
+    amount = re.search(r"allocate ([\d.]+ ?(?:bytes|[KMGT]iB))", str(error))
+    return f" ({amount[1]} were requested)" if amount else ""
 
 
 def explain_out_of_memory(recipe: Recipe, run: Callable[[], T]) -> T:
@@ -19,11 +37,10 @@ def explain_out_of_memory(recipe: Recipe, run: Callable[[], T]) -> T:
     try:
         return run()
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not any(message in str(error) for message in MESSAGES):
+        if not is_out_of_memory(error):
             raise
-        amount = re.search(r"allocate ([\d.]+ ?(?:bytes|[KMGT]iB))", str(error))
+        requested = amount_requested(error)
     gc.collect()  # the run's tensors are freed only after the error is
-    requested = f" ({amount[1]} were requested)" if amount else ""
     raise ValueError(f"out of memory{requested}; {_advice(recipe)}")
 
 

@@ -45,14 +45,19 @@ def recorder(names: Sequence[str], folder: Path) -> Callable[[dict[str, Any]], N
     def listen(record: dict[str, Any]) -> None:
         if record["kind"] != "begin" or not names:
             return
+        from everyformer.train.folder import add_files
+
+        files = [NAMES]
         for name in names:
             if name.endswith(".py"):
                 (folder / FOLDER).mkdir(exist_ok=True)
                 copy = folder / FOLDER / Path(name).name
                 if Path(name).expanduser().resolve() != copy.resolve():
                     shutil.copyfile(Path(name).expanduser(), copy)
+                files.append(f"{FOLDER}/{copy.name}")
         lines = [Path(name).name if name.endswith(".py") else name for name in names]
         (folder / NAMES).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        add_files(folder, files)
 
     return listen
 

@@ -1,4 +1,7 @@
-"""Standard output: a terminal with colours and a width, or a pipe without them."""
+"""Standard output and error: a terminal with colours and a width, or a pipe without them.
+
+Results go to standard output; progress and the next command to try go to standard error, so that a pipe gets only the result.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,19 @@ def discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def console(kind: type[Console] = Console) -> Console:
-    """A console on standard output. In a pipe lines are not wrapped, unless COLUMNS is set.
+def console(kind: type[Console] = Console, *, stderr: bool = False) -> Console:
+    """A console on standard output, or on standard error. In a pipe lines are not wrapped, unless COLUMNS is set.
 
     Of the processes that torchrun starts, only the first prints.
     """
     quiet = os.environ.get("RANK", "0") != "0"
-    piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
-    return kind(width=10_000 if piped else None, highlight=False, markup=False, emoji=False, quiet=quiet)
+    piped = not (sys.stderr if stderr else sys.stdout).isatty() and not os.environ.get("COLUMNS")
+    return kind(width=10_000 if piped else None, highlight=False, markup=False, emoji=False, quiet=quiet, stderr=stderr)
+
+
+def error_console() -> Console:
+    """A console on standard error."""
+    return console(stderr=True)
 
 
 def escape_controls(text: str) -> str:
@@ -42,7 +50,8 @@ def escape_controls(text: str) -> str:
 
 
 def next_command(screen: Console, *words: str | Path, hint: str = "") -> None:
-    """Print a command to try next, quoted for the shell. `hint` is appended as it is."""
+    """Print a command to try next to standard error, quoted for the shell. `hint` is appended as it is."""
     given = [word for name in imported for word in ("--import", name)] if "--import" not in words else []
     command = " ".join((shlex.join(["everyformer", *map(str, words), *given]), *([hint] if hint else [])))
-    screen.print(f"\nnext: {command}", style="dim", soft_wrap=True)
+    if not screen.quiet:
+        error_console().print(f"\nnext: {command}", style="dim", soft_wrap=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
 from rich.console import Console
 
-from everyformer.cli.options import Data
+from everyformer.cli.options import Data, RunData, Step
 from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.own_parts import Imports, import_parts, recorder
-from everyformer.cli.progress import metrics, show_progress
+from everyformer.cli.settings import settings as list_settings
 from everyformer.cli.terminal import UnbreakableConsole, console, next_command
+from everyformer.train.progress import metrics, show_progress
 
 if TYPE_CHECKING:
     from everyformer.train.trained import TrainedRun
@@ -28,6 +30,7 @@ def train(
     out: Path | None = None,
     init_from: Path | None = None,
     imports: Imports = (),
+    lists_settings: Annotated[bool, Parameter("--settings", negative=(), show_default=False)] = False,
 ) -> int:
     """Train a model on your data.
 
@@ -36,17 +39,21 @@ def train(
     member
         A member of the family (see everyformer family), or a .json file with a model of your own.
     settings
-        Settings as path=value, for example run.steps=500 optim.lr=3e-4 model.width=256 task.tokenizer=bpe.
+        Settings as path=value, for example run.steps=500 optim.lr=3e-4 model.width=256; --settings lists all of them.
     size
         A size of the member. Default: the member's own, see everyformer family --json.
     task
-        language, masked, classify, translate, image or control; or an environment, for example
+        language, masked, classify, regress, translate, image or control; or an environment, for example
         popgym:RepeatPreviousEasy, minigrid:MemoryS7 or gymnasium:CartPole. Default: the member's task.
     out
         The folder of the run; it must not exist yet. Default: runs/MEMBER-1, runs/MEMBER-2, ...
     init_from
         A run or a saved model from which to load the weights of the body (fine-tuning).
+    lists_settings
+        List all settings with type, default, meaning and an example, and do not train.
     """
+    if lists_settings:
+        return list_settings(member, size=size, task=task)
     import_parts(imports)
     from everyformer.family.table import find
     from everyformer.train.loop import train as start
@@ -66,7 +73,8 @@ def resume(
     run: Path,
     /,
     *settings: str,
-    step: int | Literal["best"] | None = None,
+    data: RunData = None,
+    step: Step = None,
     steps: int | None = None,
     imports: Imports = (),
 ) -> int:
@@ -77,7 +85,8 @@ def resume(
     run
         The folder of a run.
     settings
-        Settings of the run to change, for example run.accumulate=4. Model, task and optimizer cannot change.
+        Settings of the run or the optimizer to change, for example run.accumulate=4 or optim.lr=1e-4. The learning rate then
+        follows the new schedule from here on. Model and task cannot change.
     step
         The checkpoint to resume from, a number or best; later checkpoints are overwritten. Default: the last one.
     steps
@@ -94,7 +103,8 @@ def resume(
         screen.print(f"{run} has no checkpoint, so it starts from step 0", soft_wrap=True)
     with show_progress(screen) as callback:
         trained = explain_out_of_memory(
-            recipe, lambda: continue_run(run, step=step, steps=steps, settings=settings, callbacks=(callback,))
+            recipe,
+            lambda: continue_run(run, step=step, steps=steps, settings=settings, data=data, callbacks=(callback,)),
         )
     _finish(screen, trained, run)
     return exit_code(trained)
@@ -131,13 +141,12 @@ def _free_folder(parent: Path, name: str) -> Path:
 def _finish(screen: Console, trained: TrainedRun, folder: Path) -> None:
     if screen.quiet:
         return
-    if trained.metrics:
-        screen.print(f"\n{metrics(trained.metrics)}", style="bold")
     if trained.skipped_steps:
         reasons = "the reasons are in records.jsonl, in the lines of the kind skip"
         screen.print(f"{trained.skipped_steps} of {trained.step} steps were skipped; {reasons}", style="yellow")
-    if trained.best and trained.best["step"] != trained.step:
-        screen.print(f"best checkpoint (--step best): step {trained.best['step']}, {metrics(trained.best)}")
+    best = trained.best if trained.best and trained.best["step"] != trained.step else None
+    if best:
+        screen.print(f"best checkpoint (--step best): step {best['step']}, {metrics(best)}")
     try:
         from everyformer.study.curves import draw
 
@@ -148,6 +157,7 @@ def _finish(screen: Console, trained: TrainedRun, folder: Path) -> None:
     if trained.stopped:
         next_command(screen, "resume", folder)
     elif trained.can_generate:
-        next_command(screen, "generate", folder, hint=trained.task.inference.example)
+        chosen = ["--step", "best"] if best and trained.early_stop else []
+        next_command(screen, "generate", folder, *chosen, hint=trained.task.inference.example)
     else:
         next_command(screen, "evaluate", folder)

@@ -21,13 +21,14 @@ from everyformer.data.text import Text
 from everyformer.data.tokenizer import Ids, Tokenizer
 
 T = TypeVar("T")
+COUNTED = 1 << 22  # tokens whose bytes are summed at a time
 CHUNKS_PER_BATCH = 256  # chunks, or a sixteenth of the sentences, that are encoded in one call of the tokenizer
 SENTENCE_END = re.compile(r"(?<=[.!?])['\")\]]*\s+")
 
 
 def encode_split(text: Text, split: str, tokenizer: Tokenizer) -> Ids:
-    """Returns the token ids of a split. With the byte tokenizer these are the bytes of the text itself."""
-    if tokenizer.key == "bytes":
+    """Returns the token ids of a split. With the byte tokenizer, and of data that are token ids, these are the data themselves."""
+    if tokenizer.key in ("bytes", "ids"):
         return text.splits[split]
     dtype = _dtype(tokenizer)
     target = cache_folder() / f"{digest('tokens', text.fingerprint, split, tokenizer.key)}.tokens"
@@ -37,6 +38,17 @@ def encode_split(text: Text, split: str, tokenizer: Tokenizer) -> Ids:
                 for ids in tokenizer.encode_all(chunks):
                     file.write(ids.astype(dtype).tobytes())
     return _memory_map(target, dtype)
+
+
+def token_offsets(token_N: Ids, bytes_per_token: NDArray[Any], start_D: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the index of the first token at or after each byte offset; `start_D` is sorted."""
+    found, size = np.zeros(len(start_D), np.int64), 0  # bytes of the tokens so far
+    for start in range(0, len(token_N), COUNTED):
+        end_N = size + np.cumsum(bytes_per_token[np.asarray(token_N[start : start + COUNTED])], dtype=np.int64)
+        later_D = start_D > size  # the first token of these offsets comes later
+        found[later_D] = start + np.searchsorted(end_N, start_D[later_D]) + 1
+        size = int(end_N[-1])
+    return np.unique(found[found < len(token_N)])
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ Decompressed and encoded data are stored in the cache folder. It may be deleted 
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
 import lzma
 import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -25,6 +27,7 @@ from numpy.typing import NDArray
 ByteArray = NDArray[np.uint8]
 
 COMPRESSED = (".gz", ".xz", ".zip")
+CANNOT_WRITE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EACCES, errno.EROFS)  # a full or read-only disk
 SPLITS = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}  # file name -> split
 
 
@@ -44,15 +47,23 @@ def cache_folder() -> Path:
 def atomic_write(target: Path) -> Iterator[IO[bytes]]:
     """Opens a temporary file for writing and renames it to `target` when the block ends without an error.
 
-    A file named `target` is therefore always complete.
+    A file named `target` is therefore always complete. Raises ValueError if the disk is full or the folder is not writable.
     """
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix="part-", delete=False) as part:
-        try:
-            yield part
-        except BaseException:
-            Path(part.name).unlink()
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix="part-", delete=False) as part:
+            try:
+                yield part
+                part.flush()
+            except BaseException:
+                Path(part.name).unlink()
+                raise
+        Path(part.name).rename(target)
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
             raise
-    Path(part.name).rename(target)
+        raise ValueError(
+            f"cannot write to {target.parent} ({error.strerror}); free some space there, or set EVERYFORMER_CACHE to another folder"
+        ) from error
 
 
 def digest(*values: object) -> str:
@@ -72,8 +83,8 @@ def uncompressed_name(path: Path) -> str:
 
 
 def split_from_name(path: Path) -> str | None:
-    """Returns the split that a file or folder is named after (train.txt, val.jsonl.gz, test/), or None."""
-    return SPLITS.get(uncompressed_name(path).split(".")[0])
+    """Returns the split that a file or folder is named after (train.txt, val.jsonl.gz, test/, train-00000-of-00002.parquet), or None."""
+    return SPLITS.get(re.sub(r"-\d+-of-\d+$", "", uncompressed_name(path).split(".")[0]))
 
 
 def decompress(path: Path) -> Path:
@@ -121,10 +132,13 @@ def read_text(path: Path) -> str:
     return decode_utf8(memory_map(path).tobytes(), str(path))
 
 
-def decode_utf8(raw: bytes, name: str, offset: int = 0) -> str:
+TO_UTF8 = "convert it to UTF-8 (only the language task, with task.tokenizer=bytes, trains on binary data)"
+
+
+def decode_utf8(raw: bytes, name: str, offset: int = 0, remedy: str = TO_UTF8) -> str:
     """Decodes the bytes that start at `offset` of the file `name`, and drops a byte order mark at offset 0.
 
-    Raises ValueError, with the offset of the first bad byte, if they are not UTF-8 or contain a zero byte.
+    Raises ValueError, with the offset of the first bad byte and the remedy, if they are not UTF-8 or contain a zero byte.
     """
     bad = raw.find(b"\0")
     try:
@@ -133,10 +147,7 @@ def decode_utf8(raw: bytes, name: str, offset: int = 0) -> str:
             return text if offset else text.removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         bad = error.start
-    raise ValueError(
-        f"{name} is not text in UTF-8: byte {offset + bad} is {raw[bad]}; convert it to UTF-8 (only the language task, "
-        "with task.tokenizer=bytes, trains on binary data)"
-    )
+    raise ValueError(f"{name} is not text in UTF-8: byte {offset + bad} is {raw[bad]}; {remedy}")
 
 
 def fingerprint(data: NDArray[Any]) -> str:

@@ -1,7 +1,8 @@
-"""Opens graphs for node classification: Cora, a JSON file, or generated communities.
+"""Opens graphs with labelled nodes: Cora, a JSON file, or generated communities.
 
-The JSON file holds an object with `features` (a list of numbers per node or, with num_features, the indices of its ones), `labels`,
-`edges` [[a, b], ...] with nodes counted from 0, and the nodes of the splits: train, and optionally val (or valid) and test.
+The JSON file holds an object with `features` (a list of numbers per node or, with num_features, the indices of its ones), `labels`
+(names of classes, or numbers), `edges` [[a, b], ...] with nodes counted from 0, and the nodes of the splits: train, and optionally val
+(or valid) and test. To predict, features and edges are enough.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 from everyformer.data import synthetic
 from everyformer.data.datasets import dataset_files, dataset_name
 from everyformer.data.files import SPLITS, existing_path, read_text
-from everyformer.data.labelled import hold_out
+from everyformer.data.labelled import check_numbers, hold_out, number_notes
+from everyformer.data.labelled_records import parse_number
 
 
 @dataclass(frozen=True)
@@ -31,25 +33,34 @@ class Graph:
     name: str
     feature_NF: NDArray[np.float32]  # each row sums to 1, unless there are negative numbers
     edge_NN: NDArray[np.bool_]
-    label_N: NDArray[np.int64]
+    label_N: NDArray[Any]  # indices of classes, or numbers if there are no classes
     splits: dict[str, NDArray[np.int64]]  # nodes
     classes: tuple[str, ...]
     fingerprint: str
+    notes: tuple[str, ...] = ()  # what was decided about the data, for the user
 
 
-def open_graph(data: str | None, valid: float) -> Graph:
-    """Opens the graph that `data` names. The fraction `valid` of the training nodes is held out where there are no validation nodes."""
+def open_graph(data: str | None, valid: float, numbers: bool = False) -> Graph:
+    """Opens the graph that `data` names. The fraction `valid` of the training nodes is held out where there are no validation nodes.
+
+    With `numbers` the labels are numbers to predict.
+    """
+    return make_graph(*read_graph(data, numbers), valid, numbers)
+
+
+def read_graph(data: str | None, numbers: bool = False) -> tuple[str, Any]:
+    """Returns the name of a graph, and its JSON tree."""
     name = dataset_name(data)
     if name not in (None, "cora"):
         raise ValueError(
             f"{name} does not hold a graph; give cora, or a JSON file with features, labels, edges and train"
         )
     if data is None:
-        return _make_graph("the embedded communities", synthetic.communities(), valid)
+        return "the embedded communities", synthetic.communities(numbers=numbers)
     if name == "cora":
         files = dataset_files(name, data)
         tree = json.loads(read_text(files["cora.json"])) if "cora.json" in files else read_planetoid(files)
-        return _make_graph(name, tree, valid)
+        return name, tree
     if data == "-":
         raise ValueError("a graph cannot be read from standard input; give a JSON file")
     path = existing_path(data)
@@ -61,43 +72,64 @@ def open_graph(data: str | None, valid: float) -> Graph:
         raise ValueError(
             f"{path} is not JSON ({error}); give an object with features, labels, edges and train"
         ) from None
-    return _make_graph(str(path), tree, valid)
+    return str(path), tree
 
 
-def _make_graph(name: str, tree: Any, valid: float) -> Graph:
-    """Checks a graph and builds it from the JSON tree. A null counts as a missing key."""
+def _checked_tree(name: str, tree: Any, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the tree without nulls, which count as missing. Raises ValueError if it lacks a key, or an entry per node."""
     tree = {key: value for key, value in tree.items() if value is not None} if isinstance(tree, dict) else {}
-    missing = [key for key in ("features", "labels", "edges", "train") if key not in tree]
+    missing = [key for key in keys if key not in tree]
     if missing:
-        raise ValueError(f"{name} has no {' and no '.join(missing)}; a graph needs features, labels, edges and train")
-    classes, label_N = _parse_labels(name, tree)
-    nodes = len(label_N)
+        needed = f"{', '.join(keys[:-1])} and {keys[-1]}"
+        raise ValueError(f"{name} has no {' and no '.join(missing)}; a graph needs {needed}")
+    for key in ("features", "labels"):
+        if key in keys and not isinstance(tree[key], list):
+            raise ValueError(f"{key} of {name} is {reprlib.repr(tree[key])}; give a list with one entry per node")
+    return tree
+
+
+def graph_inputs(name: str, tree: Any) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Returns the features N, F and the edges N, N of the JSON tree of a graph, which needs no labels."""
+    tree = _checked_tree(name, tree, ("features", "edges"))
+    nodes = len(tree["features"])
     feature_NF = _parse_features(name, tree["features"], tree.get("num_features"))
     edge_E2 = _parse_indices(name, tree["edges"], nodes, "edges").reshape(-1, 2)
     edge_NN = np.eye(nodes, dtype=bool)
     edge_NN[edge_E2[:, 0], edge_E2[:, 1]] = edge_NN[edge_E2[:, 1], edge_E2[:, 0]] = True
+    return feature_NF, edge_NN
+
+
+def make_graph(name: str, tree: Any, valid: float, numbers: bool = False) -> Graph:
+    """Checks a graph and builds it from its JSON tree."""
+    tree = _checked_tree(name, tree, ("features", "labels", "edges", "train"))
+    classes, label_N = _parse_labels(name, tree, numbers)
+    nodes = len(label_N)
+    feature_NF, edge_NN = graph_inputs(name, tree)
     splits = _parse_splits(name, tree, nodes)
     if len(splits["train"]) < 2:
         raise ValueError(f"{name} has {len(splits['train'])} training nodes; give at least 2")
     if "valid" not in splits:
         train, held_out = hold_out(len(splits["train"]), valid)
         splits["train"], splits["valid"] = splits["train"][train], splits["train"][held_out]
+    if numbers:
+        check_numbers(label_N[splits["train"]], name)
     hasher = hashlib.sha256(feature_NF.tobytes() + edge_NN.tobytes() + label_N.tobytes())
     for split in sorted(splits):
         hasher.update(f"{split} {len(splits[split])} ".encode() + splits[split].tobytes())
-    return Graph(name, feature_NF, edge_NN, label_N, splits, classes, hasher.hexdigest())
+    notes = number_notes(classes, name)
+    return Graph(name, feature_NF, edge_NN, label_N, splits, classes, hasher.hexdigest(), notes)
 
 
-def _parse_labels(name: str, tree: dict[str, Any]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Returns the names of the classes, sorted, and the class of each node."""
-    for key in ("features", "labels"):
-        if not isinstance(tree[key], list):
-            raise ValueError(f"{key} of {name} is {reprlib.repr(tree[key])}; give a list with one entry per node")
+def _parse_labels(name: str, tree: dict[str, Any], numbers: bool) -> tuple[tuple[str, ...], NDArray[Any]]:
+    """Returns the names of the classes, sorted, and the class of each node; with `numbers` no classes, and the numbers."""
     nodes, labels = len(tree["features"]), tree["labels"]
     if nodes < 2 or len(labels) != nodes:
         raise ValueError(
             f"{name} has {nodes} nodes and {len(labels)} labels; give one label for each of two or more nodes"
         )
+    if numbers:
+        found = [parse_number(label, f"the label of node {node} of {name}") for node, label in enumerate(labels)]
+        return (), np.array(found, dtype=np.float64)
     for node, label in enumerate(labels):
         if not isinstance(label, str | int | float) or label != label:
             raise ValueError(

@@ -1,9 +1,13 @@
-"""Opens images, with or without classes: MNIST's idx files, a folder of image files, or generated shapes; and saves image grids."""
+"""Opens images, with or without labels: MNIST's idx files, a folder of image files, records with their paths, or generated shapes.
+
+Also saves image grids.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +17,60 @@ from numpy.typing import NDArray
 from everyformer.data import synthetic
 from everyformer.data.datasets import dataset_files, dataset_name
 from everyformer.data.files import existing_path, list_files, memory_map, split_from_name, uncompressed_name
-from everyformer.data.labelled import Examples, Labelled, class_files, hold_out, make_labelled, splits_fingerprint
+from everyformer.data.labelled import Labelled, class_files, hold_out, make_labelled, splits_fingerprint
+from everyformer.data.labelled_records import Columns, Examples, find_file, labelled_tables, open_table, read_labelled
+from everyformer.data.records import is_records
 
+Files = dict[str, list[tuple[Path, Any]]]  # image files and their labels, by split
+GRAY = ("1", "L", "I;16", "I", "LA")
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
 def has_images(path: Path) -> bool:
-    """Returns whether `path` is a folder that holds images."""
-    return path.is_dir() and any(one.suffix.lower() in EXTENSIONS or "idx3" in one.name for one in list_files(path))
+    """Returns whether `path` is a folder that holds images, or an image."""
+    if path.is_file():
+        return is_image(path)
+    return any(is_image(one) or "idx3" in one.name for one in list_files(path))
 
 
-def open_labelled_images(data: str | None, valid: float) -> Labelled:
-    """Opens images with their classes, as bytes of shape N, C, Y, X."""
-    name, examples = _open(data, class_files, None)
-    return make_labelled(name, examples, valid)
+def is_image(path: Path) -> bool:
+    """Returns whether the file's name is that of an image."""
+    return path.suffix.lower() in EXTENSIONS
+
+
+@dataclass(frozen=True)
+class ImageSize:
+    """How images get their size. They are cropped to their central square and resized."""
+
+    all: int | None = None  # pixels of a side of all images
+    mixed: int | None = None  # of images that are not squares of one size; None: those that differ are refused
+
+
+def open_labelled_images(
+    data: str | None, valid: float, columns: Columns = Columns(), size: ImageSize = ImageSize()
+) -> Labelled:
+    """Opens images with their labels, as bytes of shape N, C, Y, X."""
+
+    def files_by_split(path: Path) -> Files:
+        if not path.is_file():
+            tables = labelled_tables(path, "images", columns)
+            return _files_of_records(tables, columns, path) if tables else class_files(path)
+        if not is_records(path):
+            raise ValueError(
+                f"{path} is a file; give the folder with the images, or a table with their paths and labels"
+            )
+        return _files_of_records({"train": [open_table(path, "images", columns)]}, columns, path.parent)
+
+    name, examples, notes = _open(data, files_by_split, size, columns.numbers)
+    examples = {split: (_resize(images, size.all, name), labels) for split, (images, labels) in examples.items()}
+    labelled = make_labelled(name, examples, valid, columns.numbers)
+    return replace(labelled, notes=(*notes, *labelled.notes))
+
+
+def _files_of_records(tables: Any, columns: Columns, folder: Path) -> Files:
+    """Returns image files and labels of records with paths, which are relative to the folder."""
+    found = read_labelled(tables, "images", columns, partial(find_file, folder))
+    return {split: list(zip(paths, labels, strict=True)) for split, (paths, labels) in found.examples.items()}
 
 
 @dataclass(frozen=True)
@@ -40,7 +84,7 @@ class Images:
 
 def open_unlabelled_images(data: str | None, valid: float, size: int | None = None) -> Images:
     """Opens images without their classes; of a folder, all images in it. With `size` they become squares of so many pixels."""
-    name, examples = _open(data, _images_by_split, size)
+    name, examples, _ = _open(data, _images_by_split, ImageSize(size))
     splits = {split: _resize(images, size, name) for split, (images, _) in examples.items()}
     if len(splits["train"]) < 2:
         raise ValueError(f"{name} has {len(splits['train'])} training image; give at least 2")
@@ -52,34 +96,34 @@ def open_unlabelled_images(data: str | None, valid: float, size: int | None = No
 
 
 def _open(
-    data: str | None, files_by_split: Callable[[Path], dict[str, list[tuple[Path, str]]]], size: int | None
-) -> tuple[str, dict[str, Examples]]:
-    """Returns a name, and images with labels by split; `files_by_split` returns the files of a folder with their labels."""
+    data: str | None, files_by_split: Callable[[Path], Files], size: ImageSize, numbers: bool = False
+) -> tuple[str, dict[str, Examples], tuple[str, ...]]:
+    """Returns a name, images with labels by split, and notes; `files_by_split` returns the files of a path with their labels."""
     name = dataset_name(data)
     if name not in (None, "mnist"):
         raise ValueError(f"{name} does not hold images; give mnist, or a folder of images")
     if data is None:
-        return "the embedded shapes", synthetic.shapes()
+        return "the embedded shapes", synthetic.shapes(numbers=numbers), ()
     if data == "-":
         raise ValueError("images cannot be read from standard input; give a folder")
     if name == "mnist":
-        return name, _read_idx_files(list(dataset_files(name, data).values()), "mnist")
+        return name, _read_idx_files(list(dataset_files(name, data).values()), "mnist"), ()
     path = existing_path(data)
+    idx = [file for file in list_files(path) if "idx" in uncompressed_name(file)] if path.is_dir() else []
+    if idx:
+        return str(path), _read_idx_files(idx, str(path)), ()
+    return str(path), *_read_images(files_by_split(path), size, str(path))
+
+
+def _images_by_split(path: Path) -> Files:
+    """Returns the images of a folder and its subfolders; those below train/, valid/ or test/ belong to that split."""
     if path.is_file():
         raise ValueError(f"{path} is a file; give the folder with the images")
-    idx = [file for file in list_files(path) if "idx" in uncompressed_name(file)]
-    if idx:
-        return str(path), _read_idx_files(idx, str(path))
-    return str(path), {split: _read_images(rows, size) for split, rows in files_by_split(path).items()}
-
-
-def _images_by_split(path: Path) -> dict[str, list[tuple[Path, str]]]:
-    """Returns the images of a folder and its subfolders; those below train/, valid/ or test/ belong to that split."""
-    files: dict[str, list[tuple[Path, str]]] = {}
+    files: Files = {}
     for file in list_files(path):
         parts = file.relative_to(path).parts
         split = split_from_name(Path(parts[0])) if len(parts) > 1 else None
-        if file.suffix.lower() in EXTENSIONS:
+        if is_image(file):
             files.setdefault(split or "train", []).append((file, ""))
     if "train" not in files:
         raise ValueError(f"{path} has no training images; give a folder with {', '.join(EXTENSIONS)} files")
@@ -161,24 +205,54 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
     return np.array(raw[4 + 4 * axes :]).reshape(sizes)
 
 
-def _read_images(rows: list[tuple[Path, str]], size: int | None) -> Examples:
-    """Reads image files of one size. All have the color mode of the first: grayscale or RGB."""
-    image, images, mode = import_pillow(), list[NDArray[np.uint8]](), ""
-    for path, _ in rows:
-        try:
-            with image.open(path) as opened:
-                mode = mode or ("L" if opened.mode in ("1", "L", "I;16", "I") else "RGB")
-                array = np.asarray(_center_crop(opened.convert(mode), size), dtype=np.uint8)
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read as an image ({error}); repair it or remove it") from None
-        image_CYX = array[None] if mode == "L" else array.transpose(2, 0, 1)
-        if images and image_CYX.shape != images[0].shape:
+def _read_images(files: Files, size: ImageSize, name: str) -> tuple[dict[str, Examples], tuple[str, ...]]:
+    """Reads image files, all in one size and color mode: grayscale if all are, else RGB. Returns examples by split, and notes."""
+    image, modes, sizes = import_pillow(), set[str](), dict[tuple[int, int], Path]()
+    train_first = sorted(files, key=lambda split: split != "train")
+    for path in (path for split in train_first for path, _ in files[split]):
+        with _opened(image, path) as opened:
+            modes.add(opened.mode)
+            sizes.setdefault(opened.size, path)
+    side, notes = size.all, tuple[str, ...]()
+    if side is None and (len(sizes) > 1 or (size.mixed and any(x != y for x, y in sizes))):
+        (first, _), (other, path) = [*sizes.items(), *sizes.items()][:2]
+        if size.mixed is None:
             raise ValueError(
-                f"{path} has {image_CYX.shape[2]} x {image_CYX.shape[1]} pixels, but the images before it have "
-                f"{images[0].shape[2]} x {images[0].shape[1]}; resize all images to one size"
+                f"{path} has {other[0]} x {other[1]} pixels, but the images before it have {first[0]} x {first[1]}; resize all images "
+                "to one size, or set task.size"
             )
-        images.append(image_CYX)
-    return np.stack(images), [name for _, name in rows]
+        side = size.mixed
+        what = "different sizes" if len(sizes) > 1 else f"{first[0]} x {first[1]} pixels"
+        notes = (
+            f"the images of {name} have {what}: they are cropped to squares and resized to {side} x {side} pixels (task.size sets "
+            "another size)",
+        )
+    mode = "L" if modes <= set(GRAY) else "RGB"
+    return {
+        split: (np.stack([read_image(path, mode, side) for path, _ in rows]), [label for _, label in rows])
+        for split, rows in files.items()
+    }, notes
+
+
+def read_image(path: Path, mode: str, size: int | None) -> NDArray[np.uint8]:
+    """Returns an image file as bytes C, Y, X, in the color mode L (grayscale) or RGB, and if `size` is given as a square."""
+    with _opened(import_pillow(), path) as opened:
+        try:
+            array = np.asarray(_center_crop(opened.convert(mode), size), dtype=np.uint8)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise _unreadable(path, error) from None
+    return array[None] if mode == "L" else array.transpose(2, 0, 1)
+
+
+def _opened(image: Any, path: Path) -> Any:
+    try:
+        return image.open(path)
+    except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} cannot be read as an image ({error}); repair it or remove it")
 
 
 def _center_crop(image: Any, size: int | None) -> Any:

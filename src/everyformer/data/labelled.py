@@ -1,16 +1,16 @@
-"""Opens labelled examples: texts, sets of vectors or images by split, each with the index of its class.
+"""Opens labelled examples: texts, sets of vectors or images by split, each with the index of its class or with a number.
 
-They come from records (JSON lines or CSV with an input and a label), a folder with one subfolder per class (below train/ and test/,
-or directly), standard input (JSON lines), or a named data set. Without a validation split some training examples are held out, by
-a fixed permutation.
+They come from records (see `everyformer.data.records`) with an input and a label, a folder with one subfolder per class (below train/
+and test/, or directly), standard input (JSON lines), or a named data set. Without a validation split some training examples are held
+out, by a fixed permutation.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,25 +22,86 @@ from everyformer.data import synthetic
 from everyformer.data.datasets import dataset_files, dataset_name
 from everyformer.data.files import digest, existing_path, list_files, read_text, split_from_name
 from everyformer.data.imdb import read_reviews
-from everyformer.data.records import Record, is_records, read_json_lines, read_records
+from everyformer.data.labelled_records import (
+    Columns,
+    Examples,
+    Found,
+    labelled_tables,
+    open_table,
+    parse_number,
+    parse_sets,
+    read_labelled,
+)
+from everyformer.data.records import Table, is_number, is_records, read_json_lines
 from everyformer.value import nearest
 
-Labels = NDArray[np.int64]
-Examples = tuple[Any, Sequence[str | int]]  # inputs and the names of their classes
+Labels = NDArray[Any]
+MANY = 20  # different integers that are taken as classes without a note
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Inputs and class indices by split. Inputs are texts, arrays of vectors, or one array of images."""
+    """Inputs and labels by split: class indices, or numbers if there are no classes.
+
+    Inputs are texts, lists of token ids, arrays of vectors, or one array of images.
+    """
 
     name: str
     splits: dict[str, tuple[Sequence[Any] | NDArray[Any], Labels]]
     classes: tuple[str, ...]
     fingerprint: str
+    notes: tuple[str, ...] = ()  # what was decided about the data, for the user
+    column: str | None = None  # of records, with the input
 
 
-def make_labelled(name: str, examples: dict[str, Examples], valid: float) -> Labelled:
-    """Numbers the classes, and holds out the fraction `valid` for validation where there is no such split."""
+def make_labelled(name: str, examples: dict[str, Examples], valid: float, numbers: bool = False) -> Labelled:
+    """Numbers the classes, and holds out the fraction `valid` for validation where there is no such split.
+
+    With `numbers` the labels are numbers to predict, and there are no classes.
+    """
+    splits: dict[str, tuple[Any, Labels]] = {}
+    if numbers:
+        classes: tuple[str, ...] = ()
+        for split, (inputs, labels) in examples.items():
+            found = [
+                parse_number(one, f"the label of example {n} of {split} of {name}") for n, one in enumerate(labels, 1)
+            ]
+            splits[split] = inputs, np.array(found, dtype=np.float64)
+    else:
+        classes, splits = _index_classes(name, examples)
+    if "valid" not in splits:
+        inputs, label_N = splits["train"]
+        train, held_out = hold_out(len(label_N), valid)
+        splits["train"] = take(inputs, train), label_N[train]
+        splits["valid"] = take(inputs, held_out), label_N[held_out]
+    if numbers:
+        check_numbers(splits["train"][1], name)
+    return Labelled(name, splits, classes, digest(*classes, splits_fingerprint(splits)), number_notes(classes, name))
+
+
+def check_numbers(label_N: NDArray[np.float64], name: str) -> None:
+    """Raises ValueError if all training labels are the same number."""
+    if label_N.min() == label_N.max():
+        raise ValueError(
+            f"the {len(label_N)} training labels of {name} are all {label_N[0]:g}, so there is nothing to predict; give examples with "
+            "other numbers"
+        )
+
+
+def number_notes(classes: Sequence[str], name: str) -> tuple[str, ...]:
+    """Returns a sentence if the classes are numbers that may be meant as numbers: fractions, or many integers."""
+    if not classes or not all(map(is_number, classes)):
+        return ()
+    if len(classes) <= MANY and all(float(one).is_integer() for one in classes):
+        return ()
+    return (
+        f"the labels of {name} are {len(classes)} different numbers, which are taken as {len(classes)} classes; to predict the number "
+        "itself, use --task regress",
+    )
+
+
+def _index_classes(name: str, examples: dict[str, Examples]) -> tuple[tuple[str, ...], dict[str, tuple[Any, Labels]]]:
+    """Returns the names of the classes, sorted, and the examples by split with the indices of their classes."""
     names = set(examples["train"][1])
     ordered = sorted(names, key=lambda one: (0, one, "") if isinstance(one, int) else (1, 0, str(one)))
     if len(ordered) < 2:
@@ -58,13 +119,7 @@ def make_labelled(name: str, examples: dict[str, Examples], valid: float) -> Lab
                 "examples of it"
             )
         splits[split] = inputs, np.array([index[one] for one in labels], dtype=np.int64)
-    if "valid" not in splits:
-        inputs, label_N = splits["train"]
-        train, held_out = hold_out(len(label_N), valid)
-        splits["train"] = take(inputs, train), label_N[train]
-        splits["valid"] = take(inputs, held_out), label_N[held_out]
-    classes = tuple(map(str, ordered))
-    return Labelled(name, splits, classes, digest(*classes, splits_fingerprint(splits)))
+    return tuple(map(str, ordered)), splits
 
 
 def hold_out(count: int, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -90,54 +145,61 @@ def splits_fingerprint(splits: Mapping[str, tuple[Sequence[Any] | NDArray[Any], 
 
 
 def open_labelled(
-    data: str | None, kind: Literal["text", "sets"], column: str | None, label: str, valid: float
+    data: str | None, kind: Literal["text", "sets"], column: str | None, label: str, valid: float, numbers: bool = False
 ) -> Labelled:
-    """Opens labelled texts or labelled sets of vectors. `column` and `label` are the columns of records."""
+    """Opens labelled texts or labelled sets of vectors. `column` and `label` are the columns of records.
+
+    With `numbers` the labels are numbers to predict.
+    """
+    columns, found = Columns(column, label, numbers), Found()
     if (name := dataset_name(data)) == "imdb":
         reviews = read_reviews(dataset_files(name, data))
         examples: dict[str, Examples] = {split: _transpose(rows) for split, rows in reviews.items()}
-        return make_labelled(name, examples, valid)
+        return make_labelled(name, examples, valid, numbers)
     if name is not None:
         raise ValueError(f"{name} does not hold labelled {kind}; give records, a folder of classes, or imdb")
     if data is None and kind == "text":
-        name, examples = "the embedded plays", synthetic.plays()
+        name, examples = "the embedded plays", synthetic.years() if numbers else synthetic.plays()
     elif data is None:
-        name, examples = "the embedded sets", synthetic.sets()
+        name, examples = "the embedded sets", synthetic.mean_points() if numbers else synthetic.sets()
     elif data == "-":
         name = "standard input"
-        examples = {"train": _read_examples(read_json_lines(sys.stdin.buffer, name), kind, column, label)}
+        found = _read_tables({"train": [Table(name, read_json_lines(sys.stdin.buffer, name))]}, kind, columns)
+        examples = found.examples
     else:
         path = existing_path(data)
         name = str(path)
-        examples = _read_path(path, kind, column, label)
+        found = _read_path(path, kind, columns)
+        examples = found.examples
     for split, (inputs, _) in examples.items():
         least = 2 if split == "train" else 1
         if len(inputs) < least:
             raise ValueError(f"{name} has {len(inputs)} examples for {split}; give at least {least}")
-    return make_labelled(name, examples, valid)
+    labelled = make_labelled(name, examples, valid, numbers)
+    return replace(labelled, notes=(*found.notes, *labelled.notes), column=found.column)
 
 
-def _read_path(path: Path, kind: str, column: str | None, label: str) -> dict[str, Examples]:
+def _read_path(path: Path, kind: str, columns: Columns) -> Found:
     if path.is_file():
         if not is_records(path):
             raise ValueError(
                 f"{path} has no labels; give .jsonl or .csv with a label column, or a folder with one subfolder per class"
             )
-        return {"train": _read_examples(read_records(path), kind, column, label)}
-    files = [file for file in list_files(path) if is_records(file) and split_from_name(file)]
-    if files:
-        examples: dict[str, Examples] = {}
-        for file in files:
-            examples[split_from_name(file) or ""] = _read_examples(read_records(file), kind, column, label)
-        if "train" not in examples:
-            raise ValueError(f"{path} has no training examples; name their file train{files[0].suffix}")
-        return examples
+        return _read_tables({"train": [open_table(path, kind, columns)]}, kind, columns)
+    if tables := labelled_tables(path, kind, columns):
+        return _read_tables(tables, kind, columns)
     if kind == "sets":
         raise ValueError(f"{path} has no sets; give train.jsonl with a list of vectors and a label in each record")
-    return {
-        split: ([read_text(file) for file, _ in rows], [name for _, name in rows])
-        for split, rows in class_files(path).items()
-    }
+    return Found(
+        {
+            split: ([read_text(file) for file, _ in rows], [name for _, name in rows])
+            for split, rows in class_files(path).items()
+        }
+    )
+
+
+def _read_tables(tables: dict[str, list[Table]], kind: str, columns: Columns) -> Found:
+    return read_labelled(tables, kind, columns, parse_sets() if kind == "sets" else None)
 
 
 def class_files(path: Path) -> dict[str, list[tuple[Path, str]]]:
@@ -159,29 +221,3 @@ def class_files(path: Path) -> dict[str, list[tuple[Path, str]]]:
 
 def _transpose(rows: Sequence[tuple[Any, str | int]]) -> Examples:
     return [one for one, _ in rows], [label for _, label in rows]
-
-
-def _read_examples(records: Iterable[Record], kind: str, column: str | None, label: str) -> Examples:
-    rows: list[tuple[Any, str | int]] = []
-    column = column or ("text" if kind == "text" else "set")
-    for record in records:
-        value = record.text(column) if kind == "text" else record.cell(column, "task.column=...")
-        if kind == "sets":
-            value = _parse_set(value, rows[0][0].shape[1] if rows else None, f"{column!r} on {record.location}")
-        name = record.cell(label, "task.label=...")
-        if not isinstance(name, str | int) or name == "":
-            raise ValueError(f"{label!r} on {record.location} is {name!r}; give a word or an integer")
-        rows.append((value, name))
-    return _transpose(rows)
-
-
-def _parse_set(value: Any, width: int | None, name: str) -> NDArray[np.float32]:
-    try:
-        vector_TF = np.array(value, dtype=np.float32)
-    except (TypeError, ValueError):
-        vector_TF = np.empty(0, np.float32)
-    if vector_TF.ndim != 2 or 0 in vector_TF.shape or width not in (None, vector_TF.shape[1]):
-        raise ValueError(f"{name} is not a set; give a list of vectors, all of {width or 'the same count of'} numbers")
-    if not np.isfinite(vector_TF).all():
-        raise ValueError(f"{name} has NaN or infinite numbers; remove or replace them")
-    return vector_TF

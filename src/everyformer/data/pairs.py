@@ -5,19 +5,25 @@ The algorithmic tasks (copy, reverse and addition of digits) are generated, the 
 
 from __future__ import annotations
 
-import io
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from everyformer.data import synthetic
 from everyformer.data.datasets import dataset_files, dataset_name
-from everyformer.data.files import decode_utf8, digest, existing_path, list_files, read_text, uncompressed_name
+from everyformer.data.files import digest, existing_path, list_files, memory_map, read_text, uncompressed_name
 from everyformer.data.labelled import hold_out, take
-from everyformer.data.records import is_records, read_records
+from everyformer.data.records import IsHeader, Table, is_records, open_records, read_tsv
 
 Sides = tuple[list[str], list[str]]  # sources and targets
+HEADER_WORDS = {
+    "source", "target", "src", "tgt", "trg", "input", "output", "sentence", "translation", "original", "english",
+    "german", "french", "spanish", "italian", "dutch", "portuguese", "russian", "chinese", "japanese", "korean",
+    "arabic", "turkish", "polish", "czech", "swedish", "danish", "finnish", "greek", "hindi", "en", "de", "fr", "es",
+    "it", "nl", "pt", "ru", "zh", "ja", "ko", "ar", "tr", "pl", "cs", "sv", "da", "fi", "el", "hi",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Pairs:
     splits: dict[str, Sides]
     fingerprint: str
     exact: bool = False  # each source has one correct target: nothing is truncated, and there is a test set per length
+    notes: tuple[str, ...] = ()  # what was decided about the columns, for the user
 
 
 def open_pairs(data: str | None, source: str, target: str, valid: float) -> Pairs:
@@ -50,8 +57,8 @@ def open_pairs(data: str | None, source: str, target: str, valid: float) -> Pair
         splits = {split: sides if source == "en" else sides[::-1] for split, sides in synthetic.sentences().items()}
         return _make_pairs("the embedded sentences", splits, valid)
     if data == "-":
-        name = "standard input"
-        return _make_pairs(name, {"train": _read_tsv(decode_utf8(sys.stdin.buffer.read(), name), name)}, valid)
+        table = read_tsv(sys.stdin.buffer, "standard input", _is_header(source, target), unsure=False)
+        return _from_table(table, source, target, valid)
     if name == "multi30k":
         return _make_pairs(name, _read_aligned(dataset_files(name, data), source, target, name), valid)
     return _open_path(existing_path(data), source, target, valid)
@@ -61,29 +68,45 @@ def _open_path(path: Path, source: str, target: str, valid: float) -> Pairs:
     if path.is_dir():
         files = {uncompressed_name(file): file for file in list_files(path)}
         return _make_pairs(str(path), _read_aligned(files, source, target, str(path)), valid)
-    if is_records(path) and not uncompressed_name(path).lower().endswith(".tsv"):
-        sides: Sides = ([], [])
-        for record in read_records(path):
-            for side, column, setting in zip(sides, (source, target), ("source", "target"), strict=True):
-                side.append(str(record.cell(column, f"task.{setting}=...")))
-    else:
-        sides = _read_tsv(read_text(path), str(path))
-    return _make_pairs(str(path), {"train": sides}, valid)
+    if is_records(path):
+        return _from_table(open_records(path, _is_header(source, target), unsure=False), source, target, valid)
+    raw = memory_map(path).tobytes()
+    return _from_table(
+        read_tsv(raw.splitlines(keepends=True), str(path), _is_header(source, target), False), source, target, valid
+    )
 
 
-def _read_tsv(text: str, name: str) -> Sides:
-    """Reads a source, a tab and a target from each line that is not blank."""
-    sources: list[str] = []
-    targets: list[str] = []
-    for number, line in enumerate(io.StringIO(text, newline=None), 1):
-        if not line.strip():
-            continue
-        cells = line.rstrip("\n").split("\t")
-        if len(cells) != 2:
-            raise ValueError(f"line {number} of {name} has {len(cells)} columns; give source, tab, target")
-        sources.append(cells[0])
-        targets.append(cells[1])
-    return sources, targets
+def _is_header(source: str, target: str) -> IsHeader:
+    """Returns whether both cells of a line name columns: the two given names, or words that headers of pairs usually have."""
+    known = {source.casefold(), target.casefold(), *HEADER_WORDS}
+
+    def is_header(cells: Sequence[str]) -> bool:
+        names = {cell.strip().casefold() for cell in cells}
+        return len(names) > 1 and (names <= known or {source.casefold(), target.casefold()} <= names)
+
+    return is_header
+
+
+def _from_table(table: Table, source: str, target: str, valid: float) -> Pairs:
+    columns: tuple[str, str] = (source, target)
+    notes: tuple[str, ...] = ()
+    names = table.columns
+    if names is not None and not {source, target} <= set(names):
+        if len(names) != 2:
+            raise ValueError(
+                f"the first line of {table.name} has {len(names)} columns; give source, tab, target, or a header with the columns "
+                f"{source} and {target}"
+            )
+        columns = (names[0], names[1])
+        if table.has_header:
+            notes = (f"the header of {table.name} is {names[0]}, {names[1]}: the first column is the source",)
+        elif table.name.lower().endswith(".csv"):
+            notes = (f"{table.name} has no header, so its first line is a pair: the first column is the source",)
+    sides: Sides = ([], [])
+    for record in table.records:
+        for side, column, setting in zip(sides, columns, ("source", "target"), strict=True):
+            side.append(str(record.cell(column, f"task.{setting}=...")))
+    return replace(_make_pairs(table.name, {"train": sides}, valid), notes=notes)
 
 
 def _read_aligned(files: dict[str, Path], source: str, target: str, name: str) -> dict[str, Sides]:

@@ -1,9 +1,10 @@
 """Small data sets that come with the library. They are generated, always the same, and a tiny model is trained on them in seconds.
 
-plays        passages of the embedded Shakespeare; the class is the play
-sets         points around three centres; the class is the centre that most points are near to
-shapes       images of 28 x 28 pixels; the class is the shape drawn
-communities  a graph with more edges inside groups than between them, and words that indicate the group only roughly
+plays        passages of the embedded Shakespeare; the class is the play, the number the year in which it was written
+sets         points around three centres; the class is the centre that most points are near to, the number their mean first coordinate
+shapes       images of 28 x 28 pixels; the class is the shape drawn, the number its radius
+communities  a graph with more edges inside groups than between them, and words that indicate the group only roughly; the number is
+             the mean group of a node and its neighbours
 algorithm    digits to copy, reverse or add, tested on longer sequences than trained on: Dehghani et al. 2019
 sentences    simple sentences in English and German: "twenty-two" is "zweiundzwanzig", and word order differs
 """
@@ -31,6 +32,10 @@ PLAYS = {
     "The Taming of the Shrew": "I'll pheeze you, in faith.",
     "The Tempest": "Boatswain!",
 }
+YEARS = {  # the latest that scholars usually give
+    "Coriolanus": 1608, "Richard III": 1593, "Richard II": 1595, "Romeo and Juliet": 1595, "Henry VI, part 3": 1591,
+    "The Winter's Tale": 1611, "Measure for Measure": 1604, "The Taming of the Shrew": 1592, "The Tempest": 1611,
+}  # fmt: skip
 MIN_PASSAGE = 300  # characters
 SHAPES = ("bar", "cross", "disc", "line")
 Examples = tuple[Any, Any]  # inputs and labels
@@ -59,6 +64,11 @@ def plays() -> dict[str, Examples]:
     return {"train": ([text for text, _ in passages], [name for _, name in passages])}
 
 
+def years() -> dict[str, Examples]:
+    """Returns passages, each with the year of its play."""
+    return {split: (texts, [YEARS[name] for name in names]) for split, (texts, names) in plays().items()}
+
+
 def sets(count: int = 1500) -> dict[str, Examples]:
     """Returns sets of 3 to 11 points in 3 dimensions, each with the index of the centre that most points belong to."""
     random = np.random.RandomState(0)
@@ -74,11 +84,16 @@ def sets(count: int = 1500) -> dict[str, Examples]:
     return {"train": (sets, labels)}
 
 
-def shapes(count: int = 2000) -> dict[str, Examples]:
-    """Returns images of white shapes on black, of random size and position, with noise."""
+def mean_points() -> dict[str, Examples]:
+    """Returns the sets of points, each with the mean of their first coordinates."""
+    return {split: (points, [float(one[:, 0].mean()) for one in points]) for split, (points, _) in sets().items()}
+
+
+def shapes(count: int = 2000, numbers: bool = False) -> dict[str, Examples]:
+    """Returns images of white shapes on black, of random size and position, with noise; with `numbers` labelled by their radius."""
     random = np.random.RandomState(0)
     y, x = np.mgrid[:28, :28]
-    images, labels = np.zeros((count, 1, 28, 28), dtype=np.uint8), []
+    images, labels = np.zeros((count, 1, 28, 28), dtype=np.uint8), list[Any]()
     for number in range(count):
         name = SHAPES[random.randint(len(SHAPES))]
         radius = random.uniform(5, 10)
@@ -91,12 +106,12 @@ def shapes(count: int = 2000) -> dict[str, Examples]:
             "line": (abs(dx) < 2) & (extent < radius),
         }[name]
         images[number, 0] = np.clip(shape * 200 + random.normal(size=(28, 28)) * 20, 0, 255)
-        labels.append(name)
+        labels.append(radius if numbers else name)
     return {"train": (images, labels)}
 
 
-def communities(nodes: int = 240, groups: int = 4, words: int = 40) -> dict[str, Any]:
-    """Returns a graph in the format of Cora's JSON file."""
+def communities(nodes: int = 240, groups: int = 4, words: int = 40, numbers: bool = False) -> dict[str, Any]:
+    """Returns a graph in the format of Cora's JSON file, labelled by groups or, with `numbers`, by mean groups."""
     random = np.random.RandomState(0)
     label_N = np.arange(nodes) % groups
     same_NN = label_N[:, None] == label_N[None]
@@ -105,12 +120,13 @@ def communities(nodes: int = 240, groups: int = 4, words: int = 40) -> dict[str,
     typical_NW = np.arange(words)[None] % groups == label_N[:, None]
     word_NW = random.rand(nodes, words) < np.where(typical_NW, 0.2, 0.1)
     order = random.permutation(nodes).tolist()
+    near_NN = edge_NN | edge_NN.T | np.eye(nodes, dtype=bool)
     return {
         "num_nodes": nodes,
         "num_features": words,
         "num_classes": groups,
         "features": [np.flatnonzero(row).tolist() for row in word_NW],
-        "labels": label_N.tolist(),
+        "labels": (near_NN @ label_N / near_NN.sum(1)).tolist() if numbers else label_N.tolist(),
         "edges": np.argwhere(edge_NN).tolist(),
         "train": order[:40],
         "val": order[40:120],
@@ -126,30 +142,30 @@ TEST_LENGTHS = (40, 80, 120, 200, 400)
 def algorithm(name: str, count: int = 100_000, held_out: int = 200) -> dict[str, tuple[list[str], list[str]]]:
     """Returns `count` training pairs of lengths up to 40, `held_out` validation pairs, and as many test pairs of each test length.
 
+    No source is in two splits, so the shortest ones, all of which training has, are in training only.
     Numbers are written with the lowest digit first, as in tensor2tensor; the length of a sum counts both numbers and the sign.
     """
     random = np.random.RandomState(ALGORITHMS.index(name))
     shortest = 3 if name == "addition" else 1
 
-    def pairs(length_N: NDArray[np.int64]) -> tuple[list[str], list[str]]:
-        sources, targets = [], []
-        for length in length_N.tolist():
-            digits = (random.randint(10, size=length) + ord("0")).astype(np.uint8).tobytes().decode()
-            if name == "addition":
-                sign = random.randint(1, length - 1)
-                first, second = digits[:sign], digits[sign + 1 :]
-                sources.append(f"{first}+{second}")
-                targets.append(str(int(first[::-1]) + int(second[::-1]))[::-1])
-            else:
-                sources.append(digits)
-                targets.append(digits if name == "copy" else digits[::-1])
-        return sources, targets
+    def pair(length: int) -> tuple[str, str]:
+        digits = (random.randint(10, size=length) + ord("0")).astype(np.uint8).tobytes().decode()
+        if name == "addition":
+            sign = random.randint(1, length - 1)
+            first, second = digits[:sign], digits[sign + 1 :]
+            return f"{first}+{second}", str(int(first[::-1]) + int(second[::-1]))[::-1]
+        return digits, digits if name == "copy" else digits[::-1]
 
-    splits = {
-        split: pairs(random.randint(shortest, MAX_TRAIN_LENGTH + 1, size=size))
-        for split, size in (("train", count), ("valid", held_out))
-    }
-    return splits | {f"test{length}": pairs(np.full(held_out, length)) for length in TEST_LENGTHS}
+    train = [pair(length) for length in random.randint(shortest, MAX_TRAIN_LENGTH + 1, size=count).tolist()]
+    splits, used = {"train": train}, {source for source, _ in train}
+    for split, length in (("valid", None), *((f"test{length}", length) for length in TEST_LENGTHS)):
+        splits[split] = []
+        while len(splits[split]) < held_out:
+            one = pair(length or int(random.randint(shortest, MAX_TRAIN_LENGTH + 1)))
+            if one[0] not in used:
+                used.add(one[0])
+                splits[split].append(one)
+    return {split: ([source for source, _ in rows], [target for _, target in rows]) for split, rows in splits.items()}
 
 
 SUBJECTS = {

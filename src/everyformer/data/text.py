@@ -1,4 +1,4 @@
-"""Opens text: a file, a folder, records, standard input, a named data set, or the embedded Shakespeare.
+"""Opens text: a file, a folder, records, token ids, standard input, a named data set, or the embedded Shakespeare.
 
 Text is stored as bytes. A plain file is memory-mapped; compressed and concatenated ones are written once to the cache folder and
 mapped from there, so a corpus may be larger than memory. Files named train.txt, valid.txt and test.txt are those splits; without
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from itertools import pairwise
 from operator import itemgetter
@@ -37,6 +37,7 @@ from everyformer.data.files import (
 )
 from everyformer.data.imdb import read_reviews
 from everyformer.data.records import is_records, read_column
+from everyformer.data.token_ids import has_token_ids, read_token_ids
 
 __all__ = ["Text", "cache_folder", "open_text"]
 
@@ -58,6 +59,12 @@ class Text:
     starts: dict[str, NDArray[np.int64]]
     fingerprint: str
     files: dict[str, Files]
+    fingerprints: dict[str, str] = field(default_factory=dict)  # of each split
+
+    @property
+    def is_token_ids(self) -> bool:
+        """Whether the data are token ids instead of the bytes of a text."""
+        return any(raw.dtype != np.uint8 for raw in self.splits.values())
 
     def chunks(self, split: str, start: int = 0, end: int | None = None, size: int | None = None) -> Iterator[str]:
         """Yields the text from `start` to `end` in chunks of about `size` bytes.
@@ -65,6 +72,8 @@ class Text:
         Chunks end after a line end, where no tokenizer merges what is on both sides, if there is one nearby. A character that the
         boundary of the split cuts in two is left out.
         """
+        if self.is_token_ids:
+            raise ValueError(f"{self.name} has token ids; only the tasks language, classify and regress read them")
         raw, size = self.splits[split], CHUNK if size is None else size
         end = _last_character_end(raw, len(raw) if end is None else end)
         start = _next_character(raw, start)
@@ -148,7 +157,11 @@ def _single_document(raw: ByteArray, name: str) -> Section:
 
 
 def _read_files(files: list[Path], column: str | None) -> Section:
-    """Returns the text of the files; each file, or each record of a file, is a document."""
+    """Returns the text of the files, or their token ids; each file, or each record of a file, is a document."""
+    if has_token_ids(files[0], column):
+        ids = [document for file in files for document in read_token_ids(file, column)]
+        starts = np.cumsum([0, *map(len, ids[:-1])], dtype=np.int64)
+        return Section(np.concatenate(ids), starts, [(0, str(files[0]))])
     if len(files) == 1 and not is_records(files[0]):
         return _single_document(memory_map(files[0]), str(files[0]))
 
@@ -208,12 +221,14 @@ def _split(name: str, sections: dict[str, Section], fractions: tuple[float, ...]
         bounds = pairwise([0, *inner, len(raw)])
         names = ("train", "valid", "test")[:count]
         sections = {split: train.slice(a, b) for split, (a, b) in zip(names, bounds, strict=True)} | sections
+    fingerprints = {split: f"{fingerprint(one.raw)} {fingerprint(one.starts)}" for split, one in sections.items()}
     return Text(
         name,
         {split: section.raw for split, section in sections.items()},
         {split: section.starts for split, section in sections.items()},
-        digest(*(f"{split} {fingerprint(one.raw)} {fingerprint(one.starts)}" for split, one in sections.items())),
+        digest(*(f"{split} {one}" for split, one in fingerprints.items())),
         {split: section.files for split, section in sections.items()},
+        {split: digest(one) for split, one in fingerprints.items()},
     )
 
 
@@ -224,6 +239,8 @@ def _split_point(raw: ByteArray, at: int, or_end: bool = False) -> int:
     """
     if at >= len(raw):
         return len(raw)
+    if raw.dtype != np.uint8:  # token ids have no lines
+        return at
     near = np.asarray(raw[max(0, at - 2) : at + SEARCH])
     skipped = at - max(0, at - 2)
     line_end = near[1:-1] == 10

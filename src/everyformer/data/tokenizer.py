@@ -5,6 +5,7 @@ characters  the characters of the text
 bpe         byte-level byte-pair encoding, trained on the training split     Sennrich et al. 2016, Radford et al. 2019
 gpt2        GPT-2's published merges, from its encoder.json and vocab.bpe    Radford et al. 2019
 wordpiece   WordPiece, uncased and without accents, trained on the training split     Devlin et al. 2019
+ids         none: the data are lists of token ids, which is found from the data
 
 Trained tokenizers have the special tokens [PAD] [UNK] [CLS] [SEP] [MASK]. Training is deterministic.
 """
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from everyformer.data.datasets import GPT2_FILES, dataset_files
 from everyformer.data.files import atomic_write, cache_folder, digest, read_json
 
-Kind = Literal["bytes", "characters", "bpe", "gpt2", "wordpiece"]
+Kind = Literal["bytes", "characters", "bpe", "gpt2", "wordpiece", "ids"]
 Texts = Callable[[], Iterable[str]]  # returns a new iterator over the texts at each call
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MAX_ALPHABET = 1000  # characters in a WordPiece vocabulary; a word with any other character is [UNK]
@@ -112,6 +113,45 @@ class CharacterTokenizer:
         (folder / "characters.json").write_text(json.dumps(content))
 
 
+class TokenIds:
+    """The data are token ids already; their text is their numbers, separated by spaces."""
+
+    kind: Kind = "ids"
+    key = "ids"
+
+    def __init__(self, vocabulary: int):
+        self.vocabulary = vocabulary
+        self.bytes_per_token: NDArray[np.int64] | None = np.ones(vocabulary, dtype=np.int64)  # the unit is the token
+
+    def encode(self, text: bytes) -> Ids:
+        try:
+            ids = np.array(text.split(), dtype=np.int64)
+        except (ValueError, OverflowError):
+            ids = np.empty(0, np.int64)
+        if len(ids) == 0:
+            raise ValueError(f"{text.decode()!r} has no token ids; give numbers, such as --prompt '1 2 3'")
+        return self.encode_all([ids])[0]
+
+    def encode_all(self, texts: Sequence[Any]) -> list[Ids]:
+        rows = [self.encode(one.encode()) if isinstance(one, str) else np.asarray(one) for one in texts]
+        for row in rows:
+            if len(row) and not 0 <= row.min() <= row.max() < self.vocabulary:
+                raise ValueError(
+                    f"the token ids {row.min()} to {row.max()} are not all below {self.vocabulary}, the number of ids that training had; "
+                    "encode the text with the same tokenizer"
+                )
+        return rows
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(f"{id_} " for id_ in ids)
+
+    def special_id(self, name: str) -> int | None:
+        return None
+
+    def save(self, folder: Path) -> None:
+        (folder / "ids.json").write_text(json.dumps({"vocabulary": self.vocabulary}))
+
+
 class HuggingFaceTokenizer:
     """A tokenizer of the `tokenizers` library."""
 
@@ -147,6 +187,8 @@ def load(folder: Path) -> Tokenizer | None:
     saved = read_json(folder / "characters.json")
     if saved is not None:
         return CharacterTokenizer(saved) if isinstance(saved, str) else CharacterTokenizer(**saved)
+    if (saved := read_json(folder / "ids.json")) is not None:
+        return TokenIds(**saved)
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer as Inner
 
@@ -157,6 +199,12 @@ def load(folder: Path) -> Tokenizer | None:
                 f"{folder / 'tokenizer.json'} is not a tokenizer ({error}); restore the file that train wrote"
             ) from None
     return None
+
+
+def load_ids(arrays: Iterable[Ids], folder: Path | None) -> Tokenizer:
+    """Returns the tokenizer of data that are token ids: the one saved in `folder`; otherwise one of all ids up to the largest."""
+    saved = None if folder is None else load(folder)
+    return saved or TokenIds(max((int(np.max(ids)) for ids in arrays if len(ids)), default=0) + 1)
 
 
 def load_or_train(
@@ -180,6 +228,10 @@ def load_or_train(
         return load_gpt2(files)
     if kind == "bytes":
         return ByteTokenizer()
+    if kind == "ids":
+        raise ValueError(
+            "task.tokenizer=ids is for lists of token ids, but the data are texts; choose another tokenizer"
+        )
     if folder is not None and (folder / "recipe.json").is_file():
         missing = "characters" if kind == "characters" else "tokenizer"
         raise ValueError(

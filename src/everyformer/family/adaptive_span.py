@@ -4,7 +4,7 @@ Equations: post-norm causal layers, s_ij = q_i . (k_j + p_{i-j}) / sqrt(E) with 
 softly by the span of the head (`dynamic`: of the head and the token), over the S keys before the token; segments with a memory
 of S positions; loss + lambda / M sum z.
 Symbols: `span` S, `ramp` R, `cost` lambda; `initial_span` the fraction of S with which spans start, 0 by default and 0.1 for dynamic
-ones. In the paper a token does not attend to itself; `pattern=causal` lets it. The paper's segments have 512 tokens: task.segment=512.
+ones. In the paper a token does not attend to itself; `pattern=causal` lets it. The paper's segments have 512 tokens: task.context=512.
 Departures: p is initialized smaller than in the published code and has a row for the distance 0. Empty memory has no share in
 the attention weights; in the published code it has.
 """
@@ -29,19 +29,12 @@ from everyformer.value import NotNegative, Part, Share, Size
 
 
 def adaptive_span(
-    width: Size = 512,
-    heads: Size | None = None,
-    layers: Size = 12,
-    span: Size = 8192,
-    ramp: Size = 32,
-    cost: NotNegative = 5e-7,
-    initial_span: Part | None = None,
+    width: Size = 512, heads: Size | None = None, layers: Size = 12,
+    span: Size = 8192, ramp: Size = 32, cost: NotNegative = 5e-7, initial_span: Part | None = None,
     dynamic: bool = False,
-    pattern: Pattern = Causal() & ~Window(1),
-    hidden: Size | None = None,
-    vocabulary: Size = 256,
+    pattern: Pattern = Causal() & ~Window(1), hidden: Size | None = None, vocabulary: Size = 256,
     dropout: Share = 0.3,
-) -> Model:
+) -> Model:  # fmt: skip
     soft_mask: ScoreMod = Span(span, ramp, cost, initial_span or 0.0)
     if dynamic:
         soft_mask = DynamicSpan(width, span, ramp, cost, 0.1 if initial_span is None else initial_span)

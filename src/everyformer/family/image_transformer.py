@@ -14,6 +14,8 @@ input. A query block holds l_q positions also at the end of the image.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from everyformer.attention.pattern import Causal, Full, Local, Local2d, Pattern
 from everyformer.attention.projection import Standard
 from everyformer.family.member import Member
@@ -25,47 +27,31 @@ from everyformer.network.initial import Xavier
 from everyformer.network.layer import Layer
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.multi_head_attention import Attention, CrossAttention
-from everyformer.network.output_head import Language, Logistics, OutputHead
+from everyformer.network.output_head import Language, Logistics
 from everyformer.network.residual import PostNorm
-from everyformer.network.sublayer import Sublayer
 from everyformer.value import Share, Size
 
 
 def image_transformer(
-    width: Size = 512,
-    heads: Size | None = None,
-    layers: Size = 12,
-    encoder_layers: Size | None = None,
-    hidden: Size | None = None,
-    rows: Size = 32,
-    columns: Size = 32,
-    channels: Size = 3,
-    levels: Size = 256,
-    pattern: Pattern = Local(256, 256),
-    logistics: Size | None = None,
-    downsample: Size = 1,
-    learned_positions: bool = False,
-    dropout: Share = 0.1,
-) -> Model | EncoderDecoder:
+    width: Size = 512, heads: Size | None = None, layers: Size = 12, encoder_layers: Size | None = None,
+    hidden: Size | None = None, rows: Size = 32, columns: Size = 32, channels: Size = 3, levels: Size = 256,
+    pattern: Pattern = Local(256, 256), logistics: Size | None = None, downsample: Size = 1,
+    learned_positions: bool = False, dropout: Share = 0.1,
+) -> Model | EncoderDecoder:  # fmt: skip
     embed: Embed = Features(channels) if logistics else Tokens(channels * levels + 1, scaled=True)
     head = Logistics(channels, levels, logistics) if logistics else Language(tied=False, bias=True, vocabulary=levels)
     projection, net = Standard(heads or max(1, width // 64), merge_bias=False), FeedForward(hidden or 4 * width)
     row = columns if logistics else columns * channels  # positions in a row
-
-    def side(position: Grid, count: int, sublayers: tuple[Sublayer, ...], outputs: tuple[OutputHead, ...]) -> Model:
-        body = Stack(count, (Layer(sublayers),), PostNorm(dropout=dropout))
-        return Model(
-            width=width, embed=embed, position=position, dropout=dropout, body=body, outputs=outputs, initial=Xavier()
-        )
-
-    grid, local = Grid(rows, row, learned_positions, _block(pattern, row)), Attention(projection, Causal() & pattern)
+    local = (Attention(projection, Causal() & pattern), *((CrossAttention(projection),) if downsample > 1 else ()), net)
+    decoder = Model(
+        width=width, embed=embed, position=Grid(rows, row, learned_positions, _block(pattern, row)), dropout=dropout,
+        body=Stack(layers, (Layer(local),), PostNorm(dropout=dropout)), outputs=(head,), initial=Xavier(),
+    )  # fmt: skip
     if downsample == 1:
-        return side(grid, layers, (local, net), (head,))
+        return decoder
     small = Grid(_divide(rows, downsample), _divide(columns, downsample) * (row // columns), learned_positions)
-    encoder = side(small, encoder_layers or layers, (Attention(projection, Full()), net), ())
-    return EncoderDecoder(
-        encoder=encoder, decoder=side(grid, layers, (local, CrossAttention(projection), net), (head,))
-    )
+    body = Stack(encoder_layers or layers, (Layer((Attention(projection, Full()), net)),), PostNorm(dropout=dropout))
+    return EncoderDecoder(encoder=replace(decoder, position=small, body=body, outputs=()), decoder=decoder)
 
 
 def _block(pattern: Pattern, row: int) -> tuple[int, int] | None:

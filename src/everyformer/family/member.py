@@ -42,10 +42,7 @@ class Member:
         for name in changes:
             if name not in kinds:
                 raise ValueError(f"{self.name} has no {name!r} to set; {nearest(name, kinds)}")
-        settings = dict(self.sizes[size])
-        if "heads" in settings and changes.get("width", 0) % settings["heads"]:
-            del settings["heads"]  # the new width does not divide into them: use the default for that width
-        settings |= changes
+        settings = {**self.sizes[size], **changes}
         return self.make(
             **{name: read_setting(f"{self.name}.{name}", one, kinds[name]) for name, one in settings.items()}
         )

@@ -34,25 +34,15 @@ FULL_PATTERN = Causal() & (~Window(1) | Prefix(1))  # all earlier keys, for comp
 
 
 def reformer(
-    width: Size = 1024,
-    heads: Size | None = None,
-    head_width: Size | None = None,
-    layers: Size = 12,
-    context: Size = 65536,
-    axial_columns: Size = 512,
-    pattern: Pattern = Hashed(4, 512, 256),
-    local_pattern: Pattern | None = Causal() & Local(128, 128),
-    hidden: Size | None = None,
-    activation: Literal["relu", "gelu"] = "relu",
-    chunk: Size | None = None,
-    vocabulary: Size = 256,
-    dropout: Share = 0.1,
-) -> Model:
+    width: Size = 1024, heads: Size | None = None, head_width: Size | None = None, layers: Size = 12,
+    context: Size = 65536, axial_columns: Size = 512, pattern: Pattern = Hashed(4, 512, 256),
+    local_pattern: Pattern | None = Causal() & Local(128, 128), hidden: Size | None = None,
+    activation: Literal["relu", "gelu"] = "relu", chunk: Size | None = None, vocabulary: Size = 256, dropout: Share = 0.1,
+) -> Model:  # fmt: skip
     sizes = (heads or max(1, width // 64), head_width, head_width)
-    attentions = [Attention(Shared(*sizes), pattern, dropout=dropout)]
-    if local_pattern:
-        local = Attention(Standard(*sizes, merge_bias=False), local_pattern, dropout=dropout)
-        attentions = [local, local, *attentions, local]
+    hashed = Attention(Shared(*sizes), pattern, dropout=dropout)
+    local = local_pattern and Attention(Standard(*sizes, merge_bias=False), local_pattern, dropout=dropout)
+    attentions = (local, local, hashed, local) if local else (hashed,)
     net = FeedForward(hidden or 4 * width, activation, chunk=chunk, dropout=dropout)
     return Model(
         width=width,

@@ -47,6 +47,10 @@ def fixed_sets(stride: int, columns: int, groups: int = 1) -> Sets:
 
 def column_groups(stride: int, columns: int, heads: int) -> int:
     """The largest number of groups of heads for which a block has columns: a divisor of the number of heads."""
+    if columns > stride:
+        raise ValueError(
+            f"columns is {columns}, but a block has {stride} positions (the stride); give at most {stride}"
+        )
     return max(groups for groups in range(1, stride // columns + 1) if heads % groups == 0)
 
 
@@ -67,30 +71,22 @@ def _by_head(patterns: Sequence[Pattern]) -> Pattern:
 
 
 def sparse_transformer(
-    width: Size = 512,
-    heads: Size | None = None,
-    layers: Size = 30,
-    context: Size = 12288,
-    stride: Size = 128,
-    columns: Size = 32,
-    patterns: tuple[Pattern, ...] | None = None,
-    half_width: bool = False,
-    vocabulary: Size = 256,
-    dropout: Share = 0.4,
-) -> Model:
+    width: Size = 512, heads: Size | None = None, layers: Size = 30, context: Size = 12288,
+    stride: Size = 128, columns: Size = 32, patterns: tuple[Pattern, ...] | None = None,
+    half_width: bool = False, vocabulary: Size = 256, dropout: Share = 0.4,
+) -> Model:  # fmt: skip
     """`patterns` are those of the layers in turn. Default: merged fixed sets of `stride` and `columns`."""
     heads, divisor = heads or max(1, width // 64), 2 if half_width else 1
     patterns = patterns or merged(*fixed_sets(stride, columns, column_groups(stride, columns, heads)))
     size = head_width(width, heads)
     projection = Standard(heads, key_width=size // divisor, value_width=size, bias=True)
     net = FeedForward(4 * width // divisor, "gelu_sigmoid")
+    layer_values = tuple(Layer((Attention(projection, one), net)) for one in patterns)
     return Model(
         width=width,
         embed=Tokens(vocabulary),
         position=Axial((-(-context // stride), stride)),
-        body=Stack(
-            layers, tuple(Layer((Attention(projection, one), net)) for one in patterns), PreNorm(dropout=dropout)
-        ),
+        body=Stack(layers, layer_values, PreNorm(dropout=dropout)),
         outputs=(Language(tied=False),),
         initial=Normal(0.125, by_depth=True, by_width=True),
     )
@@ -100,7 +96,8 @@ MEMBER = Member(
     "sparse-transformer",
     "Child et al. 2019",
     idea=(
-        "Each head attends to about sqrt(n) of n positions: near ones, and every l-th or a few summary columns of every block. "
+        "Each head attends to about sqrt(n) of n positions: near ones, and either "
+        "every l-th one (l is the stride) or a few summary columns of every block. "
         "Two layers together still connect every position with every earlier one."
     ),
     make=sparse_transformer,

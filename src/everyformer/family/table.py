@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch.overrides import TorchFunctionMode
 
 from everyformer.family import (
     act_rnn,
@@ -30,8 +26,9 @@ from everyformer.family import (
 from everyformer.family.member import Member
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
+from everyformer.network.size import parameters as parameters
 from everyformer.network.store import model_from_json
-from everyformer.value import nearest
+from everyformer.value import UnknownPart, nearest
 
 MEMBERS: dict[str, Member] = {
     member.name: member
@@ -59,7 +56,7 @@ MEMBERS: dict[str, Member] = {
 
 
 def members() -> list[str]:
-    """The names of all members."""
+    """The names of all members. Example: `members()`."""
     return list(MEMBERS)
 
 
@@ -88,6 +85,8 @@ def _read(path: Path) -> Model | EncoderDecoder:
         raise ValueError(
             f"there is no model in {path}; write one with everyformer family gpt2 --size tiny --json > {path.name}"
         ) from None
+    except UnknownPart as error:
+        raise UnknownPart(f"{path}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}; everyformer family gpt2 --json prints a model as an example") from None
 
@@ -100,25 +99,3 @@ def member(name: str | Model | EncoderDecoder, size: str | None = None, **change
 def build(name: str | Model | EncoderDecoder, size: str | None = None, **changes: Any) -> Network | PairNetwork:
     """Returns the network of a member with new weights: `build("gpt2", width=256)`."""
     return member(name, size, **changes).build()
-
-
-class NoInit(TorchFunctionMode):
-    """Skips the initialization of weights. On the meta device it has no effect, but imports torch's compiler (seconds)."""
-
-    IN_PLACE = frozenset({"normal_", "uniform_", "trunc_normal_", "zero_", "fill_", "mul_", "copy_"})
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in self.IN_PLACE:
-            return args[0] if args else kwargs["tensor"]
-        if func in (torch.randn, torch.rand):
-            func = torch.empty
-        return func(*args, **kwargs)
-
-
-@lru_cache(maxsize=256)
-def parameters(value: Model | EncoderDecoder) -> int:
-    """Returns the number of parameters, counted on a network on the meta device."""
-    with torch.device("meta"), NoInit():
-        network = value.build()
-    return sum(p.numel() for p in {id(p): p for p in network.parameters()}.values())

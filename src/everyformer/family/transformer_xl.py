@@ -28,16 +28,9 @@ from everyformer.value import Share, Size
 
 
 def transformer_xl(
-    width: Size = 512,
-    heads: Size | None = None,
-    layers: Size = 12,
-    memory: Size = 512,
-    hidden: Size | None = None,
-    pattern: Pattern = Causal(),
-    four_term: FourTerm | None = None,
-    vocabulary: Size = 256,
-    dropout: Share = 0.1,
-) -> Model:
+    width: Size = 512, heads: Size | None = None, layers: Size = 12, memory: Size = 512, hidden: Size | None = None,
+    pattern: Pattern = Causal(), four_term: FourTerm | None = None, vocabulary: Size = 256, dropout: Share = 0.1,
+) -> Model:  # fmt: skip
     projection = Standard(heads or max(1, width // 64), merge_bias=False)
     attention = Attention(projection, pattern, (four_term or FourTerm(width),))
     layer = Layer((attention, FeedForward(hidden or 4 * width, dropout=dropout)))

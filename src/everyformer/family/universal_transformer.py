@@ -33,25 +33,16 @@ from everyformer.value import NotNegative, Share, Size
 
 
 def universal_transformer(
-    width: Size = 1024,
-    heads: Size | None = None,
-    steps: Size = 12,
-    hidden: Size | None = None,
-    transition: Sublayer | None = None,
-    encoder_transition: Sublayer | None = None,
-    halting: Mode | None = "freeze",
-    cost: NotNegative = 0.01,
-    bias: float = 1.0,
-    encoder: bool = False,
-    vocabulary: Size = 256,
-    dropout: Share = 0.1,
-) -> Model | EncoderDecoder:
+    width: Size = 1024, heads: Size | None = None, steps: Size = 12, hidden: Size | None = None,
+    transition: Sublayer | None = None, encoder_transition: Sublayer | None = None,
+    halting: Mode | None = "freeze", cost: NotNegative = 0.01, bias: float = 1.0, encoder: bool = False,
+    vocabulary: Size = 256, dropout: Share = 0.1,
+) -> Model | EncoderDecoder:  # fmt: skip
     def depth(*sublayers: Sublayer) -> Depth:
         repeated = (steps, (Layer(sublayers),), PostNorm(dropout=dropout), TimePosition())
         return Halt(*repeated, halting, cost=cost, bias=bias) if halting else Repeat(*repeated)
 
-    projection = Standard(heads or max(1, width // 64), merge_bias=False)
-    net = FeedForward(hidden or 4 * width)
+    projection, net = Standard(heads or max(1, width // 64), merge_bias=False), FeedForward(hidden or 4 * width)
     cross = (CrossAttention(projection),) if encoder else ()
     body = depth(Attention(projection, Causal()), *cross, transition or net)
     decoder = Model(

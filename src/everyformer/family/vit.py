@@ -25,15 +25,9 @@ from everyformer.value import Share, Size
 
 
 def vit(
-    width: Size = 768,
-    heads: Size | None = None,
-    layers: Size = 12,
-    image: Size = 224,
-    patch: Size = 16,
-    channels: Size = 3,
-    classes: Size = 1000,
-    dropout: Share = 0.0,
-) -> Model:
+    width: Size = 768, heads: Size | None = None, layers: Size = 12,
+    image: Size = 224, patch: Size = 16, channels: Size = 3, classes: Size = 1000, dropout: Share = 0.0,
+) -> Model:  # fmt: skip
     attention = Attention(Standard(heads or max(1, width // 64), bias=True), Full())
     return Model(
         width=width,
@@ -51,8 +45,8 @@ def _patches(image: int, patch: int) -> int:
     """The number of patches in an image of this height and width."""
     if image % patch:
         raise ValueError(
-            f"an image of {image} does not divide into patches of {patch}; set model.patch to a divisor of {image}, or give "
-            f"images whose height and width are multiples of {patch}"
+            f"an image of {image} does not divide into patches of {patch}; set model.patch to a divisor of {image}, or "
+            f"task.size to a multiple of {patch}, to which images are then resized"
         )
     return (image // patch) ** 2
 

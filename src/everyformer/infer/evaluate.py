@@ -4,17 +4,20 @@ Every target is scored once, from a window of at most `window` tokens that moves
     stride = window      windows do not overlap: the first targets of each window have little context
     stride = window / 2  every target has at least half a window of context
     stride = 1           every target has a full window (the evaluation of Bloem 2019, source B), at `window` times the cost
-The first targets of the text have shorter contexts; the last window ends with the text. No window is padded.
+The first targets of the text have shorter contexts; the last window ends with the text. No window is padded. Every window starts
+anew: a model with a recurrent state but no segment memory starts from its initial state. With a `limit` some of the windows are
+scored, evenly spread over the text: each target then has the context that it has without the limit.
 
 A model with a segment memory reads the text segment by segment instead: every token is read once and the cached states of
-earlier segments are used again (Dai et al. 2019). A long text is split into rows that are read as one batch; all rows but
+earlier segments are used again (Dai et al. 2019). The memory is empty at the first token and carried from segment to segment, over
+the boundaries of documents too. A long text is split into rows that are read as one batch; all rows but
 the first start some tokens early, to fill their memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from torch.nn import functional as F
 
 from everyformer.attention.context import Probe
 from everyformer.attention.span import DynamicSpanModule, SpanModule
+from everyformer.infer.estimate import Estimate
 from everyformer.infer.generate import language_head
 from everyformer.network.act import HaltingUnit
 from everyformer.network.cache import Cache
@@ -45,14 +49,16 @@ def window_nll(
     window: int,
     stride: int,
     *,
+    limit: int | None = None,
     batch: int | None = None,
     kernel: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
+    estimate: Estimate | None = None,
 ) -> tuple[float, int]:
     """Returns the sum of -log p over the targets token_N[1:], in nats, and the number of targets.
 
-    `batch` is the number of windows in one call (None: as many as MAX_LOGITS allows, on a CPU at most 32). `progress` is
-    called after each batch with the number of targets scored so far and in all. Use autocast around it for another precision.
+    With a `limit` at most about so many targets are scored, of windows that are spread over the text. `batch` is the number of
+    windows in one call (None: as many as MAX_LOGITS allows, on a CPU at most 32). `estimate` collects the sums of the windows
+    and reports the progress. Use autocast around it for another precision.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride is {stride} with a window of {window}: give a stride of 1 to {window}")
@@ -61,20 +67,17 @@ def window_nll(
     if batch is not None and batch < 1:
         raise ValueError(f"batch is {batch} windows: give 1 or more, or None")
     head, device, count = language_head(network), next(network.parameters()).device, len(token_N) - 1
-    window = min(window, count)
+    window, estimate = min(window, count), Estimate() if estimate is None else estimate
     fitting = MAX_LOGITS // (window * _vocabulary(network, head))
     batch = batch or max(1, min(MAX_CPU_WINDOWS, fitting) if device.type == "cpu" else fitting)
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    estimate.expect(sum(len(end_B) * new for end_B, new in _batches(count, window, stride, batch, limit)))
     with evaluating(network):
-        for end, windows, new in _batches(count, window, stride, batch):
-            # The text of all windows goes to the device once; the windows are views of it.
-            piece = np.asarray(token_N[end - window : end + (windows - 1) * stride + 1]).astype(np.int64)
-            token_BT = torch.from_numpy(piece).to(device).unfold(0, window + 1, stride)
+        for end_B, new in _batches(count, window, stride, batch, limit):
+            token_BT = _windows(token_N, end_B, window).to(device)
             output = network(token_BT[:, :-1], kernel=kernel)
-            total += _loss(output.logits_of(head)[:, -new:], token_BT[:, -new:])
-            if progress is not None:
-                progress(end + (windows - 1) * stride, count)
-    return float(total), count
+            loss_B = _loss(output.logits_of(head)[:, -new:], token_BT[:, -new:])
+            estimate.add(loss_B, new, end_B)
+    return estimate.total, estimate.scored
 
 
 @torch.no_grad()
@@ -86,49 +89,59 @@ def streaming_nll(
     *,
     rows: int = 1,
     lead: int = 0,
+    limit: int | None = None,
     kernel: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
+    estimate: Estimate | None = None,
 ) -> tuple[float, int]:
     """Like `window_nll`, for a model with a segment memory: reads `segment` tokens at a time after `memory` cached positions.
 
     Default for `memory`: the model's own length. A key-value cache gives the same outputs here, because the weights do not
     change. With several `rows` the text is split into as many rows of one batch; all but the first row start `lead` tokens
-    early, and these tokens are not scored in that row.
+    early, and these tokens are not scored in that row. With a `limit` each row is read in part, from its start.
     """
     if segment < 1 or len(token_N) < 2:
         raise ValueError(
             f"{len(token_N)} tokens in segments of {segment}: give 2 tokens or more, and segments of 1 or more"
         )
-    count = len(token_N) - 1
+    count, estimate = len(token_N) - 1, Estimate() if estimate is None else estimate
+    parts = _rows(count, segment, rows, lead, limit)
+    estimate.expect(
+        sum(end * scored + (end - unscored) * (len(start_B) - scored) for start_B, end, unscored, scored in parts)
+    )
+    head, device = language_head(network), next(network.parameters()).device
+    with evaluating(network):
+        if memory is not None and (distance := network.max_distance()) is not None:
+            memory = min(memory, max(1, distance))  # no layer attends farther back
+        for start_B, end, unscored, scored in parts:
+            cache = Cache(max_length=memory)
+            for offset in range(0, end, segment):
+                size = min(segment, end - offset)
+                token_BT = _windows(token_N, start_B + offset + size, size).to(device)
+                output = network(token_BT[:, :-1], cache=cache, kernel=kernel)
+                cache = output.cache
+                if counted := scored if offset < unscored else len(start_B):
+                    loss_B = _loss(output.logits_of(head)[:counted], token_BT[:counted, 1:])
+                    estimate.add(loss_B, size, start_B[:counted] + offset + size)
+    return estimate.total, estimate.scored
+
+
+def _rows(
+    count: int, segment: int, rows: int, lead: int, limit: int | None
+) -> list[tuple[NDArray[Any], int, int, int]]:
+    """The parts of a text that are read one after the other: the starts of their rows, the length that is read, how much of it
+    is a lead, and in how many rows the lead is scored too."""
     lead = -(-lead // segment) * segment
     each = (count - lead) // rows // segment * segment
     if rows < 1 or (rows > 1 and each < 1):
         raise ValueError(f"{count} targets in {rows} rows with a lead of {lead}: give fewer rows, or 1")
+    if rows == 1:
+        return [(np.zeros(1, int), count if limit is None else min(limit, count), 0, 1)]
     # Row r starts at r * each. The last targets, which do not fill whole segments, are read by one more row.
-    starts, ends = (np.arange(rows) * each, lead + each) if rows > 1 else (np.zeros(1, int), count)
-    parts = [(starts, ends, lead if rows > 1 else 0, 1)]
-    if rows > 1 and (done := lead + rows * each) < count:
+    read = each if limit is None else min(each, max(1, limit // rows // segment) * segment)
+    parts = [(np.arange(rows) * each, lead + read, lead, 1)]
+    if read == each and (done := lead + rows * each) < count:
         parts.append((np.array([done - lead]), lead + count - done, lead, 0))
-    head, device = language_head(network), next(network.parameters()).device
-    total, scored = torch.zeros((), dtype=torch.float64, device=device), 0
-    with evaluating(network):
-        if memory is not None and (distance := network.max_distance()) is not None:
-            memory = min(memory, max(1, distance))  # no layer attends farther back
-        for start_B, end, unscored, scored_rows in parts:
-            cache = Cache(max_length=memory)
-            for offset in range(0, end, segment):
-                size = min(segment, end - offset)
-                piece = np.stack([np.asarray(token_N[start + offset : start + offset + size + 1]) for start in start_B])
-                token_BT = torch.from_numpy(piece.astype(np.int64)).to(device)
-                output = network(token_BT[:, :-1], cache=cache, kernel=kernel)
-                cache = output.cache
-                counted = scored_rows if offset < unscored else len(start_B)
-                if counted:
-                    total += _loss(output.logits_of(head)[:counted], token_BT[:counted, 1:])
-                    scored += counted * size
-                if progress is not None:
-                    progress(scored, count)
-    return float(total), count
+    return parts
 
 
 def streaming_rows(count: int, segment: int, memory: int) -> tuple[int, int]:
@@ -138,21 +151,40 @@ def streaming_rows(count: int, segment: int, memory: int) -> tuple[int, int]:
     return (rows, lead) if rows > 1 else (1, 0)
 
 
-def _batches(count: int, window: int, stride: int, batch: int) -> Iterator[tuple[int, int, int]]:
-    """Yields for each batch the end of its first window, its number of windows, and how many last targets of each are new."""
-    yield window, 1, window
+def _batches(count: int, window: int, stride: int, batch: int, limit: int | None) -> Iterator[tuple[NDArray[Any], int]]:
+    """Yields for each batch the ends of its windows, and how many last targets of each are new.
+
+    Within a limit it yields windows that are spread evenly over those after the first, each with `stride` new targets.
+    """
     regular = (count - window) // stride
-    for first in range(1, regular + 1, batch):
-        yield window + first * stride, min(batch, regular + 1 - first), stride
-    if rest := (count - window) % stride:
-        yield count, 1, rest
+    end_N = window + stride * np.arange(1, regular + 1)
+    limited = limit is not None and limit < count and regular > 0
+    if limited:
+        chosen = min(regular, max(1, (limit or 0) // stride))
+        end_N = end_N[np.arange(chosen) * regular // chosen]
+    else:
+        yield np.array([window]), window
+    for first in range(0, len(end_N), batch):
+        yield end_N[first : first + batch], stride
+    if not limited and (rest := (count - window) % stride):
+        yield np.array([count]), rest
+
+
+def _windows(token_N: NDArray[Any], end_B: NDArray[Any], window: int) -> Tensor:
+    """Returns the inputs and targets of the windows with these ends. Windows that overlap are views of one piece of the text."""
+    steps = np.diff(end_B)
+    stride = int(steps[0]) if len(steps) else 1
+    if stride <= window and (steps == stride).all():
+        piece = np.asarray(token_N[end_B[0] - window : end_B[-1] + 1]).astype(np.int64)
+        return torch.from_numpy(piece).unfold(0, window + 1, stride)
+    return torch.from_numpy(np.stack([np.asarray(token_N[end - window : end + 1]) for end in end_B]).astype(np.int64))
 
 
 def _loss(logits_BTV: Tensor, target_BT: Tensor) -> Tensor:
-    """Returns the sum of -log p in float64, from logits in float32 at least."""
+    """Returns the sum of -log p of each row in float64, from logits in float32 at least."""
     exact = torch.promote_types(logits_BTV.dtype, torch.float32)
     loss_N = F.cross_entropy(logits_BTV.flatten(0, 1).to(exact), target_BT.flatten(), reduction="none")
-    return loss_N.double().sum()
+    return loss_N.double().view(target_BT.shape).sum(1)
 
 
 def _vocabulary(network: Network, head: int) -> int:

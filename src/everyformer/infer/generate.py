@@ -14,14 +14,15 @@ of the batch, nor on its index in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import index
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from everyformer.infer.sample import check_sampling, sample, seeded_generator
+from everyformer.infer.decode import Choose, Decoder, static_reason
+from everyformer.infer.sample import check_sampling, choose, sample, seeded_generator
 from everyformer.network.cache import Cache
 from everyformer.network.model import Model
 from everyformer.network.network import Network, PairNetwork, evaluating
@@ -32,12 +33,16 @@ __all__ = ["generate", "sample", "stream"]
 
 SPARE = 64  # positions that a cache may hold beyond what is visible, so that it is not trimmed for each token
 NETWORK_OPTIONS = {"encoder_output", "side_inputs", "kernel", "probe"}  # the same in every call of the network
-SAMPLING_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "context", "cached"}
+SAMPLING_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "context", "cached", "static"}
+Sampling = tuple[float, int | None, float | None, float | None]  # temperature, top_k, top_p, min_p
 Prompts = Sequence[Sequence[int]] | Tensor
 
 
 def generate(network: Network, prompts: Prompts, tokens: int, **options: Any) -> list[list[int]]:
-    """Returns each prompt with at most `tokens` new tokens; prompts may differ in length. The options are those of `stream`."""
+    """Returns each prompt with at most `tokens` new tokens; prompts may differ in length. The options are those of `stream`.
+
+    Example: `generate(network, [list(b"Once")], tokens=40, temperature=0.8, seed=1)`.
+    """
     rows = prompt_rows(prompts)
     for new_tokens in stream(network, rows, tokens, **options):
         for row, token in zip(rows, new_tokens, strict=True):
@@ -59,12 +64,14 @@ def stream(
     stop: Collection[int] = (),
     context: int | None = None,
     cached: bool = True,
+    static: bool | None = None,
     **options: Any,
 ) -> Iterator[list[int | None]]:
     """Yields at each step one new token per row, None for a row that has ended.
 
     seed      equal seeds give equal texts; None draws a seed from torch's global generator
     stop      a row ends after the first of these tokens
+    static    True decodes in slots of a fixed size, on a GPU as one CUDA graph a token: equal texts. None: on a GPU
     context   the largest number of tokens that the model reads; None: as many as it has positions, or all
     cached    False computes everything again for each token: equal texts, but slow
     options   go to the network: `encoder_output=`, `side_inputs=`, `kernel=`, `probe=`
@@ -93,28 +100,45 @@ def stream(
     seed = int(torch.randint(1 << 62, ())) if seed is None else seed
     generators = _generators(rows, seed)
 
-    def choose(logits_BV: Tensor) -> Tensor:
-        return sample(logits_BV, temperature, generators, top_k=top_k, top_p=top_p, min_p=min_p)
+    sampling = (temperature, top_k, top_p, min_p)
 
     cached = cached and network.value.body.is_causal()  # without causality new tokens change earlier outputs
     window = _Window(network, rows, head, context, cached, options)
-    return _steps(window, choose, tokens, frozenset(stop))
+    static = window.token_BT.is_cuda if static is None else static
+    return _steps(window, _new_tokens(window, tokens, generators, sampling, static and cached), frozenset(stop))
 
 
 @torch.no_grad()
-def _steps(
-    window: _Window, choose: Callable[[Tensor], Tensor], tokens: int, stop: frozenset[int]
-) -> Iterator[list[int | None]]:
+def _steps(window: _Window, new_tokens: Iterator[Tensor], stop: frozenset[int]) -> Iterator[list[int | None]]:
     ended = [False] * window.rows
     with evaluating(window.network):
-        for _ in range(tokens):
-            new_B = choose(window.logits())
+        for new_B in new_tokens:
             new = new_B.tolist()
             yield [None if done else token for done, token in zip(ended, new, strict=True)]
             ended = [done or token in stop for done, token in zip(ended, new, strict=True)]
             if all(ended):
                 return
-            window.append(new_B)
+
+
+def _new_tokens(
+    window: _Window, tokens: int, generators: list[Generator], sampling: Sampling, static: bool
+) -> Iterator[Tensor]:
+    """Yields the new tokens of all rows. With `static` they are decoded in slots while the context is not full."""
+    temperature, top_k, top_p, min_p = sampling
+    left = tokens
+    while left > 0:
+        new_B = sample(window.logits(), temperature, generators, top_k=top_k, top_p=top_p, min_p=min_p)
+        window.append(new_B)
+        left -= 1
+        yield new_B
+        count = min(left, window.context + 1 - window.length)
+        if static and count > 0 and window.static_reason() is None:
+            decoder = window.decoder(new_B, generators, lambda logits, u: choose(logits, u, *sampling))
+            for new_B in decoder.tokens(count):
+                window.append(new_B.to(window.token_BT.device))
+                left -= 1
+                yield new_B
+            static = False
 
 
 class _Window:
@@ -155,6 +179,17 @@ class _Window:
             output = self.network(self.token_BT[:, -context:], visible=visible, **self.options)
         logits_BTV: Tensor = output.logits_of(self.head)
         return logits_BTV[:, -1]
+
+    def static_reason(self) -> str | None:
+        """Why the tokens cannot be decoded in slots, or None if they can."""
+        if {"side_inputs", "probe"} & {name for name, x in self.options.items() if x is not None}:
+            return "side inputs and probes belong to each token"
+        return static_reason(self.cache)
+
+    def decoder(self, new_B: Tensor, generators: list[Generator], choose: Choose) -> Decoder:
+        """Continues the cached tokens in slots."""
+        options = {name: x for name, x in self.options.items() if name in ("encoder_output", "kernel")}
+        return Decoder(self.network, self.head, self.cache, new_B, generators, choose, **options)
 
     def append(self, new_B: Tensor) -> None:
         self.length, self.new_BT = self.length + 1, new_B[:, None]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from everyformer.data.environments import Environment, Vector
+from everyformer.infer.estimate import Progress
 from everyformer.infer.sample import check_sampling
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network, Output
@@ -73,8 +74,10 @@ def play_episodes(
     seeds: Sequence[int],
     generator: torch.Generator,
     on_step: Callable[[], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[list[float], list[int]]:
-    """Returns the return and the length of one episode per seed. `on_step` is called before each step and after the last.
+    """Returns the return and the length of one episode per seed. `on_step` is called before each step and after the last,
+    `progress` with the number of episodes that have ended, and of all.
 
     Every episode is played to its end, so short episodes are not counted more often than long ones.
     """
@@ -100,6 +103,8 @@ def play_episodes(
             if cache.entries and 0 < len(rows) < len(running):
                 cache = cache.reorder(torch.tensor(rows, device=output.hidden.device))
             running = [running[row] for row in rows]
+            if progress is not None:
+                progress(min(first + len(environments), len(seeds)) - len(running), len(seeds))
     if on_step is not None:
         on_step()
     return returns, lengths

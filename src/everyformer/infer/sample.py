@@ -30,6 +30,7 @@ def sample(
     """Returns one token id per row.
 
     Generators (one for all rows, or one per row) live on the CPU, so every device uses the same random numbers.
+    Example: `sample(output.logits[:, -1], temperature=0.8, top_k=40)`.
     """
     check_sampling(temperature, top_k, top_p, min_p)
     if logits_BV.dim() != 2:
@@ -37,7 +38,20 @@ def sample(
             f"the logits have the shape {tuple(logits_BV.shape)}: give one row of logits per token to sample"
         )
     check_logits(logits_BV)
-    if temperature == 0:
+    u_B1 = _uniform(len(logits_BV), generator).to(logits_BV.device)[:, None] if temperature else None
+    return choose(logits_BV, u_B1, temperature, top_k, top_p, min_p)
+
+
+def choose(
+    logits_BV: Tensor,
+    u_B1: Tensor | None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> Tensor:
+    """Returns the tokens that the uniform numbers u select. It reads nothing on the host."""
+    if temperature == 0 or u_B1 is None:
         return logits_BV.argmax(-1)
     # Subtracting the maximum keeps the quotient finite at any temperature; -inf stays -inf.
     exact_BV = logits_BV.double()
@@ -46,7 +60,6 @@ def sample(
     # A removed token has the cumulative sum 0, so it never exceeds the threshold; the largest sum always does.
     sum_BV = probability_BV.cumsum(-1).masked_fill(probability_BV == 0, 0)
     total_B1 = sum_BV.amax(-1, keepdim=True)
-    u_B1 = _uniform(len(probability_BV), generator).to(probability_BV.device)[:, None]
     threshold_B1 = torch.minimum(u_B1 * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
     index_B1 = (sum_BV > threshold_B1).to(torch.uint8).argmax(-1, keepdim=True)
     return (index_B1 if order_BV is None else order_BV.gather(-1, index_B1))[:, 0]
@@ -99,6 +112,11 @@ def check_logits(logits_BV: Tensor) -> Tensor:
             "the logits are NaN or infinite, so no token can be chosen: the model's weights are broken; load another checkpoint"
         )
     return logits_BV
+
+
+def draw_uniform(generators: Sequence[Generator], count: int) -> Tensor:
+    """Returns the next `count` uniform numbers of each generator: count, rows. One at a time they would be the same."""
+    return torch.stack([torch.rand(count, generator=one, dtype=torch.float64) for one in generators], dim=1)
 
 
 def _uniform(rows: int, generator: Generator | Sequence[Generator] | None) -> Tensor:

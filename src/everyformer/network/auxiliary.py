@@ -18,7 +18,10 @@ from everyformer.value import Count, Value
 
 
 class AuxiliaryPredictions(Value, frozen=True):
-    """Predictions of the `extra_targets` tokens after the next, and of all of them by every layer."""
+    """Predictions of the `extra_targets` tokens after the next, and of all of them by every layer.
+
+    Example: `AuxiliaryPredictions(extra_targets=1, every_layer=True)`.
+    """
 
     extra_targets: Count = 1
     every_layer: bool = True
@@ -39,7 +42,7 @@ class Prediction(NamedTuple):
 
 
 class AuxiliaryNetwork(nn.Module):
-    """A network together with its auxiliary predictions, as training calls it."""
+    """A network together with its auxiliary predictions, as training calls it. Example: `AuxiliaryNetwork(network)(token_BT)`."""
 
     def __init__(self, network: Any):
         super().__init__()

@@ -39,7 +39,10 @@ NO_POSITION = 1 << 62
 
 
 class SegmentMemory(Value, frozen=True):
-    """A model's choice to attend to the `length` positions before each segment, in training and afterwards (Dai et al. 2019)."""
+    """A model's choice to attend to the `length` positions before each segment, in training and afterwards (Dai et al. 2019).
+
+    Example: `SegmentMemory(512)`.
+    """
 
     length: Size
 
@@ -160,6 +163,7 @@ class Cache:
     max_length       the number of positions kept. Default: the length of the model's segment memory, without the positions that no
                      sublayer can read; everything if the model has no segment memory
     segment_memory   keep detached layer inputs instead of keys and values
+    Example: `network(token_BT, cache=Cache()).cache`.
     """
 
     length: int = 0
@@ -168,7 +172,7 @@ class Cache:
     document_BK: Tensor | None = None
     max_length: int | None = None
     segment_memory: bool = False
-    has_padding: bool = False
+    has_padding: bool = False  # among the tokens; the empty slots of a sequence that started anew come before them
     model: Any = field(
         default=None, compare=False, repr=False
     )  # the value of the network that made it; None: not known
@@ -232,7 +236,7 @@ class Cache:
         entries = tuple(
             entry.map(lambda x: x.masked_fill(row_B.view(-1, *[1] * (x.dim() - 1)), 0)) for entry in self.entries
         )
-        return replace(self, entries=entries, position_BK=position_BK, has_padding=True)
+        return replace(self, entries=entries, position_BK=position_BK)
 
     def roll_back(self, count: int) -> Cache:
         """The cache without its last `count` positions."""
@@ -309,8 +313,7 @@ class Cache:
                 )
 
         kept = tuple(entries())
-        # Without padding one row of positions serves all sequences.
-        position_BK = found["position"][:1] if "position" in found else found.get("padded_position")
+        position_BK = found.get("position", found.get("padded_position"))
         length = (
             max(x.shape[1] for entry in kept for x in entry.tensors) if position_BK is None else position_BK.shape[1]
         )

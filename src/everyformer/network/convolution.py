@@ -22,7 +22,10 @@ from everyformer.value import Share, Size, Value
 
 
 class Convolution(Sublayer, Value, frozen=True):
-    """Two depthwise-separable convolutions with kernels of these sizes. Causal ones see earlier positions only."""
+    """Two depthwise-separable convolutions with kernels of these sizes. Causal ones see earlier positions only.
+
+    Example: `Layer((Attention(Standard(8)), Convolution(256)))`.
+    """
 
     hidden: Size
     activation: Activation = "relu"

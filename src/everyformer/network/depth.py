@@ -22,13 +22,13 @@ from everyformer.network.layer import Layer, LayerModule
 from everyformer.network.multi_head_attention import AttentionModule
 from everyformer.network.residual import Residual, StreamModule
 from everyformer.network.sublayer import Sublayer
-from everyformer.value import Size, Value
+from everyformer.value import Few, Value
 
 Entries = Sequence[Entry] | None
 
 
 class Depth:
-    """A value that builds a `DepthModule` from layers and a residual."""
+    """A value that builds a `DepthModule` from layers and a residual. Example: `class Twice(Depth, Value, frozen=True)`."""
 
     __slots__ = ()
     layers: tuple[Layer, ...]
@@ -60,9 +60,12 @@ class Depth:
 
 
 class Stack(Depth, Value, frozen=True):
-    """`num_layers` layers, each with weights of its own."""
+    """`num_layers` layers, each with weights of its own.
 
-    num_layers: Size
+    Example: `Stack(6, (Layer((Attention(Standard(8)), FeedForward(256))),), PreNorm())`.
+    """
+
+    num_layers: Few
     layers: tuple[Layer, ...]
     residual: Residual
 
@@ -124,7 +127,7 @@ class StackModule(DepthModule):
     def forward(self, x_BTD: Tensor, context: Context, entries: Entries) -> tuple[Tensor, tuple[Entry, ...] | None]:
         counts = [len(layer.new_entries()) for layer in self.layer_modules()]
         kept: Sequence[Entry | None] = [None] * sum(counts) if entries is None else entries
-        segments = self.checkpoint_segments if self.recomputes else 1
+        segments = min(self.checkpoint_segments, len(self.layers)) if self.recomputes else 1
         bounds = [len(self.layers) * i // segments for i in range(segments + 1)]
         stream = self.stream.start(x_BTD, recompute=entries is None and context.call.probe is None)
         new_entries: list[Entry | None] = []

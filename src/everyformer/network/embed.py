@@ -27,7 +27,7 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 class Embed:
-    """A value that builds a module from inputs to B, T, width."""
+    """A value that builds a module from inputs to B, T, width. Example: `class Bits(Embed, Value, frozen=True)`."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class EmbedModule(nn.Module):
 
 
 class Tokens(Embed, Value, frozen=True):
-    """Token ids of a vocabulary. `scaled` multiplies the embedding by sqrt(width)."""
+    """Token ids of a vocabulary. `scaled` multiplies the embedding by sqrt(width). Example: `Tokens(256)`."""
 
     vocabulary: Size
     scaled: bool = False
@@ -54,7 +54,10 @@ class Tokens(Embed, Value, frozen=True):
 
 
 class Patches(Embed, Value, frozen=True):
-    """Squares of `size` x `size` pixels in raster order, from images of `channels` x rows x columns."""
+    """Squares of `size` x `size` pixels in raster order, from images of `channels` x rows x columns.
+
+    Example: `Patches(size=4, channels=3)`.
+    """
 
     size: Size
     channels: Size = 3
@@ -64,7 +67,10 @@ class Patches(Embed, Value, frozen=True):
 
 
 class Features(Embed, Value, frozen=True):
-    """Vectors of `inputs` features. `std` is the initial std of the map, whose bias then starts at 0. Default: as nn.Linear."""
+    """Vectors of `inputs` features. `std` is the initial std of the map, whose bias then starts at 0. Default: as nn.Linear.
+
+    Example: `Features(inputs=12)`.
+    """
 
     inputs: Size
     std: Positive | None = None
@@ -78,7 +84,10 @@ class Features(Embed, Value, frozen=True):
 
 
 class Nodes(Embed, Value, frozen=True):
-    """Nodes with `inputs` features each. With `kinds` above 0 each node also has a kind, and the input is (features, kinds)."""
+    """Nodes with `inputs` features each. With `kinds` above 0 each node also has a kind, and the input is (features, kinds).
+
+    Example: `Nodes(inputs=1433)`.
+    """
 
     inputs: Size
     kinds: Count = 0
@@ -88,7 +97,10 @@ class Nodes(Embed, Value, frozen=True):
 
 
 class Mixed(Embed, Value, frozen=True):
-    """Several embeddings in one sequence. A part is (embed, position or None); the input is a tuple with one item per part."""
+    """Several embeddings in one sequence. A part is (embed, position or None); the input is a tuple with one item per part.
+
+    Example: `Mixed(((Tokens(256), Learned(64)), (Features(12), None)))`.
+    """
 
     parts: tuple[tuple[Embed, Position | None], ...]
 

@@ -23,7 +23,10 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
 
 
 class FeedForward(Sublayer, Value, frozen=True):
-    """A net with `hidden` features inside. With `chunk`, it is computed for so many positions at a time, in less memory."""
+    """A net with `hidden` features inside. With `chunk`, it is computed for so many positions at a time, in less memory.
+
+    Example: `FeedForward(256, activation="gelu")`.
+    """
 
     hidden: Size
     activation: Activation = "relu"

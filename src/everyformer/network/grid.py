@@ -22,6 +22,7 @@ class Grid(AddedPosition, Value, frozen=True):
 
     With a `block` of rows x columns the positions go block by block, each in raster order (Parmar et al. 2018). If a pixel has
     several channels, each channel is a column.
+    Example: `Grid(rows=28, columns=28, learned=True)`.
     """
 
     rows: Size
@@ -52,7 +53,7 @@ class Grid(AddedPosition, Value, frozen=True):
 
 
 class Axial(AddedPosition, Value, frozen=True):
-    """One learned vector for each coordinate of an array (rows, columns, channels, ...), summed."""
+    """One learned vector for each coordinate of an array (rows, columns, channels, ...), summed. Example: `Axial((32, 32, 3))`."""
 
     sizes: tuple[Size, ...]
 

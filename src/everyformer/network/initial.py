@@ -23,7 +23,7 @@ from everyformer.value import Positive, Value
 
 
 class Initial:
-    """A value that initializes the weights of a built network."""
+    """A value that initializes the weights of a built network. Example: `class Zeros(Initial, Value, frozen=True)`."""
 
     __slots__ = ()
 
@@ -41,6 +41,11 @@ def _free(weight: Tensor | None) -> bool:
 
 
 class AsTorch(Initial, Value, frozen=True):
+    """PyTorch's own initialization; a tied table is scaled to logits of variance 1.
+
+    Example: `Model(..., initial=AsTorch())`.
+    """
+
     def fill(self, network: nn.Module) -> None:
         value: Any = network.value
         if any(head.uses_table for head in value.outputs):
@@ -48,6 +53,11 @@ class AsTorch(Initial, Value, frozen=True):
 
 
 class Normal(Initial, Value, frozen=True):
+    """Weights from a normal distribution; the last maps of sublayers may be scaled by depth, and maps by width.
+
+    Example: `Normal(std=0.02, by_depth=True)`.
+    """
+
     std: Positive = 0.02
     by_depth: bool = False
     by_width: bool = False
@@ -65,6 +75,8 @@ class Normal(Initial, Value, frozen=True):
 
 
 class Xavier(Initial, Value, frozen=True):
+    """Uniform weights by the sizes of each map (Glorot & Bengio 2010). Example: `Model(..., initial=Xavier())`."""
+
     def fill(self, network: nn.Module) -> None:
         for module in network.modules():
             if isinstance(module, nn.Linear) and _free(module.weight):

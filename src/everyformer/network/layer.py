@@ -17,7 +17,7 @@ from everyformer.value import Value
 
 
 class Layer(Value, frozen=True):
-    """Sublayers in order, as in Layer((Attention(...), FeedForward(...))).
+    """Sublayers in order: `Layer((Attention(Standard(4)), FeedForward(256)))`.
 
     A `position` is added to the input of the layer, from a table of its own (Al-Rfou et al. 2018).
     """
@@ -84,6 +84,7 @@ def run(
     if isinstance(entry, LayerInputs):
         inputs = entry.append(residual.input(stream))
         entry = replace(entry, normalize=residual.normalize)
-    stream, new = residual(stream, sublayer.execution(context, entry), context.positions.visible_BQ())
+    join = residual if context.call.probe is None else residual.probed(context.call.probe)
+    stream, new = join(stream, sublayer.execution(context, entry), context.positions.visible_BQ())
     kept = new if inputs is None else inputs
     return stream, None if entry is None else kept  # without a cache nothing is kept alive

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Mixed, Tokens
 from everyformer.network.norm import BatchNorm, Norm
-from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead
+from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, Regress
 from everyformer.network.repeat import Halt, Repeat
 from everyformer.network.residual import Reversible
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def refuse(reasons: Iterator[str]) -> None:
     """Raises ValueError with all reasons, if there are any."""
-    if found := list(reasons):
+    if found := dict.fromkeys(reasons):  # the layers often have the same ones
         raise ValueError("this combination is refused: " + "; ".join(found))
 
 
@@ -104,7 +104,7 @@ def _head_reasons(value: Model, head: OutputHead) -> Iterator[str]:
             "concatenated positions make the embedding narrower than the model, so its weights cannot be shared with the head; "
             "set tied=False, or add the positions"
         )
-    if isinstance(head, Classify) and head.reading == "first" and value.body.is_causal():
+    if isinstance(head, Classify | Regress) and head.reading == "first" and value.body.is_causal():
         yield "the first token of a causal model sees only itself; read the last one or the mean"
 
 

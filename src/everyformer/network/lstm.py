@@ -57,7 +57,7 @@ class Recurrent(Sublayer, Value, frozen=True):
 
 
 class Lstm(Recurrent, frozen=True):
-    """A long short-term memory."""
+    """A long short-term memory. Example: `Layer((Lstm(), FeedForward(256)))`."""
 
     forget: bool = True
 
@@ -66,7 +66,10 @@ class Lstm(Recurrent, frozen=True):
 
 
 class AblatedLstm(Recurrent, frozen=True):
-    """An LSTM whose gates and candidate do not read the previous output (Levy et al. 2018)."""
+    """An LSTM whose gates and candidate do not read the previous output (Levy et al. 2018).
+
+    Example: `Layer((AblatedLstm(), FeedForward(256)))`.
+    """
 
     def build(self, width: int) -> RecurrentModule:
         return self.module(width, "ifc", recurrent=False)
@@ -116,4 +119,6 @@ class RecurrentModule(SublayerModule):
         if probe is not None:
             forward_BDQK, backward_BDQK = probe.state_weights[-2:]
             probe.state_weights[-2:] = [torch.cat((forward_BDQK, backward_BDQK.flip(2, 3)), dim=1)]
+            ahead, back = probe.cell_gates[-2:]
+            probe.cell_gates[-2:] = [{name: torch.cat((x, back[name].flip(1)), dim=2) for name, x in ahead.items()}]
         return torch.cat((h_BTD, other_BTD.flip(1)), dim=-1)

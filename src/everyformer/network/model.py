@@ -20,6 +20,7 @@ from everyformer.network.legal import illegal_pair_reasons, illegal_reasons, ref
 from everyformer.network.norm import Norm
 from everyformer.network.output_head import OutputHead
 from everyformer.network.position import Position
+from everyformer.network.size import check_memory
 from everyformer.value import Count, Share, Size, Value
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class Model(Value, frozen=True, kw_only=True):
-    """One choice per question. A network follows from this value alone, and the value round-trips through JSON."""
+    """One choice per question. A network follows from this value alone, and the value round-trips through JSON.
+
+    Example: `Model(width=64, embed=Tokens(256), body=Stack(...), outputs=(Language(),))`.
+    """
 
     width: Size
     embed: Embed
@@ -60,13 +64,17 @@ class Model(Value, frozen=True, kw_only=True):
         from everyformer.network.network import Network
 
         refuse(illegal_reasons(self))
+        check_memory(self)
         network = Network(self)
         self.initial.fill(network)
         return network
 
 
 class EncoderDecoder(Value, frozen=True, kw_only=True):
-    """A decoder that attends to the output of an encoder, a sequence of vectors."""
+    """A decoder that attends to the output of an encoder, a sequence of vectors.
+
+    Example: `EncoderDecoder(encoder=member("bert", "tiny"), decoder=...)`.
+    """
 
     encoder: Model
     decoder: Model
@@ -76,4 +84,5 @@ class EncoderDecoder(Value, frozen=True, kw_only=True):
         from everyformer.network.network import PairNetwork
 
         refuse(illegal_pair_reasons(self))
+        check_memory(self)
         return PairNetwork(self)

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from everyformer.attention.attend import attend
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import is_recorded
 from everyformer.attention.hashing import Hash, hashing
 from everyformer.attention.legal import attention_reasons, head_reasons, position_limit
 from everyformer.attention.pattern import And, Full, Pattern, Visible
@@ -27,7 +27,10 @@ from everyformer.value import Share, Value
 
 
 class Attention(Sublayer, Value, frozen=True):
-    """Self-attention: who attends to whom, how strongly, through which heads. `dropout` is that of the attention weights."""
+    """Self-attention: who attends to whom, how strongly, through which heads. `dropout` is that of the attention weights.
+
+    Example: `Attention(Standard(8), Causal() & Window(64), (Rotary(),))`.
+    """
 
     heads: Projection
     pattern: Pattern = Full()
@@ -64,7 +67,10 @@ class Attention(Sublayer, Value, frozen=True):
 
 
 class CrossAttention(Sublayer, Value, frozen=True):
-    """Attention of a decoder to the encoder output."""
+    """Attention of a decoder to the encoder output.
+
+    Example: `Layer((Attention(Standard(8), Causal()), CrossAttention(Standard(8)), FeedForward(256)))`.
+    """
 
     heads: Projection
     pattern: Pattern = Full()
@@ -132,7 +138,7 @@ class AttentionModule(SublayerModule):
 
     def max_distance(self) -> int | None:
         # A hashed key that is too far away to be attended to still decides whether a query is alone in its bucket.
-        if self.hash is not None or torch.compiler.is_compiling():
+        if self.hash is not None or is_recorded():
             return None
         return narrow_pattern(self.value.pattern, self._score_mods()).max_distance()
 
@@ -165,6 +171,8 @@ class AttentionModule(SublayerModule):
             hashes = [] if hashes is None else hashes
             if not hashes:
                 hashes.append(self.hash(keys.bucket_BHKR, context))
+            if context.call.probe is not None and keys.bucket_BHKR is not None:
+                context.call.probe.buckets.append(keys.bucket_BHKR.mT)
             context = context.with_hashes(hashes[0])
         return self._attend(q_BHQE, keys, context), keys
 
@@ -243,4 +251,6 @@ class CrossAttentionModule(SublayerModule):
             scale=self.heads.scale,
             dropout=self.value.dropout if self.training else 0.0,
         )
+        if context.call.probe is not None:
+            context.call.probe.cross_weights.append(context.call.probe.weights.pop())
         return self.heads.merge(output_BHQE), entry

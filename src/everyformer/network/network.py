@@ -35,7 +35,10 @@ SPARE = 64  # positions beyond the longest span that a segment memory keeps in t
 
 @dataclass(frozen=True)
 class Output:
-    """What a network returns. `aux` holds auxiliary losses by name, to be added to the loss."""
+    """What a network returns. `aux` holds auxiliary losses by name, to be added to the loss.
+
+    Example: `isinstance(network(token_BT), Output)`.
+    """
 
     hidden: Tensor  # B, T, D
     logits: Any = None  # of the output head, or a tuple if there are several
@@ -49,7 +52,7 @@ class Output:
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """An encoded source sequence, to which cross-attention attends."""
+    """An encoded source sequence, to which cross-attention attends. Example: `network.decode(token_BT, EncoderOutput(x_BSD))`."""
 
     x_BSD: Tensor
     visible_BS: Tensor | None = None
@@ -73,7 +76,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 class Network(nn.Module):
-    """Built from a `Model`, which it keeps as `value`."""
+    """Built from a `Model`, which it keeps as `value`. Example: `Network(member("gpt2", "tiny"))(token_BT).logits`."""
 
     def __init__(self, value: Model):
         super().__init__()
@@ -127,10 +130,10 @@ class Network(nn.Module):
         document_BK = joined_documents(before, side.documents, x_BTD)
         keys = before.length + x_BTD.shape[1]
         context = self._context(x_BTD, keys, position_BK, document_BK, side.edges, Call.of(kernel, probe))
-        context = replace(context, encoder=self._encoder_context(encoder_output, x_BTD, context))
+        context = replace(context, encoder=self.encoder_context(encoder_output, x_BTD, context))
         if before.length:
             self._check_causal(before.length, x_BTD.shape[0], context)
-        x_BTD = self._add_positions(x_BTD, context, side.segments)
+        x_BTD = self.add_positions(x_BTD, context, side.segments)
         entries = None if cache is None else before.entries or self.body.new_entries(before.segment_memory)
         x_BTD, new_entries = self.body(x_BTD, context, entries)
         visible_BT = context.positions.visible_BQ()
@@ -142,10 +145,12 @@ class Network(nn.Module):
             padding = before.has_padding or visible is not None
             cache = replace(before, **changes, position_BK=position_BK, document_BK=document_BK, has_padding=padding)
             cache = self._trim(cache)
+        return Output(x_BTD, self.predict(x_BTD, visible_BT), cache, _sums(context.call.losses))
+
+    def predict(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Any:
+        """The logits of the output head, or a tuple if there are several."""
         logits = tuple(head(x_BTD, visible_BT, self.embed) for head in self.outputs)
-        return Output(
-            x_BTD, logits if len(logits) > 1 else logits[0] if logits else None, cache, _sums(context.call.losses)
-        )
+        return logits if len(logits) > 1 else logits[0] if logits else None
 
     def _context(
         self,
@@ -180,7 +185,7 @@ class Network(nn.Module):
             visible = None if visible is None else torch.cat((visible.new_ones(batch, 1), visible), dim=1)
         return x_BTD, visible
 
-    def _add_positions(self, x_BTD: Tensor, context: Context, segments: Tensor | None) -> Tensor:
+    def add_positions(self, x_BTD: Tensor, context: Context, segments: Tensor | None = None) -> Tensor:
         """Adds the segment embedding and the position, then the norm and the dropout of the embedding."""
         if self.segments is not None:
             if segments is None:
@@ -305,7 +310,7 @@ class Network(nn.Module):
                     f"{reason}; give the whole sequence in one call without cache=, or make the model causal"
                 )
 
-    def _encoder_context(
+    def encoder_context(
         self, encoder_output: EncoderOutput | None, x_BTD: Tensor, context: Context
     ) -> EncoderContext | None:
         if encoder_output is None:
@@ -340,7 +345,10 @@ def _tie(module: nn.Module, to: nn.Module) -> None:
 
 
 class PairNetwork(nn.Module):
-    """Encoder and decoder. Call `encode` once, then `decode` as often as needed."""
+    """Encoder and decoder. Call `encode` once, then `decode` as often as needed.
+
+    Example: `PairNetwork(value)(source_BS, target_BT).logits`.
+    """
 
     def __init__(self, value: EncoderDecoder):
         super().__init__()

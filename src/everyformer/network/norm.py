@@ -24,7 +24,7 @@ from everyformer.value import Positive, Value
 
 
 class Norm:
-    """A value that builds a module `norm(x_BTD, visible_BT)`."""
+    """A value that builds a module `norm(x_BTD, visible_BT)`. Example: `class Unit(Norm, Value, frozen=True)`."""
 
     __slots__ = ()
     mixes_positions: ClassVar[bool] = False  # whether the norm of a token depends on other tokens
@@ -34,6 +34,8 @@ class Norm:
 
 
 class LayerNorm(Norm, Value, frozen=True):
+    """Layer norm over the features of each position (Ba et al. 2016). Example: `PreNorm(LayerNorm(eps=1e-6))`."""
+
     eps: Positive = 1e-5
     bias: bool = True
 
@@ -42,6 +44,11 @@ class LayerNorm(Norm, Value, frozen=True):
 
 
 class RMSNorm(Norm, Value, frozen=True):
+    """Root mean square norm over the features of each position (Zhang & Sennrich 2019).
+
+    Example: `PreNorm(RMSNorm())`.
+    """
+
     eps: Positive = 1e-6
 
     def build(self, width: int) -> nn.Module:
@@ -49,6 +56,8 @@ class RMSNorm(Norm, Value, frozen=True):
 
 
 class BatchNorm(Norm, Value, frozen=True):
+    """Batch norm over sequences and positions (Ioffe & Szegedy 2015). Example: `PreNorm(BatchNorm())`."""
+
     eps: Positive = 1e-5
     momentum: Positive = 0.1
     mixes_positions: ClassVar[bool] = True
@@ -58,6 +67,8 @@ class BatchNorm(Norm, Value, frozen=True):
 
 
 class InstanceNorm(Norm, Value, frozen=True):
+    """Normalizes each feature over the positions of its sequence. Example: `PreNorm(InstanceNorm())`."""
+
     eps: Positive = 1e-5
     mixes_positions: ClassVar[bool] = True
 
@@ -66,6 +77,8 @@ class InstanceNorm(Norm, Value, frozen=True):
 
 
 class SequenceNorm(Norm, Value, frozen=True):
+    """Normalizes over all positions and features of a sequence. Example: `PreNorm(SequenceNorm())`."""
+
     eps: Positive = 1e-5
     mixes_positions: ClassVar[bool] = True
 

@@ -3,6 +3,7 @@
     Language   logits of the next token at every position, softmax(W z) (Thickstun (source T) eq. 9); W may be the embedding table
     Masked     logits of the token itself, for masked language modelling (BERT): W_e LN(gelu(W z)) + b
     Classify   logits of classes, from one vector of the sequence (mean, max, last or first token)
+    Regress    real numbers, y = W z + b, from the same vector
     PerToken   logits at every position
     Logistics  a mixture of logistic distributions of the next pixel's channels (Salimans et al. 2017, PixelCNN++; Parmar et al. 2018)
 
@@ -33,7 +34,10 @@ Reading = Literal["mean", "max", "last", "first"]
 
 
 class OutputHead:
-    """A value that builds a module `head(z_BTD, visible_BT, embed)`. A tied head uses the weights of `embed`."""
+    """A value that builds a module `head(z_BTD, visible_BT, embed)`. A tied head uses the weights of `embed`.
+
+    Example: `class Rank(OutputHead, Value, frozen=True)`.
+    """
 
     __slots__ = ()
 
@@ -47,7 +51,7 @@ class OutputHead:
 
 
 class Language(OutputHead, Value, frozen=True):
-    """Predicts the next token. The model must be causal. `tied` shares the embedding table."""
+    """Predicts the next token. The model must be causal. `tied` shares the embedding table. Example: `Language(tied=False)`."""
 
     tied: bool = True
     bias: bool = False
@@ -63,7 +67,10 @@ class Language(OutputHead, Value, frozen=True):
 
 
 class Masked(OutputHead, Value, frozen=True):
-    """Predicts the masked token, as in BERT: a dense layer, GELU, a norm, then the embedding table and a bias."""
+    """Predicts the masked token, as in BERT: a dense layer, GELU, a norm, then the embedding table and a bias.
+
+    Example: `Masked(eps=1e-12)`.
+    """
 
     eps: float = 1e-12
 
@@ -76,7 +83,7 @@ class Masked(OutputHead, Value, frozen=True):
 
 
 class Classify(OutputHead, Value, frozen=True):
-    """Predicts a class of the sequence. `pooler` adds BERT's tanh layer before the logits."""
+    """Predicts a class of the sequence. `pooler` adds BERT's tanh layer before the logits. Example: `Classify(10, reading="first")`."""
 
     classes: Size
     reading: Reading = "mean"
@@ -84,11 +91,23 @@ class Classify(OutputHead, Value, frozen=True):
     dropout: Share = 0.0
 
     def build(self, width: int, embed: Embed) -> nn.Module:
-        return ClassifyModule(width, self)
+        return ClassifyModule(width, self.classes, self)
+
+
+class Regress(OutputHead, Value, frozen=True):
+    """Predicts `numbers` real numbers of the sequence. `pooler` adds BERT's tanh layer before them. Example: `Regress(numbers=2)`."""
+
+    numbers: Size = 1
+    reading: Reading = "mean"
+    pooler: bool = False
+    dropout: Share = 0.0
+
+    def build(self, width: int, embed: Embed) -> nn.Module:
+        return ClassifyModule(width, self.numbers, self)
 
 
 class PerToken(OutputHead, Value, frozen=True):
-    """Predicts `outputs` logits at every position."""
+    """Predicts `outputs` logits at every position. Example: `PerToken(outputs=7)`."""
 
     outputs: Size
 
@@ -99,6 +118,7 @@ class PerToken(OutputHead, Value, frozen=True):
 class Logistics(OutputHead, Value, frozen=True):
     """Predicts the next pixel: for each component its weight, the means and log scales of the channels, and the coefficients by which
     means depend on earlier channels. The model must be causal.
+    Example: `Logistics(channels=3, components=10)`.
     """
 
     channels: Size = 3
@@ -177,12 +197,14 @@ class MaskedModule(nn.Module):
 
 
 class ClassifyModule(nn.Module):
-    def __init__(self, width: int, value: Classify):
+    """The module of Classify and Regress."""
+
+    def __init__(self, width: int, outputs: int, value: Classify | Regress):
         super().__init__()
         self.reading = value.reading
         self.pooler = nn.Linear(width, width) if value.pooler else None
         self.dropout = nn.Dropout(value.dropout)
-        self.map = nn.Linear(width, value.classes)
+        self.map = nn.Linear(width, outputs)
 
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
         z_BD = read(z_BTD, visible_BT, self.reading)

@@ -32,7 +32,7 @@ from everyformer.value import NotNegative, Size, Value
 
 
 class PonderRnn(Sublayer, Value, frozen=True):
-    """A recurrent net that takes at most `steps` steps on each input, until it halts."""
+    """A recurrent net that takes at most `steps` steps on each input, until it halts. Example: `Layer((PonderRnn(steps=8),))`."""
 
     steps: Size
     cell: Literal["rnn", "lstm"] = "lstm"

@@ -22,7 +22,10 @@ from everyformer.value import Size, Value
 
 
 class Position:
-    """A value that builds a module `position(x_BTC, position_BT, step)`, from the width C of the embedding to the model's width D."""
+    """A value that builds a module `position(x_BTC, position_BT, step)`, from the width C of the embedding to the model's width D.
+
+    Example: `class Clock(Position, Value, frozen=True)`.
+    """
 
     __slots__ = ()
 
@@ -60,7 +63,7 @@ class AddedPosition(Position, Scheme):
 
 
 class Learned(AddedPosition, Value, frozen=True):
-    """A learned vector for each of `length` positions."""
+    """A learned vector for each of `length` positions. Example: `Learned(512)`."""
 
     length: Size
 
@@ -72,7 +75,7 @@ class Learned(AddedPosition, Value, frozen=True):
 
 
 class OneHot(Scheme, Value, frozen=True):
-    """Unit vectors, to be concatenated: Concatenated(OneHot(n), n) is (x, e_i) of source T."""
+    """Unit vectors, to be concatenated: `Concatenated(OneHot(8), 8)` is (x, e_i) of source T."""
 
     length: Size
 
@@ -88,7 +91,7 @@ class OneHot(Scheme, Value, frozen=True):
 
 
 class Concatenated(Position, Value, frozen=True):
-    """The last `width` features are those of the position, the others those of the token."""
+    """The last `width` features are those of the position, the others those of the token. Example: `Concatenated(OneHot(64), 64)`."""
 
     scheme: Scheme
     width: Size
@@ -108,7 +111,7 @@ class Concatenated(Position, Value, frozen=True):
 
 
 class JointMlp(Position, Value, frozen=True):
-    """A net with `hidden` features that reads the token and the position together."""
+    """A net with `hidden` features that reads the token and the position together. Example: `JointMlp(length=64, hidden=128)`."""
 
     length: Size
     hidden: Size
@@ -121,7 +124,10 @@ class JointMlp(Position, Value, frozen=True):
 
 
 class SeparateMlp(Position, Value, frozen=True):
-    """Two nets with `hidden` features, one that reads the token and one that reads the position, summed."""
+    """Two nets with `hidden` features, one that reads the token and one that reads the position, summed.
+
+    Example: `SeparateMlp(length=64, hidden=128)`.
+    """
 
     length: Size
     hidden: Size

@@ -46,16 +46,19 @@ from everyformer.network.depth import Depth, DepthModule, Entries
 from everyformer.network.layer import Layer, LayerModule
 from everyformer.network.position import Position
 from everyformer.network.residual import Residual
-from everyformer.value import NotNegative, Size, Value
+from everyformer.value import Few, NotNegative, Value
 
 GATHER_KERNELS = ("auto", "reference", "sdpa")  # the kernels that support a part of the queries
 GATHER_SHARE = 0.6  # the share of running positions up to which gathering them is faster
 
 
 class Repeat(Depth, Value, frozen=True):
-    """The given layers `steps` times with the same weights. `position` is added before each step."""
+    """The given layers `steps` times with the same weights. `position` is added before each step.
 
-    steps: Size
+    Example: `Repeat(6, (Layer((Attention(Standard(4)), FeedForward(128))),), PostNorm())`.
+    """
+
+    steps: Few
     layers: tuple[Layer, ...]
     residual: Residual
     position: Position | None = None
@@ -65,9 +68,12 @@ class Repeat(Depth, Value, frozen=True):
 
 
 class Halt(Depth, Value, frozen=True):
-    """The given layers at most `steps` times with the same weights, until each position halts (ACT)."""
+    """The given layers at most `steps` times with the same weights, until each position halts (ACT).
 
-    steps: Size
+    Example: `Halt(8, (Layer((Attention(Standard(4)), FeedForward(128))),), PostNorm())`.
+    """
+
+    steps: Few
     layers: tuple[Layer, ...]
     residual: Residual
     position: Position | None = None

@@ -24,7 +24,7 @@ from everyformer.value import Positive, Value
 
 
 class Sinusoidal(AddedPosition, Value, frozen=True):
-    """Fixed sinusoids, added to the tokens. They have no last position."""
+    """Fixed sinusoids, added to the tokens. They have no last position. Example: `Sinusoidal(layout="halves")`."""
 
     layout: Literal["interleaved", "halves"] = "interleaved"
     base: Positive = 10000.0
@@ -34,7 +34,10 @@ class Sinusoidal(AddedPosition, Value, frozen=True):
 
 
 class TimePosition(Position, Value, frozen=True):
-    """Sinusoids of the position and of the step of a repeated depth, both added to the tokens."""
+    """Sinusoids of the position and of the step of a repeated depth, both added to the tokens.
+
+    Example: `Repeat(6, (Layer((Attention(Standard(4)), FeedForward(128))),), PostNorm(), TimePosition())`.
+    """
 
     def build(self, width: int) -> nn.Module:
         return TimePositionModule(width)

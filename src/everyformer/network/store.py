@@ -13,7 +13,7 @@ from everyformer.value import from_json, to_json
 
 
 def save(network: Network | PairNetwork, folder: str | Path) -> Path:
-    """Writes a network into a folder, which is created if needed. Returns the folder."""
+    """Writes a network into a folder, which is created if needed. Returns the folder. Example: `save(network, "my_model")`."""
     network = getattr(network, "_orig_mod", network)  # the module inside torch.compile's wrapper
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,10 @@ def model_from_json(text: bytes) -> Model | EncoderDecoder:
 
 
 def load(folder: str | Path) -> Network | PairNetwork:
-    """Returns the network that `save` wrote, in evaluation mode. Raises ValueError if the folder is not one of `save`."""
+    """Returns the network that `save` wrote, in evaluation mode. Raises ValueError if the folder is not one of `save`.
+
+    Example: `load("my_model")`.
+    """
     folder = Path(folder)
     for name in ("model.json", "model.safetensors"):
         if not (folder / name).is_file():

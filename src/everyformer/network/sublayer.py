@@ -25,7 +25,10 @@ Execution = Callable[[Tensor], tuple[Tensor, Entry | None]]
 
 
 class Sublayer:
-    """A value that builds a `SublayerModule`, and says what a model must know of it. The defaults describe a pointwise net."""
+    """A value that builds a `SublayerModule`, and says what a model must know of it. The defaults describe a pointwise net.
+
+    Example: `class Mean(Sublayer, Value, frozen=True)`.
+    """
 
     __slots__ = ()
     carries: ClassVar[str | None] = (
@@ -66,7 +69,10 @@ class Sublayer:
 
 
 class SublayerModule(nn.Module):
-    """A module (x, context, entry) -> (y, entry). Only `forward` has to be defined, and `new_entry` if it keeps something."""
+    """A module (x, context, entry) -> (y, entry). Only `forward` has to be defined, and `new_entry` if it keeps something.
+
+    Example: `class MeanModule(SublayerModule)`.
+    """
 
     pointwise: ClassVar[bool] = (
         False  # whether the output at a position depends on this position alone (and the encoder output)

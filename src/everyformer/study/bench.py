@@ -82,7 +82,7 @@ def bench(
         times: dict[str, list[float]] = {kind: [] for kind in kinds}
         for _ in range(repeats):
             for kind, one in passes.items():
-                times[kind].append(_time(one, device))
+                times[kind].append(milliseconds(one, device))
         for kind in kinds:
             yield Row(kind, length, batch, statistics.median(times[kind]), memory[kind])
 
@@ -91,6 +91,14 @@ def exponent(pairs: Iterable[tuple[float, float]]) -> float:
     """The p of y ~ x^p by least squares of the logarithms."""
     x, y = zip(*((math.log(a), math.log(b)) for a, b in pairs), strict=True)
     return statistics.linear_regression(x, y).slope
+
+
+def growth(rows: Sequence[Row]) -> Iterator[tuple[str, float, float]]:
+    """Yields each kind with the exponents of its time and memory per sequence, by length."""
+    for kind in dict.fromkeys(row.kind for row in rows):
+        series = [row for row in rows if row.kind == kind]
+        time = exponent((row.length, row.time / row.batch) for row in series)
+        yield kind, time, exponent((row.length, row.memory / row.batch) for row in series)
 
 
 def draw(rows: Sequence[Row], path: Path) -> Path:
@@ -141,7 +149,7 @@ def _pass(kind: tuple[Pattern, tuple[ScoreMod, ...]], qkv: list[Tensor]) -> Call
     return once
 
 
-def _time(once: Callable[[], None], device: torch.device) -> float:
+def milliseconds(once: Callable[[], None], device: torch.device) -> float:
     if device.type == "cuda":
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         cleared = torch.empty(CLEARED, dtype=torch.uint8, device=device)

@@ -58,7 +58,7 @@ def contracts(
     only: the contracts to check. Default: all.
     inputs: used instead of random inputs, for models whose inputs are of an unknown kind.
     name: how the report names the model. Default: its parts.
-    Raises ValueError if a name in `only` is not a contract.
+    Raises ValueError if a name in `only` is not a contract. Example: `print(contracts("gpt2", only=["future", "cache"]))`.
     """
     chosen = list(CONTRACTS) if only is None else [only] if isinstance(only, str) else list(only)
     if not chosen:

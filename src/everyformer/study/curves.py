@@ -12,17 +12,24 @@ from typing import Any
 from everyformer.train.record import read
 
 Point = tuple[int, float]  # step and value
+NATS = "loss in nats per target"
 SMOOTHED = 50  # the moving average reaches a fiftieth of the run to each side
 
 
 @dataclass
 class Curves:
-    """Points of a run in one unit. `final` are the evaluations on all examples, at the end of training."""
+    """Points of a run in one unit.
+
+    `valid` are the evaluations during training, all on the same examples, `final` those at the end of training, on more. Each
+    evaluation has a confidence interval where its metric is the unit.
+    """
 
     unit: str
+    training: str = "training (moving average)"  # what the training curve is
     train: list[Point] = field(default_factory=list)
     valid: list[Point] = field(default_factory=list)
     final: list[Point] = field(default_factory=list)
+    intervals: dict[Point, tuple[float, float]] = field(default_factory=dict)
 
 
 def curves(records: Iterable[dict[str, Any]]) -> Curves:
@@ -34,16 +41,24 @@ def curves(records: Iterable[dict[str, Any]]) -> Curves:
     lines = list(records)
     begin: dict[str, Any] = next((line for line in lines if line["kind"] == "begin"), {})
     steps = [line for line in lines if line["kind"] == "step"]
-    evaluations = [line for line in lines if line["kind"] == "evaluate"]
+    evaluations = [line for line in lines if line["kind"] in ("evaluate", "final")]
     unit, of_step, of_evaluation = _unit(begin, steps, evaluations)
-    result, last_step = Curves(unit), None
+    result, metric = Curves(unit), begin.get("metric", "")
+    if unit == NATS and begin.get("includes"):
+        result.training = f"training, with {begin['includes']} (moving average)"
+    points = {
+        "step": (result.train, of_step),
+        "evaluate": (result.valid, of_evaluation),
+        "final": (result.final, of_evaluation),
+    }
     for line in lines:
-        if line["kind"] == "begin":
-            last_step = line["steps"]
-        elif line["kind"] == "step":
-            _add(result.train, line["step"], of_step(line))
-        elif line["kind"] == "evaluate":
-            _add(result.final if line["step"] == last_step else result.valid, line["step"], of_evaluation(line))
+        if line["kind"] in points:
+            some, reader = points[line["kind"]]
+            value = reader(line)
+            if value is not None and math.isfinite(value):
+                some.append((line["step"], value))
+                if value == line.get(metric) and math.isfinite(line.get("low", math.nan)):
+                    result.intervals[some[-1]] = line["low"], line["high"]
     return result
 
 
@@ -70,20 +85,15 @@ def _unit(
             lambda line: line["loss"] / math.log(2),
             lambda line: line.get("bits_per_dimension"),
         )
-    return "loss in nats per target", lambda line: line["loss"], _loss
+    return NATS, lambda line: line["loss"], _loss
 
 
 def _loss(evaluation: dict[str, Any]) -> float | None:
-    """The loss of an evaluation, from the perplexity if it is not recorded itself."""
+    """The loss of an evaluation as it is in training, from the perplexity if it is not recorded itself."""
     if "loss" in evaluation:
-        return float(evaluation["loss"])
+        return float(evaluation.get("smoothed_loss", evaluation["loss"]))
     perplexity = evaluation.get("perplexity", evaluation.get("masked_perplexity"))
     return math.log(perplexity) if perplexity else None
-
-
-def _add(points: list[Point], step: int, value: float | None) -> None:
-    if value is not None and math.isfinite(value):
-        points.append((step, value))
 
 
 def smooth(points: list[Point]) -> list[Point]:
@@ -104,15 +114,18 @@ def draw(folder: Path) -> Path:
     run = curves(read(folder / "records.jsonl"))
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    looks: tuple[tuple[list[Point], str, dict[str, Any]], ...] = (
-        (run.train, "-", {"color": "#9db7d1", "lw": 0.8, "alpha": 0.6}),
-        (smooth(run.train), "-", {"color": "#1f5a96", "lw": 1.5, "label": "training (moving average)"}),
-        (run.valid, "o-", {"color": "#e07a2f", "ms": 4, "label": "validation"}),
-        (run.final, "*", {"color": "#b23a48", "ms": 12, "label": "validation, all examples"}),
-    )
-    for points, style, options in looks:
+    if run.train:
+        axes.plot(*zip(*run.train, strict=True), "-", color="#9db7d1", lw=0.8, alpha=0.6)
+        axes.plot(*zip(*smooth(run.train), strict=True), "-", color="#1f5a96", lw=1.5, label=run.training)
+    for points, style, color, label in (
+        (run.valid, "o-", "#e07a2f", "validation, the same examples each time"),
+        (run.final, "D", "#b23a48", "final validation, on more examples"),
+    ):
         if points:
-            axes.plot(*zip(*points, strict=True), style, **options)
+            steps, values = zip(*points, strict=True)
+            bounds = [run.intervals.get(point, (point[1], point[1])) for point in points]
+            bars = [[abs(value - bound[side]) for value, bound in zip(values, bounds, strict=True)] for side in (0, 1)]
+            axes.errorbar(steps, values, bars, fmt=style, color=color, ms=4, capsize=2, elinewidth=1, label=label)
     axes.set(xlabel="step", ylabel=run.unit, title=folder.name)
     axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)

@@ -32,15 +32,16 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from everyformer.attention.span import DynamicSpanModule, SpanModule
-from everyformer.family.table import find, parameters
+from everyformer.family.table import find
 from everyformer.network.model import EncoderDecoder
 from everyformer.network.ponder_rnn import PonderCell
+from everyformer.network.size import parameters, total_memory
 from everyformer.study.cost import CostCounter
 from everyformer.task.batch import Batch
 from everyformer.task.task import TaskData
 from everyformer.train.distributed import World, find_device
 from everyformer.train.learner import Learner
-from everyformer.train.memory import resident_memory, total_memory
+from everyformer.train.memory import resident_memory
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.schedule import batch_size, sequences_before
 
@@ -69,6 +70,9 @@ class Plan:
     changes: tuple[str, ...] | None = ()  # settings that make it fit; None if none do
     seconds: float | None = None  # for one step, if measured
     measured: int | None = None  # tensors at the peak of the measured steps
+    untraced: str | None = (
+        None  # why fake tensors could not be used, if they could not; real steps were counted instead
+    )
 
     @property
     def memory(self) -> int:
@@ -80,6 +84,10 @@ class Plan:
         return self.memory <= self.limit
 
     def __str__(self) -> str:
+        return "\n".join(f"{name:<11} {text}" for name, text in self.lines().items())
+
+    def lines(self) -> dict[str, str]:
+        """What is planned, by label, as text."""
         run = self.recipe.run
         lines = {
             "parameters": f"{self.parameters:,}",
@@ -96,11 +104,13 @@ class Plan:
             lines["time"] = f"{self.seconds:.3g} s per step, {total} in total without evaluations; {rate:.3g} FLOP/s"
         if self.measured is not None:
             lines["measured"] = f"{size_of(self.measured)} of tensors at the peak"
-        if self.changes is None:
+        if self.untraced:
+            lines["untraced"] = f"{self.untraced}; so the numbers are those of real steps, and no settings were tried"
+        elif self.changes is None:
             lines["to fit"] = "no setting that was tried fits; choose a much smaller member, or a larger machine"
         elif self.changes:
             lines["to fit"] = " ".join(self.changes)
-        return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
+        return lines
 
 
 def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> Plan:
@@ -113,17 +123,49 @@ def plan(recipe: Recipe, *, limit: int | None = None, measure: bool = False) -> 
         raise ValueError(f"limit is {limit} bytes; give 1 or more, or None for what the device has")
     device = find_device(recipe.run.device)
     init_from = None if recipe.init_from is None else Path(recipe.init_from)
-    data = recipe.task.open(recipe.data, recipe.model.get("context"), init_from)
+    data = recipe.task.open(recipe.data, init_from)
     data.examples()  # reads the data, which the process then holds
-    planned = _predict(recipe, data, device, limit or int(USABLE.get(device.type, 0.8) * total_memory(device)))
+    limit = limit or int(USABLE.get(device.type, 0.8) * total_memory(device))
+    try:
+        planned = _predict(recipe, data, device, limit)
+    except (ValueError, MemoryError):
+        raise
+    except Exception as error:  # as of a part of your own that reads the values of its input
+        planned = _count_real_steps(
+            recipe, data, device, limit, f"the model cannot run on fake tensors ({_first_line(error)})"
+        )
     if not planned.fits:
-        return dataclasses.replace(planned, changes=_first_that_fits(planned, data, device))
+        changes = None if planned.untraced else _first_that_fits(planned, data, device)
+        return dataclasses.replace(planned, changes=changes)
     return _measure(planned, data, device) if measure else planned
 
 
-def _predict(recipe: Recipe, data: TaskData, device: torch.device, limit: int) -> Plan:
+def _count_real_steps(recipe: Recipe, data: TaskData, device: torch.device, limit: int, reason: str) -> Plan:
+    """A plan from real steps. Raises ValueError if they fail too."""
+    if (least := _weight_bytes(recipe, data)) > limit:
+        raise ValueError(
+            f"{reason}, and its weights alone need {size_of(least)} in training; {size_of(limit)} are available"
+        )
+    try:
+        return dataclasses.replace(_predict(recipe, data, device, limit, fake=False), untraced=reason)
+    except (ValueError, MemoryError):
+        raise
+    except Exception as error:
+        if "allocate" in str(error):  # out of memory, which the caller reports
+            raise
+        raise ValueError(
+            f"a training step of this model fails ({_first_line(error)}); correct the part that fails"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _predict(recipe: Recipe, data: TaskData, device: torch.device, limit: int, fake: bool = True) -> Plan:
     process = _process_memory(device)
-    cost, learner, batch, count = _fake_steps(recipe, data, device)
+    cost, learner, batch, count = _count_steps(recipe, data, device, fake=fake)
     return Plan(
         recipe=recipe,
         device=str(device),
@@ -139,19 +181,20 @@ def _predict(recipe: Recipe, data: TaskData, device: torch.device, limit: int) -
     )
 
 
-def _fake_steps(
-    recipe: Recipe, data: TaskData, device: torch.device, pieces: int | None = None
+def _count_steps(
+    recipe: Recipe, data: TaskData, device: torch.device, pieces: int | None = None, fake: bool = True
 ) -> tuple[CostCounter, Learner, Batch, int]:
-    """Steps on fake tensors until a segment memory is full, and the last one again: from the second step on the optimizer has
-    its state. With `pieces`, only so many pieces of an accumulated batch, which suffice for the memory."""
+    """Steps until a segment memory is full, and the last one again: from the second step on the optimizer has its state. They run
+    on fake tensors unless `fake` is False. With `pieces`, only so many pieces of an accumulated batch, which suffice for the memory."""
     run = recipe.run
     eager = {"compile": "no", "kernel": "sdpa" if run.kernel == "flex" else run.kernel}  # neither runs on fake tensors
     plain = replace(recipe, run=replace(run, **eager, accumulate=min(run.accumulate, pieces or run.accumulate)))
-    cost = CostCounter(device, fake=True)
+    cost = CostCounter(device, fake=fake)
     with torch.random.fork_rng(devices=[]):
         with cost, device:
             learner = _learner(plain, data, device)
-        _assume_initial(learner.network)
+        if fake:
+            _assume_initial(learner.network)
         batch = _largest(recipe, data)  # a real one: code reads it
         count = data.count(batch)
         learner.scaler = torch.amp.GradScaler(device.type, enabled=False)  # it would read the gradients
@@ -250,8 +293,8 @@ def _first_that_fits(planned: Plan, data: TaskData, device: torch.device) -> tup
         try:
             if _weight_bytes(changed, data) > available:
                 return False
-            return _fake_steps(changed, data, device, pieces=2)[0].peak <= available  # a third piece needs no more
-        except ValueError:  # for example a width that the heads do not divide
+            return _count_steps(changed, data, device, pieces=2)[0].peak <= available  # a third piece needs no more
+        except (ValueError, RuntimeError):  # for example a width that the heads do not divide
             return False
 
     pieces = [recipe.run.accumulate]

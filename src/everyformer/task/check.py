@@ -48,6 +48,26 @@ def check_tokens(model: Model, vocabulary: int, name: str) -> None:
         )
 
 
+def context_setting(context: int | None) -> dict[str, int]:
+    """Returns the setting with which a member's table of positions has the size that a task asks for; empty if it asks for none."""
+    return {} if context is None else {"context": context}
+
+
+def context_of(context: int | None, model: Model, default: int) -> int:
+    """Returns the context of a task on a model: as the task sets it, else the model's number of positions, else the default.
+
+    Raises ValueError if the model has fewer positions than the task asks for.
+    """
+    limit = model.limit()
+    limit = None if limit is None else limit - model.class_token
+    if context is not None and limit is not None and context > limit:
+        raise ValueError(
+            f"task.context is {context}, but the model's table of positions has {limit}; lower task.context, or give the model a "
+            "longer table"
+        )
+    return context or limit or default
+
+
 def check_split(split: str, splits: Mapping[str, Any], name: str) -> None:
     """Raises ValueError if the data have no such split."""
     if split not in splits:

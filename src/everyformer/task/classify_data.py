@@ -1,9 +1,10 @@
-"""Labelled data of the four kinds: texts, sets of vectors, images, and the nodes of a graph."""
+"""Examples of four kinds with a class or a number: texts, sets of vectors, images, and the nodes of a graph."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +12,32 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor
-from torch.nn import functional as F
 
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.encode import batched
 from everyformer.data.files import read_json
-from everyformer.data.graphs import Graph
-from everyformer.data.labelled import Labelled, take
+from everyformer.data.graphs import Graph, graph_inputs, read_graph
+from everyformer.data.inputs import Inputs, read_inputs
+from everyformer.data.labelled import Labelled, splits_fingerprint, take
+from everyformer.data.labelled_records import INPUTS, parse_sets
 from everyformer.data.tokenizer import Ids
-from everyformer.network.embed import Features, Nodes, Patches
+from everyformer.network.embed import Features, Nodes
 from everyformer.network.model import EncoderDecoder, Model
-from everyformer.network.output_head import Classify as ClassifyHead
-from everyformer.network.output_head import OutputHead, PerToken
+from everyformer.network.output_head import OutputHead
 from everyformer.task.batch import Batch, epoch_rows, pad, step_generator
-from everyformer.task.check import check_tokens, head_index, single_sequence
-from everyformer.task.classify_objective import ClassifyObjective, NodeObjective, TextClassifierInference
-from everyformer.task.task import FittedTask, Inference, TaskData
+from everyformer.task.check import check_tokens, context_of, context_setting, head_index, single_sequence
+from everyformer.task.classify_objective import (
+    ClassifyInference,
+    ClassifyObjective,
+    NodeInference,
+    NodeObjective,
+    TextClassifierInference,
+)
+from everyformer.task.target import Target
+from everyformer.task.task import FittedTask, TaskData
 
 if TYPE_CHECKING:
-    from everyformer.task.classify import Classify
+    from everyformer.task.classify import ExampleTask
 
 CONTEXT = 512  # default for a model without a limit of positions
 MULTIPLE = 16
@@ -37,7 +45,7 @@ ENCODED = 1024  # texts encoded at a time: before truncation they take more memo
 
 
 def saved_classes(folder: Path | None) -> dict[str, Any]:
-    """Returns the kind and the classes that a run saved in its folder; empty if there are none."""
+    """Returns the kind of examples and the target that a run saved in its folder; empty if there are none."""
     saved = None if folder is None else read_json(folder / "classes.json")
     return saved or {}
 
@@ -48,22 +56,33 @@ class ClassifyData(TaskData):
     kind: str
     inputs: str  # the tensor of a batch that the network reads
     name: str
-    classes: tuple[str, ...]
+    target: Target
+    column: str | None = None  # of records, with the input
     rows: Mapping[str, int]  # number of examples of each split
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; empty if a number is predicted."""
+        return self.target.classes
 
     def tensors(self, split: str, row_B: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Returns the tensors of some examples, with `label_B`. With a generator they may be augmented for training."""
+        raise NotImplementedError
+
+    def encode(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Returns new inputs as `collate` takes them."""
+        raise NotImplementedError
+
+    def collate(self, rows: Sequence[Any]) -> dict[str, Tensor]:
+        """Returns the tensors of a batch of encoded inputs."""
         raise NotImplementedError
 
     def shared(self) -> dict[str, Tensor] | None:
         return None
 
     def output_head(self, model: Model) -> OutputHead:
-        """Returns the head that predicts the class: the model's own with the right number of classes, or a new one."""
-        own = next((head for head in model.outputs if isinstance(head, ClassifyHead)), None)
-        if own is not None:
-            return replace(own, classes=len(self.classes))
-        return ClassifyHead(len(self.classes), "last" if model.body.is_causal() else "mean")
+        """Returns the head that predicts the target; it reads the sequence as the model's own head does."""
+        return self.target.head(model)
 
     def input_settings(self) -> dict[str, Any]:
         """Returns the settings of a member that follow from this kind of input."""
@@ -73,25 +92,27 @@ class ClassifyData(TaskData):
         """Raises ValueError if the model cannot read this kind of input."""
         raise NotImplementedError
 
-    def parts(self, head: int) -> tuple[ClassifyObjective, Inference]:
-        return ClassifyObjective(self, head), Inference()
+    def parts(self, head: int) -> tuple[ClassifyObjective, ClassifyInference]:
+        objective = ClassifyObjective(self, head)
+        return objective, ClassifyInference(self, objective)
 
     def member_settings(self) -> dict[str, Any]:
-        return {"classes": len(self.classes)} | self.input_settings()
+        return {"classes": self.target.outputs} | self.input_settings()
 
     def adapt(self, model: Model | EncoderDecoder) -> Model | EncoderDecoder:
-        one = single_sequence(model, "classify")
+        one = single_sequence(model, self.target.task)
         return replace(one, outputs=(self.output_head(one),), auxiliary=None)
 
     def fit(self, model: Model | EncoderDecoder) -> FittedTask:
-        one = single_sequence(model, "classify")
-        index = head_index(one, type(self.output_head(one)), "classify")
-        head: Any = one.outputs[index]
-        classes = head.outputs if isinstance(head, PerToken) else head.classes
-        if classes < len(self.classes):
+        one = single_sequence(model, self.target.task)
+        wanted: Any = self.output_head(one)
+        index = head_index(one, type(wanted), self.target.task)
+        field = wanted.__struct_fields__[0]  # the number of outputs
+        outputs = getattr(one.outputs[index], field)
+        if outputs < self.target.outputs:
             raise ValueError(
-                f"{self.name} has {len(self.classes)} classes, but the model has {classes}; set model.classes to "
-                f"{len(self.classes)}"
+                f"{self.name} has {self.target.outputs} classes, but the model has {outputs}; set model.classes to "
+                f"{self.target.outputs}"
             )
         self.check_model(one)
         return FittedTask(self, *self.parts(index))
@@ -106,20 +127,32 @@ class ClassifyData(TaskData):
     def count(self, batch: Batch) -> int:
         return len(batch)
 
+    def read_inputs(self, data: str, column: str | None) -> Inputs:
+        """Opens examples without labels."""
+        return read_inputs(data, self.kind, (column,) if column else (self.column, *INPUTS[self.kind]))
+
+    def saved(self) -> dict[str, Any]:
+        """Returns what prediction needs of the data."""
+        return {"kind": self.kind, **self.target.saved(), "column": self.column}
+
     def save(self, folder: Path) -> None:
-        (folder / "classes.json").write_text(json.dumps({"kind": self.kind, "classes": self.classes}) + "\n")
+        (folder / "classes.json").write_text(json.dumps(self.saved()) + "\n")
 
 
 class LabelledData(ClassifyData):
-    """Separate examples with one class each. The classes of a resumed run keep their indices."""
+    """Separate examples with one label each."""
 
-    def __init__(self, labelled: Labelled, folder: Path | None):
-        self.labelled, self.name, self.fingerprint = labelled, labelled.name, labelled.fingerprint
+    def __init__(self, task: ExampleTask, labelled: Labelled, folder: Path | None):
+        self.task, self.labelled, self.name, self.fingerprint = task, labelled, labelled.name, labelled.fingerprint
+        saved = saved_classes(folder)
+        self.target = task.target(labelled.classes, labelled.splits.get("train", (None, None))[1], saved)
+        self.notes, self.column = labelled.notes, task.column or labelled.column or saved.get("column")
         self.rows = {split: len(label_N) for split, (_, label_N) in labelled.splits.items()}
-        saved = tuple(saved_classes(folder).get("classes", ()))
-        self.classes = saved if set(labelled.classes) <= set(saved) else labelled.classes
-        index_C = np.array([self.classes.index(name) for name in labelled.classes])
-        self.label = {split: torch.from_numpy(index_C[label_N]) for split, (_, label_N) in labelled.splits.items()}
+        self.label = {split: self.target.labels(label_N) for split, (_, label_N) in labelled.splits.items()}
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        return {split: splits_fingerprint({split: sides}) for split, sides in self.labelled.splits.items()}
 
     def examples_of(self, split: str, row_B: Tensor) -> Any:
         return take(self.labelled.splits[split][0], row_B.numpy())
@@ -130,40 +163,49 @@ class TextData(LabelledData):
 
     kind = "text"
     inputs = "token_BT"
+    pads = True
 
-    def __init__(self, task: Classify, labelled: Labelled, context: int | None, folder: Path | None):
-        super().__init__(labelled, folder)
-        self.context = context
-        self.tokenizer = tokenizers.load_or_train(
-            task.tokenizer,
-            lambda: labelled.splits["train"][0],
-            task.vocabulary,
-            labelled.fingerprint,
-            folder,
-            task.tokenizer_files,
+    def __init__(self, task: ExampleTask, labelled: Labelled, folder: Path | None):
+        super().__init__(task, labelled, folder)
+        inputs = [one for rows, _ in labelled.splits.values() for one in rows]
+        ids = [one for one in inputs if not isinstance(one, str)]
+        if ids and len(ids) < len(inputs):
+            raise ValueError(
+                f"{labelled.name} has {len(ids)} lists of token ids among {len(inputs)} inputs; give one or the other"
+            )
+        self.tokenizer = (
+            tokenizers.load_ids(ids, folder)
+            if ids
+            else tokenizers.load_or_train(
+                task.tokenizer,
+                lambda: labelled.splits["train"][0],
+                task.vocabulary,
+                labelled.fingerprint,
+                folder,
+                task.tokenizer_files,
+            )
         )
         # A tokenizer that has BERT's marks adds them; a model may read its class from [CLS].
         marks = [self.tokenizer.special_id(name) for name in ("[CLS]", "[SEP]")]
         self.marks = [token for token in marks if token is not None]
         self.encoded: dict[str, list[Ids]] = {}  # by split, encoded on first use
 
-    def parts(self, head: int) -> tuple[ClassifyObjective, Inference]:
+    def parts(self, head: int) -> tuple[ClassifyObjective, ClassifyInference]:
         objective = ClassifyObjective(self, head)
         return objective, TextClassifierInference(self, objective)
 
     def input_settings(self) -> dict[str, Any]:
-        return {"vocabulary": self.tokenizer.vocabulary}
+        return {"vocabulary": self.tokenizer.vocabulary} | context_setting(self.task.context)
 
     def check_model(self, model: Model) -> None:
-        limit = model.limit()
-        self.context = self.context or (limit - model.class_token if limit else CONTEXT)
+        self.context = context_of(self.task.context, model, CONTEXT)
         if self.context <= len(self.marks):
             raise ValueError(
                 f"a context of {self.context} is too short for a text; give at least {len(self.marks) + 1}"
             )
         check_tokens(model, self.tokenizer.vocabulary, self.name)
 
-    def encode(self, texts: Sequence[str]) -> list[Ids]:
+    def encode(self, texts: Sequence[Any]) -> list[Ids]:
         """Returns the tokens of each text, truncated to the context."""
         assert self.context is not None
         length = self.context - len(self.marks)
@@ -178,9 +220,13 @@ class TextData(LabelledData):
         if split not in self.encoded:
             self.encoded[split] = self.encode(list(self.labelled.splits[split][0]))
         rows = [self.encoded[split][row] for row in row_B.tolist()]
-        return self.pad(rows) | {"label_B": self.label[split][row_B]}
+        return self.collate(rows) | {"label_B": self.label[split][row_B]}
 
-    def pad(self, rows: Sequence[Ids]) -> dict[str, Tensor]:
+    def as_text(self, one: Any) -> str:
+        """Returns an input as a text: itself, or its token ids."""
+        return one if isinstance(one, str) else " ".join(map(str, one.tolist()))
+
+    def collate(self, rows: Sequence[Ids]) -> dict[str, Tensor]:
         assert self.context is not None
         token_BT, visible_BT = pad(rows, MULTIPLE)
         return {"token_BT": token_BT[:, : self.context], "visible_BT": visible_BT[:, : self.context]}
@@ -200,78 +246,21 @@ class SetData(LabelledData):
         return {"inputs": self.labelled.splits["train"][0][0].shape[1]}
 
     def check_model(self, model: Model) -> None:
-        _check_features(model, self.input_settings()["inputs"], self.name)
+        if self.labelled.splits:  # else it is opened for prediction alone
+            check_features(model, self.input_settings()["inputs"], self.name)
 
     def tensors(self, split: str, row_B: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        rows = self.examples_of(split, row_B)
+        return self.collate(self.examples_of(split, row_B)) | {"label_B": self.label[split][row_B]}
+
+    def encode(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        parse = parse_sets()
+        return [parse(one, f"input {number}") for number, one in enumerate(inputs, 1)]
+
+    def collate(self, rows: Sequence[Any]) -> dict[str, Tensor]:
         _, visible_BT = pad([np.zeros(len(row)) for row in rows], 4)
         feature_BTF = torch.zeros(*visible_BT.shape, rows[0].shape[1])
         feature_BTF[visible_BT] = torch.from_numpy(np.concatenate(rows))
-        return {"feature_BTF": feature_BTF, "visible_BT": visible_BT, "label_B": self.label[split][row_B]}
-
-
-class LabelledImageData(LabelledData):
-    """Images, normalized to mean 0 and std 1 of the training images in each channel."""
-
-    kind = "images"
-    inputs = "image_BCYX"
-
-    def __init__(self, task: Classify, labelled: Labelled, folder: Path | None):
-        super().__init__(labelled, folder)
-        self.shift = task.shift
-        image_NCYX = labelled.splits["train"][0]
-        assert isinstance(image_NCYX, np.ndarray)
-        _, self.channels, self.height, self.width = image_NCYX.shape
-        if self.height != self.width:
-            raise ValueError(
-                f"the images of {self.name} have {self.width} x {self.height} pixels; crop or pad them to squares"
-            )
-        if self.shift >= self.height:
-            raise ValueError(f"task.shift={self.shift} moves images of {self.height} pixels out of view; give less")
-        # In pieces, so that no float copy of all images is needed.
-        pieces = [image_NCYX[start : start + 4096].astype(np.float64) for start in range(0, len(image_NCYX), 4096)]
-        pixels = len(image_NCYX) * self.height * self.width
-        mean_C = sum(piece.sum((0, 2, 3)) for piece in pieces) / pixels
-        square_C = sum((piece**2).sum((0, 2, 3)) for piece in pieces) / pixels
-        self.mean_C11 = torch.tensor(mean_C, dtype=torch.float32)[:, None, None]
-        std_C = torch.tensor(square_C - mean_C**2).clamp(min=1e-6).sqrt()
-        self.std_C11 = std_C.float()[:, None, None]
-
-    def input_settings(self) -> dict[str, Any]:
-        return {"image": self.height, "channels": self.channels}
-
-    def check_model(self, model: Model) -> None:
-        embed = model.embed
-        if not isinstance(embed, Patches) or embed.channels != self.channels:
-            raise ValueError(
-                f"{self.name} has images of {self.channels} channels, but the model's inputs are {embed}; choose vit, with "
-                f"model.channels={self.channels}"
-            )
-        side, rest = divmod(self.height, embed.size)
-        tokens, limit = side**2 + model.class_token, model.limit()
-        if rest or tokens != (limit or tokens):
-            raise ValueError(
-                f"the images of {self.name} have {self.height} x {self.height} pixels, which patches of {embed.size} x {embed.size} "
-                f"do not divide into the {limit or 'whole'} tokens of the model; set model.image={self.height}, and model.patch to "
-                f"a divisor of {self.height}"
-            )
-
-    def tensors(self, split: str, row_B: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        image_BCYX = torch.from_numpy(self.examples_of(split, row_B)).float()
-        image_BCYX = (image_BCYX - self.mean_C11) / self.std_C11
-        if generator is not None and self.shift:
-            image_BCYX = _random_shift(image_BCYX, self.shift, generator)
-        return {"image_BCYX": image_BCYX, "label_B": self.label[split][row_B]}
-
-
-def _random_shift(image_BCYX: Tensor, largest: int, generator: torch.Generator) -> Tensor:
-    """Returns each image shifted by up to `largest` pixels in each direction; its edges are replicated."""
-    size = image_BCYX.shape[2]
-    offset_B2 = torch.randint(0, 2 * largest + 1, (len(image_BCYX), 2), generator=generator).tolist()
-    padded_BCYX = F.pad(image_BCYX, (largest,) * 4, mode="replicate")
-    return torch.stack(
-        [image[:, y : y + size, x : x + size] for image, (y, x) in zip(padded_BCYX, offset_B2, strict=True)]
-    )
+        return {"feature_BTF": feature_BTF, "visible_BT": visible_BT}
 
 
 class GraphData(ClassifyData):
@@ -280,38 +269,54 @@ class GraphData(ClassifyData):
     kind = "graph"
     inputs = "node_B"
 
-    def __init__(self, graph: Graph):
-        self.graph, self.name, self.fingerprint = graph, graph.name, graph.fingerprint
-        self.classes = graph.classes
+    def __init__(self, task: ExampleTask, graph: Graph, folder: Path | None):
+        self.graph, self.name, self.fingerprint, self.notes = graph, graph.name, graph.fingerprint, graph.notes
+        train_N = graph.label_N[graph.splits["train"]] if graph.splits else None
+        self.target = task.target(graph.classes, train_N, saved_classes(folder))
         self.rows = {split: len(node_N) for split, node_N in graph.splits.items()}
         self.node = {split: torch.from_numpy(node_N) for split, node_N in graph.splits.items()}
-        self.label_N = torch.from_numpy(graph.label_N)
-        self.whole = {
-            "feature_1NF": torch.from_numpy(graph.feature_NF)[None],
-            "edge_NN": torch.from_numpy(graph.edge_NN),
-        }
+        self.label_N = self.target.labels(graph.label_N)
+        self.whole = _whole(graph.feature_NF, graph.edge_NN)
 
-    def parts(self, head: int) -> tuple[ClassifyObjective, Inference]:
-        return NodeObjective(self, head), Inference()
+    def parts(self, head: int) -> tuple[ClassifyObjective, ClassifyInference]:
+        objective = NodeObjective(self, head)
+        return objective, NodeInference(self, objective)
 
     def shared(self) -> dict[str, Tensor] | None:
         return self.whole
 
     def output_head(self, model: Model) -> OutputHead:
-        return PerToken(len(self.classes))
+        return self.target.node_head()
 
     def input_settings(self) -> dict[str, Any]:
         return {"inputs": self.graph.feature_NF.shape[1]}
 
     def check_model(self, model: Model) -> None:
-        _check_features(model, self.input_settings()["inputs"], self.name)
+        self.model = model
+        if self.graph.splits:  # else it is opened for prediction alone
+            check_features(model, self.input_settings()["inputs"], self.name)
+
+    def read_whole(self, data: Any) -> dict[str, Tensor]:
+        """Returns the tensors of a graph: the JSON file or data set that `data` names, or its JSON tree."""
+        name, tree = read_graph(str(data)) if isinstance(data, str | Path) else ("the graph", data)
+        feature_NF, edge_NN = graph_inputs(name, tree)
+        check_features(self.model, feature_NF.shape[1], name)
+        return _whole(feature_NF, edge_NN)
+
+    def read_inputs(self, data: str, column: str | None) -> Inputs:
+        nodes = len(self.read_whole(data)["edge_NN"])
+        return Inputs(data, (({"node": node}, node) for node in range(nodes)), nodes)
 
     def tensors(self, split: str, row_B: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
         node_B = self.node[split][row_B]
         return {"node_B": node_B, "label_B": self.label_N[node_B]}
 
 
-def _check_features(model: Model, width: int, name: str) -> None:
+def _whole(feature_NF: Any, edge_NN: Any) -> dict[str, Tensor]:
+    return {"feature_1NF": torch.from_numpy(feature_NF)[None], "edge_NN": torch.from_numpy(edge_NN)}
+
+
+def check_features(model: Model, width: int, name: str) -> None:
     embed = model.embed
     if not isinstance(embed, Features | Nodes) or embed.inputs != width or (isinstance(embed, Nodes) and embed.kinds):
         raise ValueError(

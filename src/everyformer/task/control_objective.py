@@ -24,11 +24,13 @@ from torch import Tensor
 
 from everyformer.data.environments import Environment
 from everyformer.data.images import import_pillow
+from everyformer.infer.estimate import Progress
 from everyformer.infer.rollout import Agent, play_episodes
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.batch import Batch, step_generator
 from everyformer.task.check import check_split
+from everyformer.task.probe_input import ProbeInput, refuse_text
 from everyformer.task.task import Inference, Objective
 
 if TYPE_CHECKING:
@@ -104,7 +106,18 @@ class ControlObjective(Objective):
         logits_NV, value_N, step_N = (torch.cat(part) for part in zip(*outputs, strict=True))
         return logits_NV, value_N, step_N, auxiliary
 
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+    @property
+    def default_limit(self) -> int | None:
+        return None  # task.episodes
+
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
         check_split(split, SPLITS, self.task.environment)
         assert isinstance(network, Network)
         count = self.task.episodes if limit is None else limit
@@ -114,7 +127,7 @@ class ControlObjective(Objective):
         agent = dataclasses.replace(self.agent, kernel=kernel, temperature=temperature)
         seeds = [episode_seed(SPLITS[split], number) for number in range(count)]
         generator = step_generator(SPLITS[split], 0)
-        returns, lengths = play_episodes(agent, network.eval(), self.environments, seeds, generator)
+        returns, lengths = play_episodes(agent, network.eval(), self.environments, seeds, generator, progress=progress)
         mean, half = float(np.mean(returns)), CONFIDENCE * float(np.std(returns, ddof=1)) / math.sqrt(count)
         return {
             "return": mean,
@@ -135,6 +148,19 @@ class ControlInference(Inference):
     def __init__(self, task: Control, agent: Agent, new_environment: Callable[..., Environment], can_render: bool):
         self.task, self.agent, self.new_environment = task, agent, new_environment
         self.can_generate = can_render
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """An episode of the agent, in one pass from an empty memory. It may be longer than the memory."""
+        refuse_text(text, "the observations of an environment")
+        assert isinstance(network, Network)
+        if self.agent.memory is None:
+            raise ValueError("this agent reads every observation by itself; give the run of an agent with a memory")
+        environment: Any = RecordedEnvironment(self.new_environment())
+        seeds, generator = [episode_seed(SPLITS["valid"], example)], step_generator(example, 0)
+        play_episodes(self.agent, network.eval(), [environment], seeds, generator)
+        weight = next(network.parameters())
+        input_BTF = torch.from_numpy(np.stack(environment.observations[:-1]))[None].to(weight.device, weight.dtype)
+        return ProbeInput((input_BTF,), [str(step) for step in range(input_BTF.shape[1])])
 
     def generate_images(  # type: ignore[override]
         self, network: Network | PairNetwork, file: Path, *, temperature: float = 1.0, seed: int = 0
@@ -158,6 +184,22 @@ class ControlInference(Inference):
         )
         frames[0].save(file, save_all=True, append_images=frames[1:], duration=200, loop=0)
         return f"an episode of {length} steps with a return of {total:.4g}: {file}"
+
+
+class RecordedEnvironment:
+    """An environment that keeps its observations."""
+
+    def __init__(self, inside: Environment):
+        self.inside, self.observations = inside, list[Any]()
+
+    def reset(self, seed: int) -> Any:
+        self.observations.append(self.inside.reset(seed))
+        return self.observations[-1]
+
+    def step(self, action: list[int]) -> Any:
+        result = self.inside.step(action)
+        self.observations.append(result[0])
+        return result
 
 
 def episode_seed(*numbers: int) -> int:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer.data.files import read_json
+from everyformer.data.files import fingerprint, read_json
 from everyformer.data.images import Images, downsample, import_pillow, open_unlabelled_images, save_image_grid
+from everyformer.infer.estimate import Estimate, Progress
 from everyformer.infer.generate_images import ImageSequence, generate_images
 from everyformer.network.embed import Features, Tokens
 from everyformer.network.grid import Grid
@@ -30,6 +31,7 @@ from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language, Logistics
 from everyformer.task.batch import Batch, epoch_rows
 from everyformer.task.check import check_split, head_index
+from everyformer.task.probe_input import ImageCells, ProbeInput, check_index, refuse_text
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Share, Size, Value
 
@@ -46,11 +48,11 @@ class Image(Task, Value, frozen=True):
     shrink: Size = 1  # the encoder reads the image smaller by this factor: 2 or 4 for super-resolution; 1: no encoder
     valid: Share = 0.1  # share of the training images held out for validation, if the data have no such split
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> ImageData:
+    def open(self, data: str | None, folder: Path | None = None) -> ImageData:
         return ImageData(self, data, folder)
 
-    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> ImageData:
-        return self.open(data, context, folder)  # the images are read only to be completed or enlarged
+    def open_for_inference(self, data: str | None, folder: Path) -> ImageData:
+        return self.open(data, folder)  # the images are read only to be completed or enlarged
 
 
 class ImageData(TaskData):
@@ -86,6 +88,10 @@ class ImageData(TaskData):
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]
         return self.images.fingerprint
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        return {split: fingerprint(image_NCYX) for split, image_NCYX in self.images.splits.items()}
 
     @property
     def dimensions(self) -> int:
@@ -170,6 +176,10 @@ class ImageData(TaskData):
         tensors = {"step_BPN": step_BPN, "input": self.layout.encode_from_start(step_BPN[:, :-1])}
         return Batch(tensors | ({"source": self.encoder_input(image_BCYX)} if self.task.shrink > 1 else {}))
 
+    def arguments(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Returns the network's inputs."""
+        return (batch["source"], batch["input"]) if self.task.shrink > 1 else (batch["input"],)
+
     def quantize(self, image_BCYX: NDArray[np.uint8]) -> Tensor:
         """Returns the levels of bytes."""
         return torch.from_numpy(image_BCYX).long() * self.task.levels // 256
@@ -199,34 +209,49 @@ class ImageObjective(Objective):
         self.data, self.head, self.mixture = data, head, mixture
 
     def forward(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor]:
-        """Returns the network's output, and the sum of -log p over all channels."""
-        inputs = (batch["source"], batch["input"]) if self.data.task.shrink > 1 else (batch["input"],)
-        output = network(*inputs, kernel=kernel)
+        """Returns the network's output, and the sum of -log p over the channels of each image."""
+        output = network(*self.data.arguments(batch), kernel=kernel)
         logits, step_BPN = output.logits_of(self.head).float(), batch["step_BPN"]
         if self.mixture is not None:
-            return output, -self.mixture.log_share(logits, step_BPN).sum()
-        return output, F.cross_entropy(logits.flatten(0, 1), step_BPN.flatten(), reduction="sum")
+            return output, -self.mixture.log_share(logits, step_BPN).flatten(1).sum(1)
+        loss_N = F.cross_entropy(logits.flatten(0, 1), step_BPN.flatten(), reduction="none")
+        return output, loss_N.view(len(step_BPN), -1).sum(1)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
-        output, total = self.forward(network, batch, kernel)
-        return total + sum(output.aux.values()) * self.data.count(batch)
+        output, total_B = self.forward(network, batch, kernel)
+        return total_B.sum() + sum(output.aux.values()) * self.data.count(batch)
+
+    @property
+    def targets_per_example(self) -> float:  # type: ignore[override]
+        return self.data.dimensions
 
     @torch.no_grad()
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
-        data, device, total = self.data, next(network.parameters()).device, 0.0
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        data, device, estimate = self.data, next(network.parameters()).device, Estimate(progress)
         check_split(split, data.images.splits, data.name)
         available = len(data.images.splits[split])
         count = available if limit is None else min(limit, available)
+        estimate.expect(count * data.dimensions)
         row_N = torch.arange(count) * available // count  # spread over the split
         for row_B in row_N.split(max(1, EVALUATION_STEPS // data.layout.length)):
-            total += float(self.forward(network, data.batch_of(split, row_B).to(device), kernel)[1])
-        mean = total / (count * data.dimensions)
+            _, total_B = self.forward(network, data.batch_of(split, row_B).to(device), kernel)
+            estimate.add(total_B, data.dimensions)
         return {
-            "bits_per_dimension": mean / math.log(2),
-            "loss": mean,
+            "bits_per_dimension": estimate.mean / math.log(2),
+            "low": estimate.low / math.log(2),
+            "high": estimate.high / math.log(2),
+            "loss": estimate.mean,
             "split": split,
             "images": count,
-            "dimensions": count * data.dimensions,
+            "targets": estimate.scored,
+            "targets_in_split": available * data.dimensions,
             "levels": data.task.levels,
         }
 
@@ -237,6 +262,21 @@ class ImageInference(Inference):
 
     def __init__(self, data: ImageData, head: int):
         self.data, self.head = data, head
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """A validation image. Position p reads step p - 1; the position of interest predicts the middle of the image."""
+        refuse_text(text, "images")
+        data = self.data
+        row = check_index(example, len(data.images.splits["valid"]), f"validation images of {data.name}")
+        inputs = data.arguments(data.batch_of("valid", torch.tensor([row])).to(next(network.parameters()).device))
+        row_P, column_P = data.layout.grid.cells(torch.arange(data.layout.length))
+        cell_P2 = torch.stack((row_P, column_P if data.layout.joint else column_P // data.channels), dim=1)
+        middle = (cell_P2 == torch.tensor([data.rows // 2, data.columns // 2])).all(1).nonzero()[0].item()
+        read_P2 = torch.cat((torch.full((1, 2), -1), cell_P2[:-1]))
+        pixel_CYX = torch.from_numpy(data.images.splits["valid"][row]).float() / 255
+        labels = [f"{y},{x}" for y, x in read_P2.tolist()]
+        image = ImageCells(pixel_CYX, read_P2, 1, int(middle))
+        return ProbeInput(inputs, labels, image=image)
 
     def generate_images(
         self, network: Network | PairNetwork, file: Path, images: int = 16, given: float = 0.0, **sampling: Any

@@ -2,7 +2,9 @@
 
 Batches are windows that start anywhere in the text (Bloem 2019, source B). For a model with a segment memory the batches are
 contiguous instead (Dai et al. 2019): the text is a ring, the rows of a batch start at equal distances, and each row continues
-where it ended in the step before.
+where it ended in the step before. After `restart` segments a row begins anew, with an empty memory, as every text does that the
+model is given later; the rows take turns. In a text of several documents it then begins with the next document, if one starts
+within as many segments.
 
 Every position is a target. Two auxiliary losses serve training alone (Al-Rfou et al. 2018; the training loss includes them):
     extra_targets     the tokens after the next one are predicted too, each with the weight `extra_target_weight` (1/2)
@@ -21,14 +23,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from msgspec.structs import replace
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from everyformer.data import tokenizer as tokenizers
-from everyformer.data.encode import encode_split
+from everyformer.data.encode import COUNTED, encode_split, token_offsets
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import Ids
 from everyformer.infer.beam import beam_search
+from everyformer.infer.estimate import Estimate, Progress
 from everyformer.infer.evaluate import (
     adaptive_metrics,
     bits_per_byte,
@@ -45,54 +49,72 @@ from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language as LanguageHead
 from everyformer.task.batch import Batch, step_generator
-from everyformer.task.check import check_split, check_tokens, head_index, single_sequence
+from everyformer.task.check import (
+    check_split,
+    check_tokens,
+    context_of,
+    context_setting,
+    head_index,
+    single_sequence,
+)
+from everyformer.task.probe_input import EXAMPLE, ProbeInput, token_labels
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
 CONTEXT = 256  # default for a model without a limit of positions
+MAX_SEGMENT = 1024  # default for a model with a longer memory
+RESTART = 16  # segments, by default, after which a row begins anew
+STARTS = (  # how an evaluation begins
+    "with an empty memory, then carried over",
+    "with an empty memory, then carried over; each row reads its lead first",
+    "anew in each window",
+)
 SAMPLING = {"temperature": 0.8}  # default of text generation
-COUNTED = 1 << 22  # tokens whose bytes are summed at a time
 
 
 class Language(Task, Value, frozen=True):
     """Predict the next token of a text."""
 
-    tokenizer: Literal["bytes", "characters", "bpe", "gpt2"] = "bytes"  # lossless tokenizers
+    tokenizer: Literal["bytes", "characters", "bpe", "gpt2"] = "bytes"  # tokenizer; all of them are lossless
     vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
-    column: str | None = None  # of records, with the text; None: the column "text"
+    column: str | None = None  # column of records with the text; None: the column "text"
     valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
-    stride: Size | None = None  # of the window in evaluation; None: half the window (segment memory: a whole segment)
-    segment: Size | None = (
-        None  # tokens per step of a model without a limit of positions; None: its memory length, or 256
-    )
+    stride: Size | None = None  # stride of the window in evaluation; None: half the window, or a whole segment
+    context: Size | None = None  # tokens of a window or segment; None: the model's positions or memory length, or 256
+    restart: Count | None = None  # segments after which a row begins anew; 0: never; None: 16, or 4 times the memory
     memory: Size | None = None  # memory length in evaluation, for a model with a segment memory; None: as in training
     extra_targets: Count | None = None  # tokens after the next one to predict in training; None: as the model has it
     auxiliary_layers: bool | None = None  # predict from every layer in training; None: as the model has it
     extra_target_weight: Share = 0.5  # weight of the loss of each extra target
     auxiliary_until: Share = 0.5  # share of the steps after which only the last layer has a loss
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> LanguageData:
-        return LanguageData(self, open_text(data, (1 - self.valid, self.valid), self.column), context, folder)
+    def open(self, data: str | None, folder: Path | None = None) -> LanguageData:
+        return LanguageData(self, open_text(data, (1 - self.valid, self.valid), self.column), folder)
 
 
 class LanguageData(TaskData):
     """Windows of a text, or contiguous segments for a model with a segment memory."""
 
     contiguous = False
+    restart = 0  # segments after which a row begins anew; 0: never
 
-    def __init__(self, task: Language, text: Text, context: int | None, folder: Path | None):
-        self.task, self.text, self.context = task, text, context
+    def __init__(self, task: Language, text: Text, folder: Path | None):
+        self.task, self.text = task, text
         self.fingerprint = text.fingerprint
         # The set of characters is taken from all splits; which characters exist is not what is learned.
         splits = text.splits if task.tokenizer == "characters" else ["train"]
-        self.tokenizer = tokenizers.load_or_train(
-            task.tokenizer,
-            lambda: chain.from_iterable(map(text.chunks, splits)),
-            task.vocabulary,
-            text.fingerprint,
-            folder,
-            task.tokenizer_files,
+        self.tokenizer = (
+            tokenizers.load_ids(text.splits.values(), folder)
+            if text.is_token_ids
+            else tokenizers.load_or_train(
+                task.tokenizer,
+                lambda: chain.from_iterable(map(text.chunks, splits)),
+                task.vocabulary,
+                text.fingerprint,
+                folder,
+                task.tokenizer_files,
+            )
         )
 
     @cached_property
@@ -105,8 +127,12 @@ class LanguageData(TaskData):
                 raise ValueError(f"{self.text.name} has {len(token_N)} tokens for {split}; {remedy}")
         return splits
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return self.text.fingerprints
+
     def member_settings(self) -> dict[str, Any]:
-        return {"vocabulary": self.tokenizer.vocabulary}
+        return {"vocabulary": self.tokenizer.vocabulary} | context_setting(self.task.context)
 
     def adapt(self, model: Model | EncoderDecoder) -> Model | EncoderDecoder:
         settings = {"extra_targets": self.task.extra_targets, "every_layer": self.task.auxiliary_layers}
@@ -123,8 +149,13 @@ class LanguageData(TaskData):
         self.contiguous = model.memory is not None
         if self.task.memory and not self.contiguous:
             raise ValueError(f"task.memory is {self.task.memory}, but the model has no segment memory; leave it out")
-        limit = (self.task.segment or model.memory.length) if model.memory else model.limit()
-        self.context = self.context or limit or self.task.segment or CONTEXT
+        default = min(model.memory.length, MAX_SEGMENT) if model.memory else CONTEXT
+        self.context = context_of(self.task.context, model, default)
+        if model.memory is not None:
+            filled = -(-model.memory.length // self.context)
+            self.restart = max(RESTART, 4 * filled) if self.task.restart is None else self.task.restart
+        elif self.task.restart is not None:
+            raise ValueError(f"task.restart is {self.task.restart}, but the model has no segment memory; leave it out")
         if auxiliary is not None and auxiliary.extra_targets >= self.context:
             raise ValueError(
                 f"a context of {self.context} has no target {auxiliary.extra_targets} tokens after the next one; lower task.extra_targets"
@@ -140,20 +171,42 @@ class LanguageData(TaskData):
         if self.context is not None and count <= self.context:
             raise ValueError(
                 f"a context of {self.context} is longer than the {count} tokens of {self.text.name}; "
-                "lower model.context or give more text"
+                "lower task.context or give more text"
             )
         return count - 1
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         assert self.context is not None
-        token_N = self.splits["train"]
+        token_N, restart = self.splits["train"], {}
         if self.contiguous:
-            first = torch.randint(0, len(token_N), (1,), generator=step_generator(seed, 0))
-            start_B = first + torch.arange(size) * len(token_N) // size + step * self.context
+            start_B, segment_B = self.segments(step, size, seed)
+            restart = {"restart_B": segment_B == 0} if self.restart else {}
         else:
             start_B = torch.randint(0, len(token_N) - self.context, (size,), generator=step_generator(seed, step))
         index = (start_B[:, None] + torch.arange(self.context + 1)) % len(token_N)
-        return Batch({"token_BT": torch.from_numpy(np.asarray(token_N[index.numpy()]).astype(np.int64))})
+        return Batch({"token_BT": torch.from_numpy(np.asarray(token_N[index.numpy()]).astype(np.int64))} | restart)
+
+    def segments(self, step: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Returns where the segments of the rows start in the ring of the text, and how many segments ago each row began anew."""
+        assert self.context is not None
+        count, row_B = len(self.splits["train"]), torch.arange(size)
+        first = torch.randint(0, count, (1,), generator=step_generator(seed, 0))
+        segment_B = torch.full((size,), step)
+        if self.restart:
+            segment_B = (step + row_B * self.restart // size) % self.restart
+        begin_B = (first + row_B * count // size + (step - segment_B) * self.context) % count
+        if self.restart and len(self.document_N) > 1:
+            start_N = np.append(self.document_N, self.document_N[0] + count)
+            next_B = torch.from_numpy(start_N[np.searchsorted(start_N, begin_B.numpy())])
+            begin_B = torch.where(next_B - begin_B < self.restart * self.context, next_B, begin_B)
+        return begin_B + segment_B * self.context, segment_B
+
+    @cached_property
+    def document_N(self) -> NDArray[np.int64]:
+        """The index of the first token of each document of the training split."""
+        sizes = self.tokenizer.bytes_per_token
+        assert sizes is not None
+        return token_offsets(self.splits["train"], sizes, self.text.starts["train"])
 
     def count(self, batch: Batch) -> int:
         return len(batch) * (batch["token_BT"].shape[1] - 1)
@@ -175,6 +228,8 @@ class LanguageObjective(Objective):
 
     def __init__(self, data: LanguageData, head: int, layers: int):
         self.data, self.task, self.head, self.layers = data, data.task, head, layers
+        self.metric = "bits_per_token" if data.tokenizer.kind == "ids" else "bits_per_byte"
+        self.includes = "auxiliary losses" if layers else ""
 
     @cached_property
     def bytes_per_target(self) -> float | None:  # type: ignore[override]
@@ -189,6 +244,8 @@ class LanguageObjective(Objective):
     ) -> tuple[Tensor, Cache | None]:
         token_BT = batch["token_BT"]
         cache = cache or (Cache(segment_memory=True) if self.data.contiguous else None)
+        if cache is not None and "restart_B" in batch.tensors:
+            cache = cache.reset(batch["restart_B"])
         predictions: tuple[Prediction, ...] = ()
         if self.layers:
             module = AuxiliaryNetwork(network) if isinstance(network, Network) else network
@@ -211,31 +268,49 @@ class LanguageObjective(Objective):
         of a step to compile."""
         return 1 if self.layers > 1 and self.has_loss(self.layers - 1) else self.layers
 
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+    @property
+    def targets_per_example(self) -> float:  # type: ignore[override]
+        return self.data.context or 1
+
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
         data, context = self.data, self.data.context
         assert isinstance(network, Network) and context is not None
         check_split(split, data.splits, data.text.name)
-        token_N = data.splits[split]
-        if limit is not None:
-            token_N = token_N[: limit * context + 1]
+        token_N, estimate = data.splits[split], Estimate(progress)
+        available = len(token_N) - 1
+        targets = available if limit is None else min(limit * context, available)
+        options: dict[str, Any] = {"limit": targets, "kernel": kernel, "estimate": estimate}
         if network.value.memory is not None:
             segment, memory = self.task.stride or context, self.task.memory or network.value.memory.length
-            rows, lead = streaming_rows(len(token_N) - 1, segment, memory)
+            rows, lead = streaming_rows(targets, segment, memory)
             # Without an override the network may drop keys that no head attends to.
-            total, count = streaming_nll(
-                network, token_N, segment, self.task.memory, rows=rows, lead=lead, kernel=kernel
+            streaming_nll(network, token_N, segment, self.task.memory, rows=rows, lead=lead, **options)
+            method: dict[str, Any] = {"segment": segment, "memory": memory} | (
+                {"rows": rows, "lead": lead} if rows > 1 else {}
             )
-            method = {"segment": segment, "memory": memory} | ({"rows": rows, "lead": lead} if rows > 1 else {})
+            method["start"] = STARTS[0] if rows == 1 else STARTS[1]
         else:
             stride = self.task.stride or max(1, context // 2)
-            total, count = window_nll(network, token_N, context, stride, kernel=kernel)
-            method = {"window": min(context, count), "stride": stride}
+            window_nll(network, token_N, context, stride, **options)
+            method = {"window": min(context, available), "stride": stride, "start": STARTS[2]}
+        scored = token_N[1:] if estimate.scored == available else token_N[estimate.target_indices()]
+        bits = bits_per_byte(estimate.scored, data.byte_length(scored))  # of one nat per target
         return {
-            "bits_per_byte": bits_per_byte(total, data.byte_length(token_N[1:])),
-            "perplexity": perplexity(total, count),
+            self.metric: estimate.mean * bits,
+            "low": estimate.low * bits,
+            "high": estimate.high * bits,
+            "perplexity": perplexity(estimate.total, estimate.scored),
             "split": split,
             **method,
-            "targets": count,
+            "targets": estimate.scored,
+            "targets_in_split": available,
             **({} if network.value.body.is_causal() else {"leaks": "the future"}),  # then the numbers above are too low
             **adaptive_metrics(network, token_N),
         }
@@ -250,6 +325,8 @@ class LanguageInference(Inference):
     @cached_property
     def example(self) -> str:  # type: ignore[override]
         """A prompt of characters that the tokenizer has."""
+        if self.tokenizer.kind == "ids":
+            return "--prompt '1 2 3'"
         if self.data.task.tokenizer != "characters":
             return super().example
         words = bytes(self.data.text.splits["valid"][:200]).decode(errors="ignore").split()
@@ -259,6 +336,21 @@ class LanguageInference(Inference):
         assert isinstance(network, Network)
         prompt = self.data.splits["valid"][:32].tolist()
         return self.tokenizer.decode(generate(network, [prompt], tokens, temperature=0.5, seed=seed)[0])
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """A text. Default: as much of EXAMPLE as the network can read, or of the validation text if it has other characters."""
+        assert isinstance(network, Network)
+        if text == "":
+            raise ValueError("the text is empty; give one with --text, or leave --text out")
+        try:
+            ids = self.tokenizer.encode((text or EXAMPLE).encode())
+        except ValueError:  # an unknown character
+            if text is not None:
+                raise
+            ids = np.asarray(self.data.splits["valid"][: len(EXAMPLE)])
+        ids = ids if text is not None else ids[: network.limit]
+        token_BT = torch.from_numpy(ids.astype(np.int64))[None].to(next(network.parameters()).device)
+        return ProbeInput((token_BT,), token_labels(self.tokenizer, ids))
 
     def generate_text(
         self,

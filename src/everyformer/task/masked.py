@@ -25,13 +25,22 @@ from everyformer.data import tokenizer as tokenizers
 from everyformer.data.encode import Sentences, encode_sentences
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import SPECIAL, Ids
+from everyformer.infer.estimate import Estimate, Progress, row_sums
 from everyformer.infer.evaluate import perplexity
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Classify
 from everyformer.network.output_head import Masked as MaskedHead
 from everyformer.task.batch import Batch, pad, step_generator
-from everyformer.task.check import check_split, check_tokens, head_index, single_sequence
+from everyformer.task.check import (
+    check_split,
+    check_tokens,
+    context_of,
+    context_setting,
+    head_index,
+    single_sequence,
+)
+from everyformer.task.probe_input import EXAMPLE, ProbeInput, token_labels
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Share, Size, Value
 
@@ -48,23 +57,26 @@ class Masked(Task, Value, frozen=True):
     """Predict masked tokens, and whether one passage follows another (the pretraining of BERT)."""
 
     vocabulary: Size = 8192  # largest number of word pieces that the tokenizer learns
-    next_sentence: bool = True  # False: single runs of sentences, and only the masked tokens are predicted
-    share: Share = 0.15  # share of the tokens that are selected
+    context: Size | None = None  # tokens of a row, with its marks; None: the model's positions, or 128
+    next_sentence: bool = True  # also predict whether one passage follows another; False: single passages
+    share: Share = 0.15  # share of the tokens that are predicted
     documents: Literal["files", "blank"] = (
         "files"  # what ends a document: the end of a file or record, or also a blank line
     )
-    column: str | None = None  # of records, with the text; None: the column "text"
+    column: str | None = None  # column of records with the text; None: the column "text"
     valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> MaskedData:
-        return MaskedData(self, open_text(data, (1 - self.valid, self.valid), self.column), context, folder)
+    def open(self, data: str | None, folder: Path | None = None) -> MaskedData:
+        return MaskedData(self, open_text(data, (1 - self.valid, self.valid), self.column), folder)
 
 
 class MaskedData(TaskData):
     """Rows of one or two passages with masked tokens."""
 
-    def __init__(self, task: Masked, text: Text, context: int | None, folder: Path | None):
-        self.task, self.text, self.context = task, text, context
+    pads = True
+
+    def __init__(self, task: Masked, text: Text, folder: Path | None):
+        self.task, self.text = task, text
         self.fingerprint = text.fingerprint
         self.tokenizer = tokenizers.load_or_train(
             "wordpiece", lambda: text.chunks("train"), task.vocabulary, text.fingerprint, folder
@@ -90,8 +102,12 @@ class MaskedData(TaskData):
             )
         return start_N
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return self.text.fingerprints
+
     def member_settings(self) -> dict[str, Any]:
-        return {"vocabulary": self.tokenizer.vocabulary}
+        return {"vocabulary": self.tokenizer.vocabulary} | context_setting(self.task.context)
 
     def adapt(self, model: Model | EncoderDecoder) -> Model | EncoderDecoder:
         one = single_sequence(model, "masked")
@@ -103,7 +119,7 @@ class MaskedData(TaskData):
 
     def fit(self, model: Model | EncoderDecoder) -> FittedTask:
         model = single_sequence(model, "masked")
-        self.context = self.context or model.limit() or CONTEXT
+        self.context = context_of(self.task.context, model, CONTEXT)
         if self.context < 8:
             raise ValueError(
                 f"a context of {self.context} is too short for two passages and their marks; give at least 8"
@@ -192,12 +208,16 @@ class MaskedObjective(Objective):
 
     def __init__(self, data: MaskedData, head: int, pair_head: int):
         self.data, self.task, self.head, self.pair_head = data, data.task, head, pair_head
+        self.includes = "the loss of next sentences" if data.task.next_sentence else ""
+
+    def arguments(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """Returns the network's input and the options of its call."""
+        side_inputs = SideInputs(segments=batch["segment_BT"]) if self.task.next_sentence else None
+        return batch["token_BT"], {"visible": batch.tensors.get("visible_BT"), "side_inputs": side_inputs}
 
     def forward(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Any:
-        side_inputs = SideInputs(segments=batch["segment_BT"]) if self.task.next_sentence else None
-        return network(
-            batch["token_BT"], visible=batch.tensors.get("visible_BT"), side_inputs=side_inputs, kernel=kernel
-        )
+        inputs, options = self.arguments(batch)
+        return network(inputs, **options, kernel=kernel)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         output = self.forward(network, batch, kernel)
@@ -210,16 +230,27 @@ class MaskedObjective(Objective):
             loss = loss + (F.cross_entropy(other_B2, batch["other_B"], reduction="none") * batch["weight_B"]).sum()
         return loss + sum(output.aux.values()) * self.data.count(batch) if output.aux else loss
 
+    @property
+    def targets_per_example(self) -> float:  # type: ignore[override]
+        return max(1.0, self.task.share * (self.data.context or 1))
+
     @torch.no_grad()
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
         """Evaluate on rows and masks that are the same in every evaluation; without a limit on as many as the text fills."""
         data = self.data
         assert data.context is not None
         check_split(split, data.splits, data.text.name)
-        rows = max(1, len(data.splits[split].token_N) // data.context)
-        rows = rows if limit is None else min(rows, limit)
-        device = next(network.parameters()).device
-        total, correct, count, correct_pairs = 0.0, 0, 0, 0
+        available = max(1, len(data.splits[split].token_N) // data.context)
+        rows = available if limit is None else min(available, limit)
+        device, estimate, correct, correct_pairs = next(network.parameters()).device, Estimate(progress), 0, 0
+        estimate.expect(round(rows * self.targets_per_example))
         for number, start in enumerate(range(0, rows, EVALUATION_ROWS)):
             size = min(EVALUATION_ROWS, rows - start)
             batch = data.random_batch(split, size, step_generator(0, number)).to(device)
@@ -227,20 +258,36 @@ class MaskedObjective(Objective):
             target_BT = batch["target_BT"]
             selected_BT = target_BT != IGNORED
             token_NV = output.logits_of(self.head)[selected_BT].float()
-            total += float(F.cross_entropy(token_NV, target_BT[selected_BT], reduction="sum"))
+            loss_N = F.cross_entropy(token_NV, target_BT[selected_BT], reduction="none")
             correct += int((token_NV.argmax(-1) == target_BT[selected_BT]).sum())
-            count += int(selected_BT.sum())
+            estimate.add(row_sums(loss_N, selected_BT), selected_BT.sum(1).tolist())
             if self.task.next_sentence:
                 correct_pairs += int((output.logits_of(self.pair_head).argmax(-1) == batch["other_B"]).sum())
-        metrics = {"masked_perplexity": perplexity(total, count), "masked_accuracy": correct / count}
+        count = estimate.scored
+        bounds = {name: perplexity(value, 1) for name, value in (("low", estimate.low), ("high", estimate.high))}
+        accuracy = {"masked_accuracy": correct / count}
         if self.task.next_sentence:
-            metrics["next_sentence_accuracy"] = correct_pairs / rows
-        return {**metrics, "split": split, "rows": rows, "targets": count, "share": self.task.share}
+            accuracy["next_sentence_accuracy"] = correct_pairs / rows
+        sizes = {"rows": rows, "targets": count, "targets_in_split": round(count * available / rows)}
+        metrics = {"masked_perplexity": perplexity(estimate.total, count)} | bounds | accuracy
+        return {**metrics, "split": split, **sizes, "share": self.task.share}
 
 
 class MaskedInference(Inference):
     def __init__(self, objective: MaskedObjective):
         self.objective, self.data = objective, objective.data
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """A text as the first passage, between [CLS] and [SEP]. Default: EXAMPLE."""
+        if text == "":
+            raise ValueError("the text is empty; give one with --text, or leave --text out")
+        assert self.data.context is not None
+        ids = self.data.tokenizer.encode((text or EXAMPLE).encode())[: self.data.context - 2]
+        token_T = np.concatenate(([CLS], ids, [SEP])).astype(np.int64)
+        token_BT = torch.from_numpy(token_T)[None]
+        batch = Batch({"token_BT": token_BT, "segment_BT": torch.zeros_like(token_BT)})
+        inputs, options = self.objective.arguments(batch.to(next(network.parameters()).device))
+        return ProbeInput((inputs,), token_labels(self.data.tokenizer, token_T.tolist()), options)
 
     @torch.no_grad()
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
 
 from everyformer.attention.pattern import Graph
 from everyformer.family.table import find
@@ -13,7 +13,8 @@ from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.network.output_head import Language as LanguageHead
 from everyformer.network.output_head import Logistics, PerToken
 from everyformer.network.output_head import Masked as MaskedHead
-from everyformer.task.classify import Classify
+from everyformer.network.output_head import Regress as RegressHead
+from everyformer.task.classify import Classify, InputKind, Regress
 from everyformer.task.control import Control
 from everyformer.task.image import Image
 from everyformer.task.language import Language
@@ -26,6 +27,7 @@ TASKS: dict[str, type[Task]] = {
     "language": Language,
     "masked": Masked,
     "classify": Classify,
+    "regress": Regress,
     "translate": Translate,
     "image": Image,
     "control": Control,
@@ -34,6 +36,7 @@ BY_HEAD: dict[type, str] = {
     LanguageHead: "language",
     MaskedHead: "masked",
     ClassifyHead: "classify",
+    RegressHead: "regress",
     PerToken: "classify",
     Logistics: "image",
 }
@@ -51,7 +54,10 @@ def task_for(member: str | Model | EncoderDecoder, size: str | None = None, name
         )
     if name == "image":
         return Image(shrink=_shrink(value))
-    return Classify(kind=_kind(value)) if name == "classify" else TASKS[name]()
+    if name in ("classify", "regress"):
+        task = Classify if name == "classify" else Regress
+        return task(kind=_kind(value), mixed_size=_image_size(value))
+    return TASKS[name]()
 
 
 def _default_task(value: Model | EncoderDecoder) -> str:
@@ -68,7 +74,15 @@ def _shrink(value: Model | EncoderDecoder) -> int:
     return large // small
 
 
-def _kind(value: Model | EncoderDecoder) -> Literal["text", "sets", "images", "graph"] | None:
+def _image_size(value: Model | EncoderDecoder) -> int:
+    """The height and width of the images that the model reads as it is; images of mixed sizes get this size. Default: 224."""
+    if not isinstance(value, Model) or not isinstance(value.embed, Patches):
+        return Classify().mixed_size
+    limit = value.limit()
+    return math.isqrt(limit - value.class_token) * value.embed.size if limit else Classify().mixed_size
+
+
+def _kind(value: Model | EncoderDecoder) -> InputKind | None:
     """The kind of inputs of a classifier, from its embedding."""
     if isinstance(value, EncoderDecoder):
         return None

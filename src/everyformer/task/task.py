@@ -1,6 +1,6 @@
 """The interface between tasks and training.
 
-    data = task.open("my.txt", context=None)                       # TaskData: splits, batches, fingerprint
+    data = task.open("my.txt")                                     # TaskData: splits, batches, fingerprint
     model = data.adapt(member.value(**data.member_settings()))     # the model that the data need
     fitted = data.fit(model)                                       # FittedTask: .data, .objective, .inference
 
@@ -11,17 +11,28 @@ network. Each task has one subclass of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from everyformer.data.inputs import Inputs
+from everyformer.infer.estimate import Progress
+from everyformer.infer.predict import Predictions
 from everyformer.network.cache import Cache
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
+from everyformer.network.residual import PostNorm
 from everyformer.task.batch import Batch
+from everyformer.task.probe_input import ProbeInput
+
+LR_TIMES_WIDTH = 0.25  # see docs/results/rates.md
+MAX_LR = 4e-3
+RECURRENT_LR = 2e-3  # at least, for a model without attention
+MAX_TARGETS = 1 << 18  # of an evaluation, unless more are asked for
 
 
 class Task:
@@ -29,19 +40,39 @@ class Task:
 
     __slots__ = ()
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> TaskData:
+    def open(self, data: str | None, folder: Path | None = None) -> TaskData:
         """Open the data. If `folder` (of a run) has a tokenizer, it is used instead of training a new one."""
         raise NotImplementedError
 
-    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> TaskData:
+    def default_lr(self, model: Model) -> float:
+        """Returns the peak learning rate of AdamW by default.
+
+        It falls with the width of the model, and with the square root of the depth of post-norm layers, which diverge at rates that
+        pre-norm ones can take. Recurrent nets take higher rates than attention.
+        """
+        lr, body = min(MAX_LR, LR_TIMES_WIDTH / model.width), model.body
+        if not any(body.patterns()):
+            return max(lr, RECURRENT_LR)
+        depth = getattr(body, "num_layers", 0) or getattr(body, "steps", 0) * len(body.layers)
+        return lr / math.sqrt(max(1, depth / 2)) if isinstance(body.residual, PostNorm) else lr
+
+    def open_for_inference(self, data: str | None, folder: Path) -> TaskData:
         """Open the data of a run for generation. The data are only read if generation needs examples of them."""
-        return self.open(None, context, folder)
+        return self.open(None, folder)
 
 
 class TaskData:
     """The data of a task."""
 
-    fingerprint: str  # of the data: a run is only resumed, or evaluated, on equal data
+    fingerprint: str  # of all data: equal fingerprints mean equal data
+    notes: tuple[str, ...] = ()  # what was decided when the data were read, as sentences for the user
+    context: int | None = None  # tokens of a row, once the task is fitted; None: the rows are no tokens
+    pads: bool = False  # whether rows may have fewer tokens than that
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Returns a checksum of each split, which tells what has changed; of all data as "data" if they have no splits."""
+        return {"data": self.fingerprint}
 
     def member_settings(self) -> dict[str, Any]:
         """Returns the settings of a member that follow from the data, such as `vocabulary` or `classes`."""
@@ -92,6 +123,8 @@ class Objective:
     higher_is_better: bool = False
     progress: float = 0.0  # the share of the training steps that are done; the training loop sets it before each step
     bytes_per_target: float | None = None  # of a text, on average: converts the loss to bits per byte
+    targets_per_example: float = 1  # on average
+    includes: str = ""  # what else the training loss contains, besides the loss of the targets that is evaluated
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         """Returns the sum of the losses of the batch's targets and its auxiliary losses, in float32."""
@@ -106,8 +139,24 @@ class Objective:
         """
         return self.loss(network, batch, kernel), None
 
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
-        """Returns metrics on a split ("valid" or "test"), on at most `limit` examples, and how they were computed."""
+    @property
+    def default_limit(self) -> int | None:
+        """The number of examples of an evaluation if none is given: those with about MAX_TARGETS targets; None: all."""
+        return max(1, math.ceil(MAX_TARGETS / self.targets_per_example))
+
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """Returns metrics on a split ("valid" or "test") and how they were computed.
+
+        At most `limit` examples (None: all) are evaluated, spread evenly over the split. `low` and `high` are the bounds of the 95 %
+        confidence interval of the metric; `targets` of the `targets_in_split` were scored.
+        """
         raise NotImplementedError
 
 
@@ -119,13 +168,27 @@ class Inference:
     """
 
     can_generate: bool = False
+    can_predict: bool = False
+    takes_graph: bool = False  # whether `predict` takes a graph instead of a list of examples
     generates_images: bool = False
     file: str = "samples.png"  # default name of the file of `generate_images`, in the run's folder
     example: str = "--prompt 'Once'"  # options of `everyformer generate` for a first try
 
+    def predict(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> Predictions:
+        """Returns the classes, numbers or translations of some inputs."""
+        raise ValueError("this model predicts no class, number or translation of an example; use generate, or evaluate")
+
+    def read_inputs(self, data: str, column: str | None = None) -> Inputs:
+        """Opens a file, a folder or standard input ("-") with examples to predict. `column` of records has the input."""
+        raise ValueError("this model predicts no class, number or translation of an example; use generate, or evaluate")
+
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
         """Returns a short text that shows what the network does, for the log; None if the task has none."""
         return None
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """Returns a text, or an example of the validation data, as the network reads it, with labels for its positions."""
+        raise ValueError("this task has no example that can be drawn; give the run of another one")
 
     def generate_text(self, network: Network | PairNetwork, prompt: str, **options: Any) -> str:
         """Returns the prompt with its continuation, or its translation, or its class."""

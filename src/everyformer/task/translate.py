@@ -13,7 +13,7 @@ Symbols: [CLS] is the start token, [SEP] the end token; a source ends in [SEP] t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -25,20 +25,26 @@ from torch.nn import functional as F
 
 from everyformer.attention.context import Probe
 from everyformer.data import tokenizer as tokenizers
+from everyformer.data.files import digest
+from everyformer.data.inputs import Inputs, read_inputs
 from everyformer.data.pairs import Pairs, open_pairs
 from everyformer.data.synthetic import ALGORITHMS
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
+from everyformer.infer.estimate import Estimate, Progress, row_sums
 from everyformer.infer.evaluate import mean_steps, perplexity
+from everyformer.infer.predict import Predictions
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language
 from everyformer.network.repeat import Halt
 from everyformer.task.batch import Batch, epoch_order, pad, step_generator
-from everyformer.task.check import check_split, check_tokens, head_index
+from everyformer.task.check import check_split, check_tokens, context_of, context_setting, head_index
+from everyformer.task.probe_input import ProbeInput, check_index, token_labels
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
+CONTEXT = 128  # default, unless the model has fewer positions
 MULTIPLE = 8
 POOL = 50  # batches within which sentences are sorted by length
 EVALUATION_PAIRS = 64  # in one call
@@ -48,33 +54,37 @@ START, END = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 class Translate(Task, Value, frozen=True):
     """Translate a sentence. Both languages share one vocabulary."""
 
-    source: str = "en"  # suffix of the files, or column of the records
-    target: str = "de"  # likewise
-    tokenizer: Literal["bpe", "characters"] = "bpe"
+    source: str = "en"  # source language: suffix of the files, or column of the records
+    target: str = "de"  # target language, likewise
+    tokenizer: Literal["bpe", "characters"] = "bpe"  # one tokenizer for both languages
     vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
-    max_length: Size = (
-        128  # tokens of a sentence: training leaves longer pairs out, evaluation truncates longer sources
+    context: Size | None = (
+        None  # tokens of a sentence: training leaves longer pairs out, evaluation truncates longer sources;
     )
+    # None: 128, or the model's positions if they are fewer
     smoothing: Share = 0.1  # label smoothing
     shift: Count = 0  # in training, positions start at a random offset below this; 0: at 0
-    beam: Size = 5
-    length_penalty: float = 0.6  # alpha in the beam search
+    beam: Size = 5  # beam width in evaluation and generation
+    length_penalty: float = 0.6  # alpha of the beam search: higher prefers longer translations
     valid: Share = 0.1  # share of the training pairs held out for validation, if the data have no such split
 
-    def open(self, data: str | None, context: int | None, folder: Path | None = None) -> TranslateData:
-        return TranslateData(self, open_pairs(data, self.source, self.target, self.valid), context, folder)
+    def open(self, data: str | None, folder: Path | None = None) -> TranslateData:
+        return TranslateData(self, open_pairs(data, self.source, self.target, self.valid), folder)
 
-    def open_for_inference(self, data: str | None, context: int | None, folder: Path) -> TranslateData:
+    def open_for_inference(self, data: str | None, folder: Path) -> TranslateData:
         exact = data in ALGORITHMS and not Path(data).exists()
-        return TranslateData(self, Pairs(str(data), {}, "", exact), context, folder)
+        return TranslateData(self, Pairs(str(data), {}, "", exact), folder)
 
 
 class TranslateData(TaskData):
     """Pairs of sentences, in batches of similar length."""
 
-    def __init__(self, task: Translate, pairs: Pairs, context: int | None, folder: Path | None):
-        self.task, self.pairs, self.max_length = task, pairs, min(task.max_length, context or task.max_length)
-        self.fingerprint = pairs.fingerprint
+    context: int
+    pads = True
+
+    def __init__(self, task: Translate, pairs: Pairs, folder: Path | None):
+        self.task, self.pairs, self.context = task, pairs, task.context or CONTEXT
+        self.fingerprint, self.notes = pairs.fingerprint, pairs.notes
         kind: Literal["bpe", "characters"] = "characters" if pairs.exact else task.tokenizer
         self.tokenizer = tokenizers.load_or_train(
             kind, lambda: chain(*pairs.splits["train"]), task.vocabulary, self.fingerprint, folder, names=SPECIAL
@@ -91,23 +101,27 @@ class TranslateData(TaskData):
         if split not in self.encoded:
             sources, targets = (self.tokenizer.encode_all(side) for side in self.pairs.splits[split])
             if split == "train":
-                fits = [max(len(x), len(y)) < self.max_length for x, y in zip(sources, targets, strict=True)]
+                fits = [max(len(x), len(y)) < self.context for x, y in zip(sources, targets, strict=True)]
                 sources, targets = (
                     [ids for ids, fit in zip(side, fits, strict=True) if fit] for side in (sources, targets)
                 )
                 if len(sources) < 2:
                     raise ValueError(
-                        f"{len(sources)} of the {len(fits)} pairs of {self.pairs.name} have fewer than {self.max_length} tokens; "
-                        "raise task.max_length"
+                        f"{len(sources)} of the {len(fits)} pairs of {self.pairs.name} have fewer than {self.context} tokens; "
+                        "raise task.context"
                     )
             self.encoded[split] = [self.add_end(x) for x in sources], targets
         return self.encoded[split]
 
     def add_end(self, source: Ids) -> Ids:
-        return np.append(source if self.pairs.exact else source[: self.max_length - 1], END)
+        return np.append(source if self.pairs.exact else source[: self.context - 1], END)
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        return {split: digest(*chain(*sides)) for split, sides in self.pairs.splits.items()}
 
     def member_settings(self) -> dict[str, Any]:
-        return {"vocabulary": self.tokenizer.vocabulary}
+        return {"vocabulary": self.tokenizer.vocabulary} | context_setting(self.task.context)
 
     def fit(self, model: Model | EncoderDecoder) -> FittedTask:
         if not isinstance(model, EncoderDecoder):
@@ -116,7 +130,7 @@ class TranslateData(TaskData):
             limit = side.limit()
             if limit is not None and self.task.shift:
                 raise ValueError(f"task.shift offsets positions, but the model has a table of {limit}; leave it out")
-            self.max_length = min(self.max_length, limit or self.max_length)
+            self.context = min(self.context, context_of(self.task.context, side, CONTEXT))
             check_tokens(side, self.tokenizer.vocabulary, self.pairs.name)
         head = head_index(model.decoder, Language, "translate")
         self.encoded.clear()
@@ -146,10 +160,13 @@ class TranslateData(TaskData):
         return Batch({**batch.tensors, "offset_B": offset_B})
 
     def batch_of(self, split: str, rows: Sequence[int]) -> Batch:
-        sources, targets = self.sides(split)
-        source_BS, source_visible_BS = pad([sources[row] for row in rows], MULTIPLE)
-        input_BT, visible_BT = pad([np.insert(targets[row], 0, START) for row in rows], MULTIPLE)
-        target_BT, _ = pad([np.append(targets[row], END) for row in rows], MULTIPLE)
+        sources, targets = ([side[row] for row in rows] for side in self.sides(split))
+        return self.batch_of_pairs(sources, targets)
+
+    def batch_of_pairs(self, sources: Sequence[Ids], targets: Sequence[Ids]) -> Batch:
+        source_BS, source_visible_BS = pad(sources, MULTIPLE)
+        input_BT, visible_BT = pad([np.insert(target, 0, START) for target in targets], MULTIPLE)
+        target_BT, _ = pad([np.append(target, END) for target in targets], MULTIPLE)
         return Batch(
             {
                 "source_BS": source_BS,
@@ -186,15 +203,8 @@ class TranslateObjective(Objective):
         self, network: Any, batch: Batch, kernel: str, probe: Probe | None = None
     ) -> tuple[Any, Tensor, Tensor]:
         """Returns the network's output, its logits of the target's tokens without padding, and these tokens."""
-        output = network(
-            batch["source_BS"],
-            batch["input_BT"],
-            source_visible=batch["source_visible_BS"],
-            visible=batch["visible_BT"],
-            position_offset=batch.tensors.get("offset_B"),
-            kernel=kernel,
-            probe=probe,
-        )
+        inputs, options = pair_arguments(batch)
+        output = network(*inputs, **options, kernel=kernel, probe=probe)
         visible_BT = batch["visible_BT"]
         return output, output.logits_of(self.head)[visible_BT].float(), batch["target_BT"][visible_BT]
 
@@ -206,8 +216,20 @@ class TranslateObjective(Objective):
         loss = self.smoothed_loss(logits_NV, target_N)
         return loss + sum(output.aux.values()) * self.data.count(batch) if output.aux else loss
 
+    @property
+    def targets_per_example(self) -> float:  # type: ignore[override]
+        targets = self.data.sides("valid")[1]
+        return sum(len(target) + 1 for target in targets) / len(targets)
+
     @torch.no_grad()
-    def evaluate(self, network: Network | PairNetwork, split: str, limit: int | None, kernel: str) -> dict[str, Any]:
+    def evaluate(
+        self,
+        network: Network | PairNetwork,
+        split: str,
+        limit: int | None,
+        kernel: str,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
         """Perplexity of the tokens; on a whole split also BLEU of translations by beam search."""
         data = self.data
         assert isinstance(network, PairNetwork)
@@ -215,34 +237,41 @@ class TranslateObjective(Objective):
             return self._by_length(network, limit, kernel)
         split = data.find_split(split)
         sources, targets = data.sides(split)
-        order = sorted(range(len(sources)), key=lambda row: (len(sources[row]), len(targets[row])))
-        whole = limit is None or limit >= len(order)
-        rows = order if whole else sorted(range(limit or 0), key=lambda row: len(sources[row]))
-        device = next(network.parameters()).device
-        smoothed = plain = count = wrong_tokens = wrong_pairs = 0.0
+        available = len(sources)
+        count = available if limit is None else min(limit, available)
+        chosen = [row * available // count for row in range(count)]  # spread over the split
+        rows = sorted(chosen, key=lambda row: (len(sources[row]), len(targets[row])))
+        device, estimate = next(network.parameters()).device, Estimate(progress)
+        estimate.expect(sum(len(targets[row]) + 1 for row in rows))
+        smoothed = wrong_tokens = wrong_pairs = 0.0
         for start in range(0, len(rows), EVALUATION_PAIRS):
             batch = data.batch_of(split, rows[start : start + EVALUATION_PAIRS]).to(device)
             output, logits_NV, target_N = self.forward(network, batch, kernel)
-            wrong_BT = (output.logits_of(self.head).argmax(-1) != batch["target_BT"]) & batch["visible_BT"]
+            visible_BT = batch["visible_BT"]
+            wrong_BT = (output.logits_of(self.head).argmax(-1) != batch["target_BT"]) & visible_BT
             wrong_tokens, wrong_pairs = wrong_tokens + int(wrong_BT.sum()), wrong_pairs + int(wrong_BT.any(1).sum())
-            smoothed, count = smoothed + float(self.smoothed_loss(logits_NV, target_N)), count + data.count(batch)
-            plain += float(F.cross_entropy(logits_NV, target_N, reduction="sum"))
+            smoothed += float(self.smoothed_loss(logits_NV, target_N))
+            loss_N = F.cross_entropy(logits_NV, target_N, reduction="none")
+            estimate.add(row_sums(loss_N, visible_BT), visible_BT.sum(1).tolist())
         metrics: dict[str, Any] = {
-            "perplexity": perplexity(plain, count),
-            "loss": plain / count,
-            "smoothed_loss": smoothed / count,
+            "perplexity": perplexity(estimate.total, estimate.scored),
+            "low": perplexity(estimate.low, 1),
+            "high": perplexity(estimate.high, 1),
+            "loss": estimate.mean,
+            "smoothed_loss": smoothed / estimate.scored,
             "split": split,
-            "pairs": len(rows),
-            "targets": int(count),
+            "pairs": count,
+            "targets": estimate.scored,
+            "targets_in_split": sum(len(target) + 1 for target in targets),
             **self._halting_steps(network, data.batch_of(split, rows[:EVALUATION_PAIRS]).to(device)),
         }
         if data.pairs.exact:
             accuracy = {
-                "character_accuracy": 1 - wrong_tokens / count,
-                "sequence_accuracy": 1 - wrong_pairs / len(rows),
+                "character_accuracy": 1 - wrong_tokens / estimate.scored,
+                "sequence_accuracy": 1 - wrong_pairs / count,
             }
-            return accuracy | metrics
-        return metrics | (self.bleu(network, split) if whole else {})
+            return metrics | accuracy
+        return metrics | (self.bleu(network, split) if count == available else {})
 
     def _halting_steps(self, network: PairNetwork, batch: Batch) -> dict[str, float]:
         """The mean steps per token of each side with adaptive computation time."""
@@ -284,8 +313,14 @@ class TranslateObjective(Objective):
         }
 
 
+def pair_arguments(batch: Batch) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+    """Returns the network's inputs and the options of its call."""
+    visible = {"source_visible": batch["source_visible_BS"], "visible": batch["visible_BT"]}
+    return (batch["source_BS"], batch["input_BT"]), visible | {"position_offset": batch.tensors.get("offset_B")}
+
+
 class TranslateInference(Inference):
-    can_generate = True
+    can_generate = can_predict = True
 
     def __init__(self, data: TranslateData):
         self.data, self.task, self.tokenizer = data, data.task, data.tokenizer
@@ -306,13 +341,42 @@ class TranslateInference(Inference):
                 visible=visible_BS.to(device),
                 start=START,
                 end=END,
-                max_tokens=source_BS.shape[1] + 1 if self.data.pairs.exact else self.data.max_length,
+                max_tokens=source_BS.shape[1] + 1 if self.data.pairs.exact else self.data.context,
                 beam=beam or self.task.beam,
                 length_penalty=self.task.length_penalty,
             )
             for row, ids in zip(rows, outputs, strict=True):
                 translations[row] = self.tokenizer.decode([token for token in ids if token >= len(SPECIAL)]).strip()
         return translations
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """A sentence with the network's own translation of it. Default: a validation sentence."""
+        assert isinstance(network, PairNetwork)
+        if text is None:
+            sources = self.data.pairs.splits["valid"][0]
+            text = sources[check_index(example, len(sources), f"validation pairs of {self.data.pairs.name}")]
+        if not text.strip():
+            raise ValueError(f"the text {text!r} has nothing to translate; give a sentence with --text")
+        (source,) = self.tokenizer.encode_all([text])
+        (target,) = self.tokenizer.encode_all(self.translate(network, [text], beam=1))
+        source = self.data.add_end(source)
+        batch = self.data.batch_of_pairs([source], [target]).to(next(network.parameters()).device)
+        inputs, options = pair_arguments(batch)
+        labels = [token_labels(self.tokenizer, ids) for ids in (np.insert(target, 0, START), source)]
+        return ProbeInput(inputs, labels[0], options, labels[1])
+
+    def predict(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> Predictions:
+        """Returns the translations of some sentences; that of a blank one is empty."""
+        assert isinstance(network, PairNetwork)
+        texts = [str(text) for text in inputs]
+        whole = [row for row, text in enumerate(texts) if text.strip()]
+        translations = [""] * len(texts)
+        for row, translation in zip(whole, self.translate(network, [texts[row] for row in whole]), strict=True):
+            translations[row] = translation
+        return Predictions(np.array(translations, dtype=object))
+
+    def read_inputs(self, data: str, column: str | None = None) -> Inputs:
+        return read_inputs(data, "text", (column,) if column else (self.task.source, "source", "text"))
 
     def generate_text(self, network: Network | PairNetwork, prompt: str, *, beam: int | None = None) -> str:  # type: ignore[override]
         """Returns the translation of a sentence."""

@@ -2,13 +2,17 @@
 
 from everyformer.train import Recipe, open_run, resume, train
 
-run = train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first")
+run = train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first", progress=True)
 open_run("runs/first").generate("Once", tokens=40)
+
+The package can be called as the function: `everyformer.train(recipe, "runs/first")`.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,3 +31,20 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """The package, which is called like its function `train`."""
+
+    def __call__(
+        self, recipe: Recipe, folder: str | None = None, *, progress: bool = False, callbacks: tuple[Any, ...] = ()
+    ) -> TrainedRun:
+        run: TrainedRun = self.train(recipe, folder, progress=progress, callbacks=callbacks)
+        return run
+
+
+sys.modules[__name__].__class__ = _Package

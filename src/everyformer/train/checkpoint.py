@@ -1,16 +1,16 @@
 """Checkpoints: safetensors and JSON, written atomically.
 
 A checkpoint is a folder named after its step. It is written under another name, flushed to disk and then renamed, so every
-folder with a number for a name is complete at any moment. `state.json` holds the checksums of the other files; a truncated or
-changed file is refused by name. Weights and optimizer states are gathered to full tensors, so that a run saved by several
-processes can be resumed by one, and the other way round.
+folder with a number for a name is complete at any moment. It has copies of the files that describe the run, and `SHA256SUMS`
+with the checksums of all its files; a damaged file is refused by name. Weights and optimizer states are gathered to full tensors,
+so that a run saved by several processes can be resumed by one, and the other way round.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,11 +27,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from everyformer.data.files import checksum
+from everyformer.train.checksums import FILE, Checksums, damaged, flush, read_checksums, write_checksums
 from everyformer.train.distributed import World
 from everyformer.train.record import report_write_errors
 
 VERSION = 2
-RESULT = ("model.safetensors", "ema.safetensors")  # the files with the weights of the trained model
+TRAINING = ("optimizer.safetensors", "cache.safetensors", "data.safetensors")  # what only a resumed run needs
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -44,7 +45,6 @@ class Contents:
     ema: dict[str, Tensor] | None
     extra: dict[str, dict[str, Tensor]]  # other tensors, by the name of their file
     state: dict[str, Any]
-    model_json: str
 
 
 def steps(folder: Path) -> list[int]:
@@ -62,12 +62,14 @@ def find_step(folder: Path, step: int | Literal["best"] | None) -> int:
         best = verify(folder, saved[-1], result=True).get("best")
         if best is None or best["step"] not in saved:
             raise ValueError(
-                f"{folder} has no best checkpoint: none was evaluated; let run.save be a multiple of run.evaluate, or leave "
-                "--step out for the last one"
+                f"{folder} has no best checkpoint: none was evaluated yet; resume the run, or leave out the step for the last one"
             )
         return int(best["step"])
     if step is not None and step not in saved:
-        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, saved))}")
+        kept = f"are at the steps {', '.join(map(str, saved))}" if len(saved) > 1 else f"is at step {saved[0]}"
+        raise ValueError(
+            f"{folder} has no checkpoint of step {step}; its checkpoint{'s' * (len(saved) > 1)} {kept} (run.keep sets how many are kept)"
+        )
     return saved[-1] if step is None else step
 
 
@@ -98,7 +100,7 @@ def save(folder: Path, contents: Contents, world: World, keep: int) -> None:
         if target.exists():
             _remove(target)
         part.rename(target)
-        _flush(target.parent)
+        flush(target.parent)
         _remove_old(folder, contents.state, keep)
     world.barrier()
 
@@ -116,12 +118,19 @@ def _write(
     files |= {name: tensors for name, tensors in contents.extra.items() if tensors}
     for name, tensors in files.items():
         save_file({key: x.contiguous() for key, x in tensors.items()}, part / f"{name}.safetensors")
-    (part / "model.json").write_text(contents.model_json + "\n")
-    sums = {path.name: checksum(path) for path in sorted(part.iterdir())}
-    state = {"version": VERSION, **contents.state, "groups": optimizer_state["param_groups"], "files": sums}
+    state = {"version": VERSION, **contents.state, "groups": optimizer_state["param_groups"]}
     (part / "state.json").write_text(json.dumps(state, indent=1) + "\n")
-    for path in (*part.iterdir(), part):
-        _flush(path)
+    sums = {path.name: (checksum(path),) for path in part.iterdir()}
+    run_sums = read_checksums(part.parent.parent)
+    for name in run_sums:
+        (part / name).parent.mkdir(exist_ok=True)
+        with suppress(
+            FileNotFoundError
+        ):  # a run's file that was lost or changed since it began is noticed by its checksum
+            shutil.copyfile(part.parent.parent / name, part / name)
+    write_checksums(part, sums | run_sums)
+    for path in (*part.rglob("*"), part):
+        flush(path)
 
 
 def _remove_old(folder: Path, state: dict[str, Any], keep: int) -> None:
@@ -148,30 +157,41 @@ def full_state_dict(network: nn.Module) -> dict[str, Any]:
     return get_model_state_dict(network, options=FULL)
 
 
+def verify_run(folder: Path) -> Checksums:
+    """Returns the checksums of the files that describe a run. Raises ValueError if one is missing or changed."""
+    sums = read_checksums(folder)
+    for name, problem in damaged(folder, sums):
+        raise ValueError(f"{problem}; {_remedy(folder, name, sums[name], None)}")
+    for name in ("recipe.json", "model.json"):
+        if name not in sums:
+            raise ValueError(f"{folder / FILE} was changed after it was written: it has no line for {name}; restore it")
+    return sums
+
+
 def verify(folder: Path, step: int, *, result: bool = False) -> dict[str, Any]:
-    """Returns the state of a checkpoint. Raises ValueError if a file (with `result`, a file of weights) is missing or changed."""
-    path = path_of(folder, step)
+    """Returns the state of a checkpoint. Raises ValueError if one of its files, or of the run's, is missing or changed.
+
+    With `result`, the files that only a resumed run needs are not checked.
+    """
+    path, run_sums = path_of(folder, step), verify_run(folder)
     try:
-        state: dict[str, Any] = json.loads((path / "state.json").read_text())
-        files = state["files"]
-    except PermissionError:
-        raise
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"the checkpoint {path} has no readable state.json ({error}); {_remedy(folder, step)}"
-        ) from None
+        sums = read_checksums(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_remedy(folder, FILE, (), step)}") from None
+    needed = {name: digests for name, digests in sums.items() if not (result and name in TRAINING)}
+    for name, problem in damaged(path, needed):
+        raise ValueError(f"{problem}; {_remedy(folder, name, sums[name], step)}")
+    for name in sums.keys() & run_sums.keys() - {"recipe.json"}:  # settings of the run may change
+        if sums[name] != run_sums[name]:
+            raise ValueError(
+                f"{folder / name} is not the one of its checkpoint {step}; restore it: cp {path / name} {folder / name}"
+            )
+    state: dict[str, Any] = json.loads((path / "state.json").read_text())
     if state.get("version") != VERSION:
         raise ValueError(
             f"the checkpoint {path} has version {state.get('version')}, but this program reads version {VERSION}; "
             "use the everyformer that wrote it"
         )
-    for name, expected in files.items():
-        if result and name not in RESULT:
-            continue
-        if not (path / name).is_file():
-            raise ValueError(f"the checkpoint {path} has lost {name}; {_remedy(folder, step)}")
-        if checksum(path / name) != expected:
-            raise ValueError(f"{path / name} was truncated or changed after it was written; {_remedy(folder, step)}")
     return state
 
 
@@ -213,9 +233,19 @@ def load_extra(folder: Path, step: int, name: str) -> dict[str, Tensor]:
     return load_file(path) if path.is_file() else {}
 
 
-def _remedy(folder: Path, step: int) -> str:
-    earlier = [saved for saved in steps(folder) if saved < step]
-    return f"use an earlier one with --step {earlier[-1]}" if earlier else "start the run again"
+def _remedy(folder: Path, name: str, digests: tuple[str, ...], step: int | None) -> str:
+    """What to do about a damaged file of a checkpoint, or of the run itself: copy an intact one, or use another checkpoint."""
+    saved = steps(folder)
+    target = (folder if step is None else path_of(folder, step)) / name
+    for copy in (folder / name, *(path_of(folder, one) / name for one in reversed(saved))):
+        if copy.is_file() and checksum(copy) in digests:
+            return f"restore it: cp {copy} {target}"
+    earlier = [one for one in saved if step is not None and one < step]
+    return (
+        f"use an earlier checkpoint with --step {earlier[-1]}"
+        if earlier
+        else "restore it from a backup, or start again"
+    )
 
 
 def aliases(network: nn.Module) -> dict[str, str]:
@@ -243,11 +273,3 @@ def _copy(x: Tensor, saved: Tensor) -> None:
         x.copy_(distribute_tensor(saved.to(x.device), x.device_mesh, x.placements))
     else:
         x.copy_(saved)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,9 +7,9 @@ curve equals that of a single process with the same batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
+from torch.utils._pytree import tree_map
 
 from everyformer.network.depth import DepthModule
 from everyformer.network.repeat import RepeatModule
@@ -156,9 +157,30 @@ def parallelize(network: nn.Module, world: World, shard: bool) -> nn.Module:
     for stack in stacks:
         # A repeated depth is one unit, because processes may need different numbers of repetitions.
         for module in [stack] if isinstance(stack, RepeatModule) else stack.layers:
+            module.register_forward_hook(_return_no_views)
             fully_shard(module, mesh=mesh, ignored_params=shared)
+    network.register_forward_hook(_return_no_views)
     fully_shard(network, mesh=mesh)
     return network
+
+
+def _return_no_views(module: nn.Module, inputs: Any, output: Any) -> Any:
+    """A forward hook, which runs before FSDP2's own. An in-place operation on a view would drop FSDP2's hook for the backward
+    pass, and many outputs are views: nn.Linear with a bias returns one of a flattened product, an LSTM a transposed one."""
+    return _map_tensors(lambda x: torch.ops.aten._unsafe_view(x, x.shape) if x.requires_grad else x, output)
+
+
+def _map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Apply a function to all tensors in nested containers and dataclasses."""
+
+    def leaf(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return change(x)
+        if not is_dataclass(x) or isinstance(x, type):
+            return x
+        return replace(x, **{one.name: _map_tensors(change, getattr(x, one.name)) for one in fields(x)})
+
+    return tree_map(leaf, tree)
 
 
 @contextmanager

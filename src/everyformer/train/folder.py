@@ -1,4 +1,4 @@
-"""The files of a run's folder that describe the run: recipe.json and model.json."""
+"""The files of a run's folder that describe the run: recipe.json, model.json, and those of the task, such as the tokenizer."""
 
 from __future__ import annotations
 
@@ -9,33 +9,69 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from everyformer.data.files import checksum
 from everyformer.data.tokenizer import load
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.store import model_from_json
+from everyformer.task.task import TaskData
+from everyformer.train import checkpoint
+from everyformer.train.checksums import flush, read_checksums, replace_file, write_checksums
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.record import report_write_errors
-from everyformer.value import from_json, to_json
+from everyformer.value import UnknownPart, from_json, to_json
+
+
+def write_run(recipe: Recipe, data: TaskData, model: Model | EncoderDecoder, folder: Path) -> None:
+    """Write the files that describe a new run. If that fails, none of them is left."""
+    others = set(folder.iterdir())
+    try:
+        with report_write_errors(folder):
+            data.save(folder)
+            (folder / "model.json").write_text(to_json(model) + "\n")
+            write_checksums(folder, {path.name: (checksum(path),) for path in set(folder.iterdir()) - others})
+        write_recipe(recipe, folder)  # last: a folder with a recipe has the other files
+    except BaseException:
+        for path in set(folder.iterdir()) - others:
+            path.unlink()
+        raise
+
+
+KEPT = ("optim.name", "optim.ema")  # they decide what a checkpoint holds
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
     with report_write_errors(folder):
-        (folder / "recipe.part").write_text(to_json(recipe) + "\n")
-        (folder / "recipe.part").rename(folder / "recipe.json")
+        replace_file(folder, "recipe.json", (to_json(recipe) + "\n").encode())
+
+
+def add_files(folder: Path, names: Sequence[str]) -> None:
+    """Add files to the checksums of a run."""
+    with report_write_errors(folder):
+        for name in names:
+            flush(folder / name)
+        write_checksums(folder, read_checksums(folder) | {name: (checksum(folder / name),) for name in names})
 
 
 def override_run(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """Returns the recipe of a resumed run with other settings. Raises ValueError if they change more than the run."""
     for setting in settings:
-        if not setting.startswith("run."):
-            raise ValueError(f"{setting} cannot change when a run is resumed, only run.* can; start a new run with it")
+        name = setting.partition("=")[0]
+        if name.partition(".")[0] not in ("run", "optim") or name in KEPT:
+            raise ValueError(
+                f"{setting} cannot change when a run is resumed, only run.* and optim.* (without {' and '.join(KEPT)}) can; start a "
+                "new run with it, from these weights with --init-from"
+            )
     return override(recipe, settings)
 
 
 def read_recipe(folder: Path) -> Recipe:
-    if not (folder / "recipe.json").is_file():
+    if not (folder / "recipe.json").is_file() and not checkpoint.steps(folder):
         raise ValueError(f"{folder} is not a run: it has no recipe.json; give a folder that train wrote")
+    checkpoint.verify_run(folder)
     try:
         return from_json((folder / "recipe.json").read_text(), Recipe)
+    except UnknownPart as error:
+        raise UnknownPart(f"{folder / 'recipe.json'}: {error}") from None
     except ValueError as error:
         raise ValueError(
             f"{folder / 'recipe.json'} cannot be read ({error}); restore the file that train wrote"
@@ -66,7 +102,9 @@ def _exists(path: str) -> bool:
 def check_data(recipe: Recipe, folder: Path) -> None:
     """Raises ValueError if the file or folder with the run's data is missing."""
     if recipe.data and Path(recipe.data).is_absolute() and not _exists(recipe.data):
-        raise ValueError(f"the data of {folder} are missing: there is no {recipe.data}; restore them")
+        raise ValueError(
+            f"the data of {folder} are missing: there is no {recipe.data}; give their new place with --data (in Python data=)"
+        )
 
 
 def read_model(folder: Path) -> Model | EncoderDecoder:
@@ -75,5 +113,7 @@ def read_model(folder: Path) -> Model | EncoderDecoder:
         raise ValueError(f"{folder} has no model.json; restore the file that train wrote")
     try:
         return model_from_json(file.read_bytes())
+    except UnknownPart as error:
+        raise UnknownPart(f"{file}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{file} cannot be read ({error}); restore the file that train wrote") from None

@@ -1,8 +1,8 @@
 """Loggers of a run's curves: TensorBoard (event files in the run's folder) and Weights & Biases.
 
-They log the numbers of `records.jsonl`: those of a step as train/NAME, and of an evaluation as valid/NAME. A resumed run
-continues its curves: TensorBoard hides the events after the step that it resumes from; wandb keeps them, so they are not
-logged again.
+They log the numbers of `records.jsonl`: those of a step as train/NAME, of an evaluation as valid/NAME, and of the final one,
+which is on more examples, as final/NAME. A resumed run continues its curves: TensorBoard hides the events after the step that
+it resumes from; wandb keeps them, so they are not logged again.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ class Wandb:
 def _numbers(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     """Yields the numbers of a step, or the metrics of an evaluation, whose integers only describe how it was computed."""
     kind = record["kind"]
-    prefix, types = {"step": ("train", (int, float)), "evaluate": ("valid", (float,))}.get(kind, ("", ()))
+    prefix, types = {
+        "step": ("train", (int, float)), "evaluate": ("valid", (float,)), "final": ("final", (float,)),
+    }.get(kind, ("", ()))  # fmt: skip
     for name, value in record.items():
         if name not in ("step", "seconds") and isinstance(value, types):
             yield f"{prefix}/{name}", value

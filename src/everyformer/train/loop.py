@@ -26,60 +26,54 @@ from everyformer.task.batch import Batch
 from everyformer.task.task import TaskData
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World, init_world, restarted
-from everyformer.train.folder import check_data, override_run, read_model, read_recipe, resolve, write_recipe
+from everyformer.train.evaluation import Evaluator, StopEvaluation
+from everyformer.train.folder import check_data, override_run, read_model, read_recipe, resolve, write_recipe, write_run
 from everyformer.train.gradient_watch import GradientWatch
 from everyformer.train.learner import Learner
+from everyformer.train.lock import only_writer
 from everyformer.train.loggers import check_loggers, make_loggers
 from everyformer.train.memory import peak_memory
+from everyformer.train.optimizer import load_settings, settings_of
+from everyformer.train.progress import show_if
+from everyformer.train.provenance import provenance
 from everyformer.train.recipe import Recipe
-from everyformer.train.record import Callback, Records, report_write_errors
+from everyformer.train.record import Callback, Records
+from everyformer.train.run_data import changed_splits, check_classes, with_data
 from everyformer.train.schedule import batch_size, lr_factor
 from everyformer.train.trained import TrainedRun
-from everyformer.value import to_json
 
 
-def train(recipe: Recipe, folder: str | Path | None = None, *, callbacks: tuple[Callback, ...] = ()) -> TrainedRun:
-    """Start a run. Without a folder nothing is written. If torchrun restarts it after a process died, it is resumed instead.
+def train(
+    recipe: Recipe,
+    folder: str | Path | None = None,
+    *,
+    progress: bool = False,
+    callbacks: tuple[Callback, ...] = (),
+) -> TrainedRun:
+    """Start a run: `train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first", progress=True)`.
 
-    `callbacks` are called with each record, a dict; see `everyformer.train.record`.
+    Without a folder nothing is written. With `progress` a bar, the metrics and samples are shown. `callbacks` are called with each
+    record, a dict; see `everyformer.train.record`. If torchrun restarts the run after a process died, it is resumed instead.
     """
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{recipe!r} is not a recipe; write train(Recipe.of({recipe!r}), folder)")
     target, recipe = None if folder is None else Path(folder), resolve(recipe)
     check_loggers(recipe.run.loggers, target)
     if target is not None and restarted() and (target / "recipe.json").is_file() and read_recipe(target) == recipe:
-        return resume(target, callbacks=callbacks)
-    with init_world(recipe.run.device) as world:
-        with _removed_if_refused(target):
-            with world.main_first():
-                if world.is_main and target is not None:
-                    if target.exists() and any(target.iterdir()):
-                        raise ValueError(
-                            f"{target} already exists and is not empty; give another --out, or use resume {target}"
-                        )
-                    target.mkdir(parents=True, exist_ok=True)
-                data = _open(recipe, None if recipe.init_from is None else Path(recipe.init_from), world)
-            model = data.adapt(recipe.value(data.member_settings()))
-            loop = Loop(recipe, data, model, target, world, callbacks)
+        return resume(target, progress=progress, callbacks=callbacks)
+    with init_world(recipe.run.device) as world, only_writer(target, world) as is_new, show_if(progress) as shown:
+        with world.main_first():
+            if world.is_main and target is not None and not is_new:
+                raise ValueError(
+                    f"{target} already exists and is not empty; choose another folder, or resume the run in it"
+                )
+            data = _open(recipe, None if recipe.init_from is None else Path(recipe.init_from), world)
+        model = data.adapt(recipe.value(data.member_settings()))
+        loop = Loop(recipe, data, model, target, world, callbacks + shown)
         if world.is_main and target is not None:
-            with report_write_errors(target):
-                data.save(target)
-                (target / "model.json").write_text(to_json(model) + "\n")
-            write_recipe(recipe, target)  # last: a folder with a recipe has the other files
+            write_run(recipe, data, model, target)
         world.barrier()
         return loop.run(None)
-
-
-@contextmanager
-def _removed_if_refused(folder: Path | None) -> Iterator[None]:
-    """Remove the empty folder of a run that is refused."""
-    try:
-        yield
-    except Exception:
-        if folder is not None:
-            with suppress(OSError):  # it does not exist, or is not empty
-                folder.rmdir()
-        raise
 
 
 def resume(
@@ -88,36 +82,41 @@ def resume(
     step: int | Literal["best"] | None = None,
     steps: int | None = None,
     settings: Sequence[str] = (),
+    data: str | Path | None = None,
+    progress: bool = False,
     callbacks: tuple[Callback, ...] = (),
 ) -> TrainedRun:
-    """Resume a run from its last checkpoint (or from `step`), to its end (or to `steps`).
+    """Resume a run from its last checkpoint (or from `step`), to its end (or to `steps`): `resume("runs/first", steps=2000)`.
 
-    `settings` of the run, such as run.accumulate=4, are saved in its recipe, for later calls too.
+    `settings` of the run or the optimizer, such as optim.lr=1e-4, are saved in its recipe, for later calls too. The schedule of the
+    learning rate is that of the new settings, from the step at which the run resumes. `data` are where the data are now, or
+    other data to train on from now on. `progress` and `callbacks` are as in `train`.
     """
     target = Path(folder)
     settings = [*settings, *([] if steps is None else [f"run.steps={steps}"])]
-    recipe = override_run(read_recipe(target), settings)
+    recipe = with_data(override_run(read_recipe(target), settings), data)
     check_data(recipe, target)
     check_loggers(recipe.run.loggers, target)
-    with init_world(recipe.run.device) as world:
+    with init_world(recipe.run.device) as world, only_writer(target, world), show_if(progress) as shown:
         start = checkpoint.find_step(target, step) if step is not None or checkpoint.steps(target) else None
         if recipe.run.steps < (start or 0):
             raise ValueError(
                 f"{target} is at step {start}, past run.steps={recipe.run.steps}; raise run.steps, or give an earlier --step"
             )
         with world.main_first():
-            data = _open(recipe, target, world)
-        return Loop(recipe, data, read_model(target), target, world, callbacks).run(start)
+            opened = _open(recipe, target, world)
+            check_classes(opened, target)
+        loop = Loop(recipe, opened, read_model(target), target, world, callbacks + shown)
+        return loop.run(start, other_data=data is not None)
 
 
 def _open(recipe: Recipe, folder: Path | None, world: World) -> TaskData:
     if recipe.data == "-" and world.world_size > 1:
         raise ValueError("only one process can read standard input; write the data to a file and give that as --data")
-    return recipe.task.open(recipe.data, recipe.model.get("context"), folder)
+    return recipe.task.open(recipe.data, folder)
 
 
-class StopEvaluation(Exception):
-    """Raised by a stop signal during an evaluation, which may take long."""
+SAME_SIGNAL = 5.0  # seconds in which a signal is taken for the first one: launchers send it to a process twice
 
 
 class Loop:
@@ -138,16 +137,19 @@ class Loop:
         self.learner = Learner(replace(recipe, init_from=None) if has_checkpoint else recipe, data, model, world)
         self.task = self.learner.task
         self.watch = GradientWatch(recipe.optim.patience, recipe.optim.skip_spikes)
-        self.best: dict[str, Any] | None = None
+        self.evaluator = Evaluator(recipe.run, self.task)
         self.stop_reason: str | None = None
-        self.evaluating = False
+        self.changed: tuple[str, ...] = ()  # the splits that differ from those of the checkpoint
         self.step = 0
 
-    def run(self, start: int | None) -> TrainedRun:
-        """Train to the last step, from the checkpoint of the step `start` if it is given."""
+    def run(self, start: int | None, *, other_data: bool = False) -> TrainedRun:
+        """Train to the last step, from the checkpoint of the step `start` if it is given.
+
+        With `other_data` the training data may differ from those of the checkpoint.
+        """
         run = self.recipe.run
         if start is not None:
-            self.step = self._restore(start)
+            self.step = self._restore(start, other_data)
         records = self._open_records()
         metrics: dict[str, Any] = {}
         try:
@@ -157,13 +159,15 @@ class Loop:
             with suppress(ValueError):  # the disk may be full
                 records.write("end", self.step, error=f"{type(error).__name__}: {error}")
             raise
-        stopped = {"stopped": self.stop_reason} if self.stop_reason else {}
-        records.write("end", self.step, **stopped, **metrics | {"skipped_steps": self.watch.skipped_steps})
+        reasons = {"stopped": self.stop_reason, "early_stop": self.evaluator.early_stop}
+        metrics = metrics and metrics | {"skipped_steps": self.watch.skipped_steps}
+        given = {name: reason for name, reason in reasons.items() if reason}
+        records.write("end", self.step, **given, **metrics | {"skipped_steps": self.watch.skipped_steps})
         self.learner.use_ema()
         return TrainedRun(
             self._full_network() or self.learner.network.eval(), self.task, self.recipe, self.step,
-            self.task.data.fingerprint, self.watch.skipped_steps, metrics, self.best,
-            self.stop_reason if self.step < run.steps else None,
+            self._data_state(), self.watch.skipped_steps, metrics, self.evaluator.best,
+            self.stop_reason if self.step < run.steps else None, self.evaluator.early_stop,
         )  # fmt: skip
 
     def _open_records(self) -> Records:
@@ -174,31 +178,37 @@ class Loop:
         if self.folder is not None and self.world.is_main:
             path = self.folder / "records.jsonl"
             callbacks = callbacks + make_loggers(self.recipe, self.folder, self.step)
-        records, objective = Records(path, callbacks, after=self.step), self.task.objective
+        objective, data = self.task.objective, self.task.data
+        again = ("evaluate", "final") if self.evaluator.aborted else ()
+        records = Records(path, callbacks, after=self.step, again=again)
         records.write(
             "begin", self.step, steps=self.recipe.run.steps,
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
-            metric=objective.metric, bytes=objective.bytes_per_target,
+            metric=objective.metric, bytes=objective.bytes_per_target, includes=objective.includes,
+            changed=list(self.changed), provenance=provenance(self.recipe.run.seed),
+            batch=batch_size(self.recipe.run, self.step), context=data.context, pads=data.pads, notes=data.notes,
         )  # fmt: skip
         return records
 
     def _steps(self, saved: int | None, records: Records) -> dict[str, Any]:
         """Train, evaluate and save up to the last step. Returns the metrics of the last step, if it was evaluated."""
         run, metrics = self.recipe.run, dict[str, Any]()
-        while self.step < run.steps and self.stop_reason is None:
+        if self.evaluator.aborted:
+            (metrics, _), saved = self._evaluate(self.step, records), None
+        while self.step < run.steps and self.stop_reason is None and self.evaluator.early_stop is None:
             self._step(self.step, records)
-            self.step, metrics = self.step + 1, {}
+            self.step, metrics, improved = self.step + 1, {}, False
             last, save = self.step == run.steps, bool(run.save and self.step % run.save == 0)
             if last or (run.evaluate and self.step % run.evaluate == 0):
                 try:
-                    metrics = self._evaluate(self.step, records, compare=last or save)
+                    metrics, improved = self._evaluate(self.step, records)
                 except Exception:
                     if self.world.world_size == 1:  # with more, saving would wait for the other processes
                         self._save(self.step, records)
                     raise
             if self.world.any(self.stop_reason is not None) and self.stop_reason is None:
                 self.stop_reason = "another process was asked to stop"
-            if last or save or self.stop_reason:
+            if last or save or improved or self.stop_reason or self.evaluator.early_stop:
                 self._save(self.step, records)
                 saved = self.step
         if self.folder is not None and saved != self.step:
@@ -233,40 +243,18 @@ class Loop:
             rate=count / seconds, memory=peak_memory(self.world.device), **data.statistics(),
         )  # fmt: skip
 
-    def _evaluate(self, step: int, records: Records, compare: bool) -> dict[str, Any]:
-        """Evaluate the network (with its EMA weights, if any), and write a sample; at the last step on all examples.
-
-        With `compare`, the step has a checkpoint, which may become the best one.
-        """
-        run, objective, metrics, sample = self.recipe.run, self.task.objective, dict[str, Any](), None
+    def _evaluate(self, step: int, records: Records) -> tuple[dict[str, Any], bool]:
+        """Evaluate the network (with its EMA weights, if any). Returns the metrics, and whether they are the best so far."""
+        metrics, improved = dict[str, Any](), False
         with self.learner.ema_weights(), torch.no_grad(), self.learner.autocast():
             network = self._full_network()
             if network is not None:
-                last, self.evaluating = step == run.steps, True
-                try:
-                    metrics = objective.evaluate(network, "valid", None if last else run.examples, run.kernel)
-                    sample = self.task.inference.sample(network, run.seed)
-                    # Only metrics on the same examples are comparable.
-                    again = compare and last and run.examples is not None and run.evaluate
-                    compared = objective.evaluate(network, "valid", run.examples, run.kernel) if again else metrics
-                    if compare and self._is_best(compared[objective.metric]):
-                        self.best = {"step": step, objective.metric: compared[objective.metric]}
-                except StopEvaluation:
-                    metrics = {}
-                finally:
-                    self.evaluating = False
-        if metrics:
-            if step == run.steps:
-                metrics["skipped_steps"] = self.watch.skipped_steps
-            records.write("evaluate", step, **metrics, **({} if sample is None else {"sample": sample}))
+                metrics, improved = self.evaluator.evaluate(network, step, records)
         self.world.barrier()
-        return metrics
-
-    def _is_best(self, score: float) -> bool:
-        if self.best is None or not math.isfinite(score):
-            return math.isfinite(score)
-        sign = 1 if self.task.objective.higher_is_better else -1
-        return bool(sign * score > sign * self.best[self.task.objective.metric])
+        improved, self.evaluator.early_stop, self.evaluator.best = self.world.all_gather(
+            (improved, self.evaluator.early_stop, self.evaluator.best)
+        )[0]
+        return metrics, improved
 
     def _full_network(self) -> Network | PairNetwork | None:
         """In the main process the network with all its weights: itself, or a copy if it is sharded. None in the others."""
@@ -280,33 +268,38 @@ class Loop:
         network.load_state_dict(weights)
         return network.to(self.world.device).eval()
 
+    def _data_state(self) -> dict[str, Any]:
+        return {"data": self.task.data.fingerprint, "splits": self.task.data.fingerprints}
+
     def _save(self, step: int, records: Records) -> None:
         if self.folder is None:
             return
         learner = self.learner
         state = {
             "step": step,
-            "data": self.task.data.fingerprint,
+            **self._data_state(),
             "watch": self.watch.state(),
             "scaler": learner.scaler.state_dict(),
-            "best": self.best,
+            "best": self.evaluator.best,
+            "unevaluated": self.evaluator.aborted,
         }
         extra = {"cache": learner.cache_tensors(), "data": self.task.data.state()}
-        contents = checkpoint.Contents(
-            learner.network, learner.optimizers, learner.ema, extra, state, to_json(self.model)
-        )
+        contents = checkpoint.Contents(learner.network, learner.optimizers, learner.ema, extra, state)
         checkpoint.save(self.folder, contents, self.world, self.recipe.run.keep)
-        records.write("save", step, best=self.best)
+        records.write("save", step, best=self.evaluator.best)
 
-    def _restore(self, start: int) -> int:
+    def _restore(self, start: int, other_data: bool = False) -> int:
         """Load a checkpoint. Returns its step."""
         assert self.folder is not None
         learner, data, run = self.learner, self.task.data, self.recipe.run
+        settings = settings_of(learner.optimizers)
         state = checkpoint.load(self.folder, start, learner.network, learner.optimizers, learner.ema)
-        if state["data"] != data.fingerprint:
+        load_settings(learner.optimizers, settings)  # those of the recipe, which may be new
+        self.changed = changed_splits(state, data)
+        if not other_data and {"train", "data"} & set(self.changed):
             raise ValueError(
-                f"the data of {self.folder} ({self.recipe.data}) have changed since the run began; restore the old data, or start "
-                "a new run"
+                f"the training data of {self.folder} ({self.recipe.data}) have changed since the run began ({', '.join(self.changed)} "
+                "differ); restore them, or give --data (in Python data=) to train on the new ones"
             )
         if data_state := checkpoint.load_extra(self.folder, start, "data"):
             data.load_state(data_state, run.seed)
@@ -314,25 +307,32 @@ class Loop:
         if cache and len(Batch(cache)) == batch_size(run, start):  # else the rows are other ones
             learner.load_cache(cache)
         self.watch = GradientWatch(**state["watch"])
-        best = state.get("best")
-        self.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
+        self.evaluator.aborted = state.get("unevaluated", False)
+        best = None if {"valid", "data"} & set(self.changed) else state.get("best")  # it is of other examples
+        self.evaluator.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
         if learner.scaler.is_enabled() and state["scaler"]:  # it is empty after another precision
             learner.scaler.load_state_dict(state["scaler"])
         return int(state["step"])
 
     @contextmanager
     def _signals(self, records: Records) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run after the current step, with a checkpoint. A second SIGINT ends it at once.
+        """SIGINT and SIGTERM end the run after the current step, with a checkpoint. A second one ends it at once.
 
         An evaluation is aborted; the checkpoint is still written.
         """
+        first = math.inf
 
         def stop(number: int, frame: Any) -> None:
+            nonlocal first
             if self.stop_reason is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
+            if time.monotonic() > first + SAME_SIGNAL:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            first = min(first, time.monotonic())
             self.stop_reason = f"asked to stop by {signal.Signals(number).name}"
             records.write("stop", self.step, reason=self.stop_reason)
-            if self.evaluating:
+            if self.evaluator.running:
                 raise StopEvaluation
 
         previous: dict[int, Any] = {}

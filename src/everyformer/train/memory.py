@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -26,21 +24,6 @@ def peak_memory(device: torch.device) -> int:
 def resident_memory() -> int:
     """Returns the resident memory of this process."""
     return _status_field("VmRSS") or peak_memory(torch.device("cpu"))
-
-
-def total_memory(device: torch.device) -> int:
-    """Returns the memory of the device, or that of the machine or container that this process may use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cgroup = Path("/sys/fs/cgroup/memory.max")
-    text = cgroup.read_text().strip() if cgroup.is_file() else ""
-    limits = [total, *([int(text)] if text.isdigit() else [])]
-    with suppress(ImportError, AttributeError):  # not on every system
-        import resource
-
-        limits.append(resource.getrlimit(resource.RLIMIT_DATA)[0])
-    return min(limit for limit in limits if limit > 0)  # a negative limit means none
 
 
 def _status_field(name: str) -> int | None:

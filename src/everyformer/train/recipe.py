@@ -5,6 +5,7 @@ On the command line its fields are set by `path=value`: run.steps=500 optim.lr=3
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,19 @@ from everyformer.family.table import find
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.task.table import task_for
 from everyformer.task.task import Task
-from everyformer.value import Count, NotNegative, Part, Positive, PositivePart, Share, Size, Value, nearest
+from everyformer.value import (
+    Count,
+    Few,
+    FewOrZero,
+    NotNegative,
+    Part,
+    Positive,
+    PositivePart,
+    Share,
+    Size,
+    Value,
+    nearest,
+)
 
 
 class Run(Value, frozen=True):
@@ -26,36 +39,39 @@ class Run(Value, frozen=True):
     steps: Size = 1000  # training steps
     batch: Size = 32  # sequences in a step, over all processes
     batch_schedule: tuple[tuple[Count, Size], ...] = ()  # pairs (step, batch): from this step on, this batch size
-    accumulate: Size = 1  # gradient accumulation: pieces in which a process computes its rows of a batch
-    seed: Count = 0
+    accumulate: Few = 1  # gradient accumulation: pieces in which a process computes its rows of a batch
+    seed: Count = 0  # of all random numbers: weights, batches, dropout, samples
     evaluate: Count = 250  # steps between evaluations; 0: only at the end
     examples: Size | None = 200  # examples of an evaluation during training; None: all
-    save: Count = 250  # steps between checkpoints; 0: only at the end
+    patience: Count = 0  # evaluations in a row without a better metric before the run ends early; 0: it does not
+    save: Count = 250  # steps between checkpoints; 0: only at the end. The best evaluation has one too
     keep: Size = 2  # number of checkpoints to keep, besides the best
     device: str = "auto"  # cpu, cuda, or auto: cuda if there is any
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of autocast; weights are in fp32
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # precision of autocast; weights are always in fp32
     compile: Literal["no", "yes", "graphs"] = "no"  # torch.compile; graphs: with CUDA graphs, for small models
-    kernel: str = "auto"  # how attention is computed
-    checkpoint_segments: Count = 0  # activation checkpointing: segments of the stack; 0: off
+    kernel: str = "auto"  # attention kernel, by name; auto: the fastest that supports the request
+    checkpoint_segments: FewOrZero = 0  # activation checkpointing: segments of the stack; 0: off
     gather: bool = (
         False  # adaptive computation time with halting=freeze: skip positions that have halted; equal up to rounding
     )
     shard: bool = False  # FSDP2 instead of DDP with several processes
-    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides records.jsonl
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # where to log besides records.jsonl
 
 
 class Optim(Value, frozen=True):
     """The optimizer and its schedule."""
 
-    name: Literal["adamw", "muon"] = "adamw"  # muon: Muon for the matrices of the layers, AdamW for the rest
+    name: Literal["adamw", "muon"] = "adamw"  # optimizer; muon: Muon for the matrices of the layers, AdamW for the rest
     lr: Positive = 1e-3  # peak learning rate
     muon_lr: Positive = 2e-2  # peak learning rate of Muon
-    weight_decay: NotNegative = 0.01  # of matrices only
-    beta1: Share = 0.9
-    beta2: Share = 0.99
-    schedule: Literal["constant", "cosine", "inverse_sqrt", "linear", "wsd"] = "cosine"
-    warmup: Count = 100  # steps
-    min_lr: Part = 0.1  # end of cosine, linear and wsd, as a share of lr (not an absolute rate)
+    weight_decay: NotNegative = 0.01  # weight decay of matrices; vectors have none
+    beta1: Share = 0.9  # decay of the first moment of AdamW
+    beta2: Share = 0.99  # decay of the second moment of AdamW
+    schedule: Literal["constant", "cosine", "inverse_sqrt", "linear", "wsd"] = (
+        "cosine"  # of the learning rate after warm-up
+    )
+    warmup: Count = 100  # steps in which the learning rate rises linearly
+    min_lr: Part = 0.1  # last learning rate of cosine, linear and wsd, as a share of lr (not an absolute rate)
     decay: PositivePart = 0.2  # wsd: share of the steps after warm-up in which the rate decays
     clip: NotNegative = 1.0  # largest norm of the gradient; 0: no clipping
     ema: Share = 0.0  # decay of the exponential moving average of the weights; 0: none
@@ -66,7 +82,10 @@ class Optim(Value, frozen=True):
 
 
 class Recipe(Value, frozen=True, kw_only=True):
-    """A member with its settings (or a custom model), a task with its data, and how to train."""
+    """A member with its settings (or a custom model), a task with its data, and how to train.
+
+    Example: `Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")`.
+    """
 
     member: str | Model | EncoderDecoder
     task: Task
@@ -90,6 +109,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         """Returns the recipe of a command line: `Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")`.
 
         The member may also be a `Model` or an `EncoderDecoder`, or a .json file of one; then the recipe contains that model.
+        The learning rate and the warm-up, if they are not given, follow from the model, the task and the number of steps.
         """
         entry = find(member)
         recipe = cls(
@@ -99,7 +119,20 @@ class Recipe(Value, frozen=True, kw_only=True):
             data=None if data is None else str(data),
             init_from=None if init_from is None else str(init_from),
         )
-        return override(recipe, settings)
+        recipe = override(recipe, settings)
+        given = {setting.partition("=")[0] for setting in settings}
+        defaults = {"lr": recipe.default_lr(), "warmup": min(recipe.run.steps // 10, MAX_WARMUP)}
+        changes = {name: default for name, default in defaults.items() if f"optim.{name}" not in given}
+        return msgspec.structs.replace(recipe, optim=msgspec.structs.replace(recipe.optim, **changes))
+
+    def default_lr(self) -> float:
+        """Returns the learning rate of the task for the model; a quarter of it if the weights are not new."""
+        try:
+            value = self.value({})
+        except ValueError:  # the settings may fit only the data, which are not open yet
+            value = find(self.member).value(self.size)
+        lr = self.task.default_lr(value.decoder if isinstance(value, EncoderDecoder) else value)
+        return lr * (1 if self.init_from is None else TUNING)
 
     def value(self, data_settings: dict[str, Any]) -> Model | EncoderDecoder:
         """Returns the model: the member with those settings of the data that it has, and then with the recipe's settings."""
@@ -108,6 +141,8 @@ class Recipe(Value, frozen=True, kw_only=True):
         return member.value(self.size, **(settings | self.model))
 
 
+MAX_WARMUP = 1000  # steps
+TUNING = 0.25  # of the learning rate, for weights that were trained before
 PARTS = ("run", "optim", "model", "task")  # of a recipe, with settings
 
 
@@ -122,6 +157,10 @@ def override(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             raise ValueError(f"there is no setting {path!r}; {_suggestion(recipe, path)}")
         if part == "model":
             known = find(recipe.member).settings()
+            if name == "context" and name in known:
+                given = "context" in recipe.task.__struct_fields__  # type: ignore[attr-defined]
+                remedy = f"write task.context={text}" if given else "leave it out: it follows from the data"
+                raise ValueError(f"model.context has the size that the task needs; {remedy}")
             if name not in known:
                 remedy = nearest(name, known) if known else "change the model itself"
                 raise ValueError(f"{find(recipe.member).name} has no setting {name!r}; {remedy}")
@@ -161,8 +200,24 @@ def _parse(text: str, kind: Any, path: str) -> Any:
         return msgspec.convert(plain, kind, strict=False)
     except msgspec.MsgspecError as error:
         choices = [name for one in (kind, *get_args(kind)) if get_origin(one) is Literal for name in get_args(one)]
-        reason = nearest(text, choices + ["none"] * optional) if choices else str(error).replace("`", "")
-        raise ValueError(f"{path}={text}: {reason.removesuffix(', got str')}") from None
+        reason = nearest(text, choices + ["none"] * optional) if choices else _expected(str(error), optional)
+        raise ValueError(f"{path}={text}: {reason}") from None
+
+
+WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list in JSON, such as [[100, 8]]",
+}
+
+
+def _expected(error: str, optional: bool) -> str:
+    """What to write instead of a text that cannot be converted, from the message of msgspec."""
+    found = re.match(r"Expected `(\w+)[^`]*`( [<>]=? [\d.]+)?", error)
+    if found is None:
+        return f"{error.replace('`', '')}; write valid JSON"
+    return f"give {WORDS.get(found[1], found[1])}{found[2] or ''}" + " or none" * optional
 
 
 def _read_part(text: str, kind: Any, path: str) -> Any:

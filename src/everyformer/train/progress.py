@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
+
+from everyformer.train.provenance import header
+
+if TYPE_CHECKING:
+    from everyformer.train.record import Callback
 
 EVERY = 10.0  # seconds between lines of text
 DECAY = 0.95  # of the moving averages
@@ -29,34 +35,70 @@ def show_progress(screen: Console) -> Iterator[Callable[[dict[str, Any]], None]]
         yield _Printer(screen, state, live=False)
 
 
+@contextmanager
+def show_if(shown: bool) -> Iterator[tuple[Callback, ...]]:
+    """Yields a callback that shows the progress on standard output, or none. Of several processes only the first shows it."""
+    if not shown or os.environ.get("RANK", "0") != "0":
+        yield ()
+        return
+    with show_progress(Console(highlight=False, markup=False, emoji=False)) as callback:
+        yield (callback,)
+
+
 class _Printer:
     def __init__(self, screen: Console, state: Progress, live: bool):
         self.screen, self.state, self.live, self.last = screen, state, live, 0.0
+        self.printed = ""  # the last metrics
 
     def __call__(self, line: dict[str, Any]) -> None:
         kind = line["kind"]
+        is_long = kind == "evaluating" and self.state.evaluating is None
         self.state.take(line)
         if kind == "begin":
+            if not self.live and "provenance" in line:  # the output may become a log
+                self.screen.print(header(line["provenance"]))
             left = line["steps"] - line["step"]
             text = f"{left:,} step{'s' * (left > 1)} left" if left > 0 else "no steps left; extend the run with --steps"
-            self.screen.print(f"{line['parameters']:,} parameters, {text}")
+            for note in line.get("notes", ()):
+                self.screen.print(note, style="yellow", soft_wrap=True)
+            self.screen.print(f"{line['parameters']:,} parameters, {text}{_tokens(line)}")
+            if line.get("changed"):
+                self.screen.print(
+                    f"the data differ from those before this step: {', '.join(line['changed'])}", style="yellow"
+                )
         elif kind == "step":
-            last = line["step"] == self.state.total
-            if not self.live and (last or time.monotonic() - self.last > EVERY):
-                self.last = time.monotonic()
-                self.screen.print(f"step {self.state}")
-            if last:
-                self.screen.print("evaluating on all held-out data; Ctrl-C skips it", style="dim")
-        elif kind == "evaluate":
-            self.screen.print(f"step {line['step']}  {metrics(line)}")
-            if line.get("sample"):
-                self.screen.print(_short(line["sample"]), style="dim", no_wrap=True, overflow="ellipsis")
+            if line["step"] == self.state.total:
+                self.last = -math.inf
+            self._print_state()
+        elif kind == "evaluating":
+            if is_long and line["final"]:
+                self.screen.print(f"evaluating on {line['of']:,} held-out targets; Ctrl-C skips it", style="dim")
+            self._print_state()
+        elif kind in ("evaluate", "final"):
+            self._print_metrics(line)
         elif kind == "skip":
             self.screen.print(f"step {line['step']} skipped: {line['reason']}", style="yellow")
         elif kind == "stop":
             self.screen.print(f"{line['reason']}: saving after this step; Ctrl-C again stops at once", style="yellow")
-        elif kind == "end" and line.get("stopped"):
-            self.screen.print(f"stopped at step {line['step']}: {line['stopped']}", style="yellow")
+        elif kind == "end":
+            for reason in (line.get("stopped"), line.get("early_stop")):
+                if reason:
+                    self.screen.print(f"stopped at step {line['step']}: {reason}", style="yellow")
+
+    def _print_state(self) -> None:
+        """In a pipe, print a line now and then."""
+        if not self.live and time.monotonic() - self.last > EVERY:
+            self.last = time.monotonic()
+            self.screen.print(f"step {self.state}")
+
+    def _print_metrics(self, line: dict[str, Any]) -> None:
+        """Print the metrics and the sample, unless they have just been printed."""
+        final, text = line["kind"] == "final", f"step {line['step']}  {metrics(line)}"
+        if text != self.printed:
+            self.screen.print(f"final, {text}" if final else text, style="bold" if final else None)
+            self.printed = text
+        if line.get("sample"):
+            self.screen.print(_short(line["sample"]), style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class Progress:
@@ -69,9 +111,11 @@ class Progress:
         self.seconds = 0.0
         self.metric, self.bytes = "", None
         self.valid: float | None = None
+        self.evaluating: tuple[int, int] | None = None  # targets scored, and in all, while an evaluation runs
         self.now: float | None = None  # the training metric, if steps report it
 
     def take(self, line: dict[str, Any]) -> None:
+        self.evaluating = (line["done"], line["of"]) if line["kind"] == "evaluating" else None
         if line["kind"] == "begin":
             self.total, self.step = line["steps"], line["step"]
             self.metric, self.bytes = line["metric"], line["bytes"]
@@ -94,7 +138,10 @@ class Progress:
 
     @property
     def numbers(self) -> list[str]:
-        """Loss, metric and speed, as far as they are known."""
+        """Loss, metric and speed, as far as they are known; during an evaluation its progress."""
+        if self.evaluating is not None:
+            done, of = self.evaluating
+            return [f"evaluating: {done:,}/{of:,} targets"]
         name = self.metric.replace("_per_", "/").replace("_", " ")
         valid = None if self.valid is None else f"{self.valid:.3f}"
         texts = []
@@ -144,15 +191,52 @@ class Progress:
         return Text.assemble((full * done, "green"), (empty * (room - done), "bright_black"), GAP, words, no_wrap=True)
 
 
+@contextmanager
+def show_evaluation(screen: Console) -> Iterator[Callable[[int, int], None]]:
+    """Yields a callback for the progress of one evaluation: a live line on a terminal, lines of text elsewhere."""
+    live = screen.is_terminal and not screen.is_dumb_terminal
+    status, started, last = screen.status("evaluating"), time.monotonic(), time.monotonic()
+
+    def report(done: int, of: int) -> None:
+        nonlocal last
+        left = _duration((time.monotonic() - started) * (of - done) / max(1, done))
+        text = f"evaluating: {done:,}/{of:,} targets, {left} left"
+        if live:
+            status.update(text)
+        elif time.monotonic() - last > EVERY:
+            last = time.monotonic()
+            screen.print(text)
+
+    if live:
+        with status:
+            yield report
+    else:
+        yield report
+
+
 def metrics(result: dict[str, Any]) -> str:
-    """The metrics of an evaluation, and how they were computed, on one line."""
-    hidden = {"kind", "step", "seconds", "sample"}
-    shown = [
-        f"{name.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
-        for name, value in result.items()
-        if name not in hidden and not isinstance(value, list)
-    ]
-    return "  ".join(shown)
+    """The metrics of an evaluation, and how they were computed, on one line: the split, the first metric with its interval, ..."""
+    hidden = {"kind", "step", "seconds", "sample", "split", "low", "high", "targets_in_split"}
+    shown: list[str] = []
+    for name, value in result.items():
+        if name in hidden or isinstance(value, list):
+            continue
+        text = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+        if not shown and math.isfinite(result.get("low", math.nan)):
+            text += f" (95% interval {result['low']:.4g} to {result['high']:.4g})"
+        if name == "targets" and value < result.get("targets_in_split", value):
+            text += f" of {result['targets_in_split']:,}"
+        shown.append(f"{name.replace('_', ' ')} {text}")
+    return (f"{result['split']}: " if "split" in result else "") + "  ".join(shown)
+
+
+def _tokens(begin: dict[str, Any]) -> str:
+    """The tokens of a step, by the settings that decide them; empty if the rows of a batch are no tokens."""
+    batch, context = begin.get("batch"), begin.get("context")
+    if batch is None or context is None:
+        return ""
+    most = "at most " if begin["pads"] else ""
+    return f"; run.batch {batch} x task.context {context} = {most}{batch * context:,} tokens a step"
 
 
 def _short(sample: str, lines: int = 6) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from everyformer.cli.progress import Progress, show_progress
+import everyformer
+from everyformer.train.loop import train
+from everyformer.train.progress import Progress, show_progress
+from tests.train.small import recipe, text
 
 BEGIN = {"kind": "begin", "step": 0, "seconds": 0.0, "steps": 5000, "parameters": 9_660_000}
 LANGUAGE, LABELS = {"metric": "bits_per_byte", "bytes": 2.0}, {"metric": "accuracy", "bytes": None}
@@ -69,6 +73,14 @@ def test_no_line_is_wider_than_the_terminal(width):
     assert len(lines) <= 2 and all(len(line) <= width for line in lines)
 
 
+def test_the_progress_of_an_evaluation_is_shown():
+    state = a_run(LANGUAGE, {"bits_per_byte": 1.3123})
+    state.take({"kind": "evaluating", "step": 1200, "seconds": 95.0, "done": 4096, "of": 262_144, "final": False})
+    assert "  evaluating: 4,096/262,144 targets  " in str(state)
+    state.take(step(1201, 1.75))
+    assert "evaluating" not in str(state)
+
+
 def test_loss_and_speed_are_smoothed():
     state = Progress()
     state.take(BEGIN | LANGUAGE)
@@ -88,6 +100,18 @@ def test_a_pipe_gets_lines_of_text():
         listen(step(2, 3.0))  # too soon for another line
         listen({"kind": "evaluate", "step": 2, "seconds": 1.0, "bits_per_byte": 2.5, "sample": "a\tb\x1b[31mc\nd"})
         listen(step(5000, 3.0))
+        listen({"kind": "evaluating", "step": 5000, "seconds": 2.0, "done": 100, "of": 4000, "final": True})
+        last: dict[str, Any] = {
+            "step": 5000,
+            "seconds": 3.0,
+            "bits_per_byte": 2.5,
+            "low": 2.25,
+            "high": 2.75,
+            "perplexity": 5.657,
+        }
+        last |= {"split": "valid", "targets": 4000, "targets_in_split": 100_000}
+        listen({"kind": "evaluate", **last})
+        listen({"kind": "final", **last})  # the same metrics are not printed again
     lines = [line.rstrip() for line in file.getvalue().splitlines()]
     assert lines == [
         "9,660,000 parameters, 5,000 steps left",
@@ -96,5 +120,19 @@ def test_a_pipe_gets_lines_of_text():
         "  | a       b·[31mc",
         "  | d",
         "step 5,000/5,000  loss 3.000  bits/byte 2.164 (valid 2.500)  12.3k targets/s  812 MiB",
-        "evaluating on all held-out data; Ctrl-C skips it",
+        "evaluating on 4,000 held-out targets; Ctrl-C skips it",
+        "step 5000  valid: bits per byte 2.5 (95% interval 2.25 to 2.75)  perplexity 5.657  targets 4,000 of 100,000",
     ]
+
+
+def test_python_can_show_the_progress(tmp_path, capsys):
+    train(recipe(text(tmp_path), "run.steps=2"), tmp_path / "run", progress=True)
+    out = capsys.readouterr().out
+    assert "parameters, 2 steps left" in out and "\nstep 2  valid: bits per byte" in out
+    assert out.count("final, step 2  valid: bits per byte") == 1
+    everyformer.train(recipe(text(tmp_path), "run.steps=1"), tmp_path / "quiet")
+    assert capsys.readouterr().out == ""
+    everyformer.resume(tmp_path / "quiet", steps=2, progress=True)
+    assert "1 step left" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"quiet already exists and is not empty; choose another folder, or resume"):
+        everyformer.train(recipe(text(tmp_path)), tmp_path / "quiet")

@@ -1,0 +1,296 @@
+"""Measures three claims of the sources, on the embedded text of Shakespeare, byte by byte.
+
+    python -m bench.claims norms positions depth > docs/results/logs/claims.txt      # about 3 minutes on an H200
+    python -m bench.claims --page docs/results/logs/claims.txt > docs/results/claims.md
+
+norms      BatchNorm in a Transformer is "far less stable" (source K): the same encoder with each of four norms fills in masked bytes,
+           at three learning rates. It is an encoder because three of the norms mix positions, which a causal model refuses.
+positions  Sinusoids are as good as learned positions within the trained length, and go beyond it (source B doubts that they are good
+           there): the same decoder with each, trained on 128 positions.
+depth      The Sparse Transformer (Child et al. 2019): 128 layers on 16,384 positions, in bfloat16, with recomputed activations and
+           block-sparse attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from everyformer import (
+    Attention,
+    BatchNorm,
+    Causal,
+    FeedForward,
+    Full,
+    InstanceNorm,
+    Language,
+    Layer,
+    LayerNorm,
+    Learned,
+    Masked,
+    Model,
+    PreNorm,
+    SequenceNorm,
+    Sinusoidal,
+    Stack,
+    Standard,
+    Tokens,
+    build,
+)
+from everyformer.data.synthetic import shakespeare
+from everyformer.infer.sample import seeded_generator
+from everyformer.train.learner import set_checkpoint_segments
+from everyformer.train.provenance import start_log
+
+NORMS = {
+    "LayerNorm": LayerNorm(),
+    "BatchNorm": BatchNorm(),
+    "InstanceNorm": InstanceNorm(),
+    "SequenceNorm": SequenceNorm(),
+}
+POSITIONS = {"sinusoidal": Sinusoidal(), "learned": Learned(128)}
+MASK, LENGTH, BATCH = 256, 128, 64
+RATES = (1e-3, 3e-3, 1e-2)
+BEYOND = (128, 160, 256, 512)  # the ends of the ranges of positions in which the loss is measured
+
+PAGE = """# Three claims of the sources, measured
+
+Written by `python -m bench.claims --page` from [its log](logs/{log}), which begins with:
+
+{facts}
+
+The models have 4 layers of width 128 and read the embedded text of Shakespeare byte by byte; the last tenth is held out.
+
+## Norms (items 24 and 26)
+
+Held-out loss of masked bytes in nats, mean over the seeds. Own batch: with the statistics of the batch instead of the running ones.
+Jumps: standard deviation of the change of the training loss from step to step, in the second half. Peak: largest gradient norm there
+over its median, the largest of the seeds.
+
+{norms}
+
+## Positions (item 36)
+
+Bits per byte by position, mean over the seeds (in brackets: lowest and highest), after training on the positions 0-127.
+
+{places}
+
+## Depth (item 110)
+
+The Sparse Transformer with its fixed sets, on one sequence of 16,384 bytes in a step:
+
+{deep}
+"""
+
+
+class Text:
+    """The embedded text as bytes; the last tenth is held out."""
+
+    def __init__(self, device: torch.device) -> None:
+        token_N = torch.frombuffer(bytearray(shakespeare().encode()), dtype=torch.uint8).long().to(device)
+        self.parts = {"train": token_N[: len(token_N) * 9 // 10], "valid": token_N[len(token_N) * 9 // 10 :]}
+
+    def windows(self, part: str, length: int, batch: int, *key: int) -> Tensor:
+        """Windows at random positions, the same for the same key."""
+        token_N = self.parts[part]
+        start_B1 = torch.randint(0, len(token_N) - length, (batch, 1), generator=seeded_generator(part, *key))
+        return token_N[(start_B1 + torch.arange(length)).to(token_N.device)]
+
+
+def network_of(pattern: Any, position: Any, norm: Any, vocabulary: int, device: torch.device) -> nn.Module:
+    head = Language() if isinstance(pattern, Causal) else Masked()
+    layer = Layer((Attention(Standard(4), pattern), FeedForward(512)))
+    body = Stack(4, (layer,), PreNorm(norm))
+    model = Model(width=128, embed=Tokens(vocabulary), position=position, body=body, outputs=(head,))
+    return model.build().to(device)
+
+
+def train(
+    network: nn.Module, loss_of: Callable[[int], Tensor], steps: int, lr: float
+) -> tuple[list[float], list[float]]:
+    """AdamW with 50 steps of warm-up and clipping to 1. Returns the losses and the norms of the gradient before clipping."""
+    optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.01)
+    losses, norms = [], []
+    network.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / 50)
+        optimizer.zero_grad()
+        loss = loss_of(step)
+        loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(network.parameters(), 1.0))
+        optimizer.step()
+        losses.append(loss.detach())
+    return [float(x) for x in losses], [float(x) for x in norms]
+
+
+def norms(device: torch.device, steps: int) -> None:
+    text = Text(device)
+    for name, norm in NORMS.items():
+        for lr in RATES:
+            for seed in (0, 1):
+                torch.manual_seed(seed)
+                network = network_of(Full(), Learned(LENGTH), norm, MASK + 1, device)
+
+                def loss_of(step: int, part: str = "train", network: nn.Module = network, seed: int = seed) -> Tensor:
+                    token_BT = text.windows(part, LENGTH, BATCH, seed, step)
+                    random = torch.Generator().manual_seed(step)
+                    masked_BT = (torch.rand(token_BT.shape, generator=random) < 0.15).to(device)
+                    logits = network(token_BT.masked_fill(masked_BT, MASK)).logits
+                    return F.cross_entropy(logits[masked_BT].float(), token_BT[masked_BT])
+
+                losses, gradients = train(network, loss_of, steps, lr)
+                with torch.no_grad():
+                    network.eval()
+                    valid = statistics.mean(float(loss_of(step, "valid")) for step in range(8))
+                    network.train()
+                    batch_mode = statistics.mean(float(loss_of(step, "valid")) for step in range(8))
+                late = losses[steps // 2 :]
+                print(json.dumps({
+                    "claim": "norms", "norm": name, "lr": lr, "seed": seed, "steps": steps, "valid": round(valid, 4),
+                    "valid_batch_statistics": round(batch_mode, 4), "train": round(statistics.mean(late[-50:]), 4),
+                    "spread": round(statistics.stdev(b - a for a, b in pairwise(late)), 4),
+                    "largest_gradient": round(max(gradients[steps // 2 :]) / statistics.median(gradients[steps // 2 :]), 2),
+                }), flush=True)  # fmt: skip
+
+
+def positions(device: torch.device, steps: int) -> None:
+    text = Text(device)
+    for name, position in POSITIONS.items():
+        for seed in (0, 1, 2):
+            torch.manual_seed(seed)
+            network = network_of(Causal(), position, LayerNorm(), 256, device)
+
+            def loss_of(step: int, network: nn.Module = network, seed: int = seed) -> Tensor:
+                token_BT = text.windows("train", LENGTH + 1, BATCH, seed, step)
+                return F.cross_entropy(network(token_BT[:, :-1]).logits.flatten(0, 1), token_BT[:, 1:].flatten())
+
+            train(network, loss_of, steps, 1e-3)
+            found: dict[str, Any] = {"claim": "positions", "position": name, "seed": seed, "steps": steps}
+            network.eval()
+            start = 0
+            for end in BEYOND:
+                try:
+                    found[f"{start}-{end - 1}"] = round(bits(network, text, start, end), 4)
+                except ValueError as error:
+                    found[f"{start}-{end - 1}"] = f"refused: {error}"
+                start = end
+            print(json.dumps(found), flush=True)
+
+
+@torch.no_grad()
+def bits(network: nn.Module, text: Text, start: int, end: int) -> float:
+    """Bits per byte of the predictions at the positions start to end - 1, of windows that begin at position 0."""
+    total = 0.0
+    for number in range(8):
+        token_BT = text.windows("valid", end + 1, 32, number)
+        logits = network(token_BT[:, :-1]).logits[:, start:]
+        total += float(F.cross_entropy(logits.flatten(0, 1), token_BT[:, 1 + start :].flatten()))
+    return total / 8 / 0.6931471805599453
+
+
+def depth(device: torch.device, steps: int, length: int = 16_384, layers: int = 128) -> None:
+    """One sequence in a step."""
+    text = Text(device)
+    torch.manual_seed(0)
+    sizes = {
+        "layers": layers,
+        "width": 256,
+        "heads": 4,
+        "context": length,
+        "stride": 128,
+        "columns": 32,
+        "dropout": 0.0,
+    }
+    network: Any = build("sparse-transformer", **sizes).to(device)  # type: ignore[arg-type]
+    set_checkpoint_segments(network, layers)
+    first, last = (network.body.layers[index].sublayers[-1].out.weight for index in (0, -1))
+    started: list[float] = []
+
+    def loss_of(step: int) -> Tensor:
+        token_BT = text.windows("train", length + 1, 1, 0, step)
+        with torch.autocast(device.type, torch.bfloat16):
+            logits = network(token_BT[:, :-1]).logits
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        started.append(time.perf_counter())
+        return F.cross_entropy(logits.flatten(0, 1).float(), token_BT[:, 1:].flatten())
+
+    losses, gradients = train(network, loss_of, steps, 1e-3)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    print(json.dumps({
+        "claim": "depth", **sizes, "parameters": sum(p.numel() for p in network.parameters()), "steps": steps,
+        "precision": "bfloat16", "first_loss": round(losses[0], 4), "last_losses": [round(x, 4) for x in losses[-5:]],
+        "seconds_a_step": round((started[-1] - started[len(started) // 2]) / max(1, len(started) - 1 - len(started) // 2), 3),
+        "peak_gib": memory and round(memory, 2), "largest_gradient": round(max(gradients), 3),
+        "gradient_first_over_last_layer": round(float(first.grad.norm() / last.grad.norm()), 3),
+    }), flush=True)  # fmt: skip
+
+
+def page(log: Path) -> str:
+    """docs/results/claims.md, from the log."""
+    lines = log.read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for row in found:
+        groups[row["claim"], row.get("norm", row.get("position")), row.get("lr")].append(row)
+    norms, places = ["| norm | rate | loss | own batch | jumps | peak |", "| --- " * 6 + "|"], list[str]()
+    for (claim, name, lr), rows in groups.items():
+        if claim == "norms":
+            mean = {
+                key: statistics.mean(row[key] for row in rows) for key in ("valid", "valid_batch_statistics", "spread")
+            }
+            peak = max(row["largest_gradient"] for row in rows)
+            numbers = f"{mean['valid']:.3f} | {mean['valid_batch_statistics']:.3f} | {mean['spread']:.3f} | {peak:.1f}"
+            norms.append(f"| {name} | {lr:g} | {numbers} |")
+        elif claim == "positions":
+            columns = [key for key in rows[0] if key[0].isdigit()]
+            places = places or [f"| positions | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+            places.append(f"| {name} | {' | '.join(_range([row[column] for row in rows]) for column in columns)} |")
+    facts = "\n".join(f"    {line}" for line in lines if line.startswith("# "))
+    deep = [
+        f"- {key}: {value}" for row in found if row["claim"] == "depth" for key, value in row.items() if key != "claim"
+    ]
+    return PAGE.format(
+        log=log.name, facts=facts, norms="\n".join(norms), places="\n".join(places), deep="\n".join(deep)
+    )
+
+
+def _range(values: list[Any]) -> str:
+    if any(isinstance(value, str) for value in values):
+        return "refused"
+    return f"{statistics.mean(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    claims = {"norms": (norms, 300), "positions": (positions, 600), "depth": (depth, 40)}
+    parser.add_argument("claims", nargs="*", choices=[[], *claims], help="default: all")
+    parser.add_argument("--steps", type=int, help="default: 300, 600 and 40")
+    parser.add_argument("--page", type=Path, help="print the page of this log")
+    options = parser.parse_args()
+    if options.page:
+        print(page(options.page), end="")
+        return
+    start_log(seed=[0, 1, 2])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for name in options.claims or claims:
+        run, steps = claims[name]
+        run(device, options.steps or steps)
+
+
+if __name__ == "__main__":
+    main()

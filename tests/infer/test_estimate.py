@@ -1,0 +1,87 @@
+"""The interval of a mean has the length that its equation says, and contains the true mean as often as it should."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from everyformer import Learned
+from everyformer.infer.estimate import Estimate, proportion_interval, row_sums, student
+from everyformer.infer.evaluate import streaming_nll, window_nll
+from tests.infer.test_evaluate import TEXT, VALUE, WINDOW
+from tests.network import model, ready
+
+
+def test_the_mean_of_examples_has_the_interval_of_a_ratio():
+    estimate = Estimate()
+    estimate.add(torch.tensor([1.0, 6.0]), [1, 3])
+    estimate.add(torch.tensor([5.0]), 2)
+    assert estimate.total == 12 and estimate.scored == 6 and estimate.mean == 2
+    half = student(2) * math.sqrt(3 / 2 * (1 + 0 + 1)) / 6  # residuals 1 - 2, 6 - 6, 5 - 4
+    assert (estimate.low, estimate.high) == pytest.approx((2 - half, 2 + half))
+
+
+def test_the_quantiles_of_student():
+    for degrees, quantile in ((4, 2.7764), (9, 2.2622), (31, 2.0395), (10_000, 1.9602)):
+        assert student(degrees) == pytest.approx(quantile, rel=0.02)
+
+
+def test_one_unit_has_no_interval():
+    estimate = Estimate()
+    estimate.add(torch.tensor([3.0]), 2)
+    assert estimate.mean == 1.5 and math.isnan(estimate.low) and math.isnan(estimate.high)
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_the_interval_contains_the_true_mean_in_95_of_100_cases(neighbours):
+    """Also if neighbouring units are alike: 1,024 units of an autoregressive series, whose mean is 0."""
+    generator, hits = np.random.default_rng(0), 0
+    for _ in range(400):
+        noise_U, value_U = generator.normal(size=1024), np.zeros(1024)
+        for unit in range(1024):
+            value_U[unit] = noise_U[unit] + (0.8 * value_U[unit - 1] if neighbours and unit else 0)
+        estimate = Estimate()
+        estimate.add(torch.from_numpy(value_U), 1, np.arange(1024) if neighbours else None)
+        hits += estimate.low <= 0 <= estimate.high
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_the_interval_of_a_proportion():
+    assert proportion_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)  # Wilson 1927
+    assert proportion_interval(4, 4) == pytest.approx((0.5101, 1), abs=1e-4)
+
+
+def test_sums_by_row():
+    selected_BT = torch.tensor([[True, False, True], [False, True, False]])
+    assert row_sums(torch.tensor([1.0, 2.0, 4.0]), selected_BT).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("limit", [1, 8, 17, 30])
+@pytest.mark.parametrize("stride", [1, 3, WINDOW])
+def test_a_limited_evaluation_scores_some_targets_as_the_whole_one_does(limit, stride):
+    """Each with the same context, and spread over the text."""
+    network, whole, part = ready(VALUE), Estimate(), Estimate()
+    window_nll(network, TEXT, WINDOW, stride, estimate=whole)
+    total, count = window_nll(network, TEXT, WINDOW, stride, limit=limit, estimate=part)
+    each = {
+        int(end): float(x)
+        for ends, xs in zip(whole._positions, whole._sums, strict=True)
+        for end, x in zip(ends, xs, strict=True)
+    }
+    chosen = [int(end) for ends in part._positions for end in ends]
+    assert count == len(chosen) * stride <= max(limit, stride) and part.expected == count
+    assert total == pytest.approx(sum(each[end] for end in chosen), rel=1e-12)
+    assert len(set(part.target_indices().tolist())) == count
+    assert chosen[0] == WINDOW + stride and (len(chosen) < 2 or chosen[-1] > len(TEXT) // 2)
+
+
+def test_a_limited_evaluation_in_segments_reads_each_row_in_part():
+    network, token_N = ready(model(position=Learned(200), outputs=VALUE.outputs)), np.tile(TEXT[:1], 200)
+    part = Estimate()
+    _, count = streaming_nll(network, token_N, 4, 4, rows=5, lead=4, limit=40, estimate=part)
+    index_N = part.target_indices()
+    assert count == part.expected == 4 + 5 * 8 == len(set(index_N.tolist()))
+    assert index_N.max() > 150 and index_N.min() == 1

@@ -1,0 +1,71 @@
+"""The optimizers of a network: their updates are the papers' equations, with the settings of the recipe."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from everyformer import build
+from everyformer.train.optimizer import optimizers, set_lr
+from everyformer.train.recipe import Optim
+from tests.spec import optimizer as spec
+
+SETTINGS = [Optim(lr=0.01, weight_decay=0.1), Optim(lr=0.1, beta1=0.5, beta2=0.75, weight_decay=0.5)]
+
+
+def steps(network: nn.Module, optim: Optim, factor: float = 1.0, count: int = 3):
+    """Train on `count` random gradients. Returns each weight before and after, with its gradients."""
+    random = torch.Generator().manual_seed(0)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    gradients: dict[str, list[torch.Tensor]] = {name: [] for name in before}
+    trained = optimizers(network, optim)
+    for _ in range(count):
+        set_lr(trained, factor)
+        for name, p in network.named_parameters():
+            p.grad = torch.randn(p.shape, generator=random, dtype=p.dtype)
+            gradients[name].append(p.grad.clone())
+        for optimizer in trained:
+            optimizer.step()
+    return [(name, before[name], p.detach(), gradients[name]) for name, p in network.named_parameters()]
+
+
+@pytest.mark.spec(133)
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+@pytest.mark.parametrize("optim", SETTINGS, ids=["defaults", "others"])
+def test_adamw_is_its_equations_and_decays_matrices_only(optim, factor):
+    """With the learning rate of the schedule's factor. Vectors (norms, biases) do not decay."""
+    for _, before, after, gradients in steps(nn.Linear(3, 2).double(), optim, factor):
+        decay = optim.weight_decay if before.dim() == 2 else 0.0
+        for at in range(before.numel()):
+            numbers = [float(g.flatten()[at]) for g in gradients]
+            settings = (optim.lr * factor, optim.beta1, optim.beta2, decay)
+            expected = spec.adamw(float(before.flatten()[at]), numbers, *settings)
+            assert float(after.flatten()[at]) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.spec(133)
+def test_muon_moves_matrices_by_nearly_orthogonal_ones_and_the_rest_by_adamw():
+    """The singular values of Muon's step are within a third of 1, those of its definition; a step of SGD or Adam is far from it."""
+    optim = Optim(name="muon", muon_lr=0.02, lr=0.01, weight_decay=0.1)
+    network = build("byte-language", "tiny", layers=1)
+    for name, before, after, gradients in steps(network, optim, factor=0.5, count=2):
+        if ".layers." in name and before.dim() == 2:
+            expected = spec.muon(before, gradients, optim.muon_lr * 0.5, optim.weight_decay)
+            step, wanted = after - before, expected - before
+            assert torch.nn.functional.cosine_similarity(step.flatten(), wanted.flatten(), dim=0) > 0.95
+            assert 0.7 < step.norm() / wanted.norm() < 1.3
+        else:
+            decay = optim.weight_decay if before.dim() >= 2 else 0.0
+            numbers = [float(g.flatten()[0]) for g in gradients]
+            expected = spec.adamw(float(before.flatten()[0]), numbers, 0.005, optim.beta1, optim.beta2, decay)
+            assert float(after.flatten()[0]) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_frozen_weights_are_left_out_and_a_network_without_vectors_has_one_group():
+    network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+    network[1].requires_grad_(False)
+    (adamw,) = optimizers(network, Optim(lr=0.5))
+    assert [len(group["params"]) for group in adamw.param_groups] == [1]
+    assert adamw.param_groups[0]["params"][0] is network[0].weight and adamw.param_groups[0]["full_lr"] == 0.5
+    assert isinstance(adamw, torch.optim.AdamW)
