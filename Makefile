@@ -1,7 +1,7 @@
 # Every target creates .venv if necessary: on a fresh machine `make demo` or `make check` is enough.
 PY := .venv/bin/python
 
-.PHONY: demo test lint check format contracts bench clean
+.PHONY: demo test lint check format contracts bench gpu clean
 
 demo: .venv/.installed
 	.venv/bin/everyformer demo
@@ -27,6 +27,10 @@ contracts: .venv/.installed
 
 bench: .venv/.installed
 	$(PY) -m bench.gpt2_step
+
+# Needs a GPU; takes about five minutes and writes docs/results/gpu.md.
+gpu: .venv/.installed
+	$(PY) -m bench.gpu
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

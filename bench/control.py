@@ -136,7 +136,7 @@ def main() -> None:
             key=lambda run: ("minigrid" not in run[1], run[0] == "lstm"),
         )
         with ThreadPoolExecutor(options.jobs) as pool, file_path.open("a") as file:
-            for result in pool.map(lambda run: one(*run, options), order):
+            for result in pool.map(lambda run: one(run[0], run[1], run[2], options), order):
                 file.write(json.dumps(result) + "\n")
                 file.flush()
     last = {

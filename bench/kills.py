@@ -5,7 +5,8 @@
 A trial trains a tiny model of some kind (plain, with a segment memory, reversible, halting, recurrent, an agent) in one process or in
 two (DDP, FSDP2; gloo), interrupts it one to three times, and then lets it end. An interruption is
 
-    kill       SIGKILL during the first pass over the data, a step, a save or an evaluation; of two processes one is killed
+    kill       SIGKILL while the data are opened, during a step, a save or an evaluation, after some lines of Python or some
+               milliseconds; of two processes one is killed, and the other one ends or is killed too
     term       SIGTERM at such a moment
     full       a full disk: a limit on the size of files, or an fsync that fails
     readonly   a folder that the process may not write to
@@ -21,21 +22,18 @@ from __future__ import annotations
 import argparse
 import errno
 import json
-import mmap
 import os
 import random
 import resource
-import select
 import shutil
 import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,34 +43,12 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from everyformer.task.language import LanguageInference
-from everyformer.train import checkpoint, loop
+from bench.forked_run import FAILED, KINDS, MOMENTS, REFUSED, TIMEOUT, WAYS, Place, Started, Trap
+from everyformer.train import checkpoint
 from everyformer.train.checksums import read_checksums
 from everyformer.train.provenance import COMMIT, header, provenance
-from everyformer.train.recipe import Recipe
 from everyformer.train.record import read
 
-COMMON = (
-    "run.steps=8",
-    "run.batch=4",
-    "run.evaluate=4",
-    "run.save=2",
-    "run.examples=2",
-    "run.device=cpu",
-    "optim.ema=0.5",
-)
-SMALL = ("model.width=16", "model.heads=2", "model.layers=2", "model.dropout=0.1")
-KINDS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {  # member, task, settings
-    "plain": ("byte-language", None, (*SMALL, "model.context=8", "task.tokenizer=bpe", "task.vocabulary=300")),
-    "memory": ("transformer-xl", None, (*SMALL, "model.memory=8", "task.segment=8")),
-    "reversible": ("reformer", None, (*SMALL, "model.context=64", "model.axial_columns=8")),
-    "halting": ("universal-transformer", None, ("model.width=16", "model.heads=2", "model.steps=3")),
-    "recurrent": ("lstm", None, ("model.width=16", "task.segment=8", "model.memory=1")),
-    "agent": ("gtrxl", "recall", ("model.width=16", "model.heads=2", "model.layers=1", "model.memory=8",
-                                  "task.copies=4", "task.segment=4", "task.epochs=2", "task.episodes=2")),
-}  # fmt: skip
-WAYS = {"one": 1, "ddp": 2, "fsdp": 2}  # processes
-MOMENTS = ("data", "step", "save", "evaluate")
 EVENTS = {"kill": 75, "term": 8, "full": 6, "readonly": 3, "two": 8}  # with weights
 MODULES = (
     "torch._dynamo",
@@ -82,173 +58,26 @@ MODULES = (
     "tokenizers",
     "gymnasium",
 )
-ROUNDING = {"rtol": 1e-4, "atol": 1e-5}  # of two processes, as in tests/train/test_distributed.py
+RTOL, ATOL = 1e-4, 1e-5  # of two processes, as in tests/train/test_distributed.py
 STATE = ("model.safetensors", "optimizer.safetensors", "ema.safetensors", "cache.safetensors", "data.safetensors")
-TIMEOUT = 120.0  # seconds after which a run counts as hanging
-REFUSED, FAILED = 3, 4  # exit codes of a run: an error that the command line shows in one line, and any other
-
-
-@dataclass(frozen=True)
-class Trap:
-    """Where a run is to be interrupted: at the n-th moment of a kind, in the process of this rank."""
-
-    moment: str = ""
-    count: int = 1
-    rank: int = 0
-
-
-@dataclass
-class Place:
-    """The folder of a trial, and what its runs have in common."""
-
-    root: Path
-    kind: str
-    way: str
-    port: Iterator[int]
-    keep: int = 2
-    output: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.root.mkdir(parents=True)
-        self.root.chmod(0o755)
-        (self.root / "cache").mkdir()
-        (self.root / "cache").chmod(0o777)
-        self.output = self.root / "output.txt"
-        self.output.touch()
-        self.output.chmod(0o666)
-
-    @property
-    def run(self) -> Path:
-        return self.root / "run"
-
-
-class Started:
-    """The processes of a run. `moment` is what the trapped one is doing."""
-
-    def __init__(self, place: Place, trap: Trap, prepare: Callable[[], None] | None = None, verb: str | None = None):
-        self.shared = mmap.mmap(-1, 64)
-        self.reached, write = os.pipe()
-        world, port = WAYS[place.way], next(place.port)
-        self.children = [self._fork(place, trap, rank, world, port, write, prepare, verb) for rank in range(world)]
-        os.close(write)
-
-    def _fork(self, place: Place, trap: Trap, rank: int, world: int, port: int, write: int, *rest: Any) -> int:
-        child = os.fork()
-        if child:
-            return child
-        code = FAILED
-        try:
-            os.close(self.reached)
-            _child(place, trap, rank, world, port, write, self.shared, *rest)
-            code = 0
-        except (ValueError, OSError) as error:
-            code = REFUSED
-            print(f"error: {error}", flush=True)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-
-    @property
-    def moment(self) -> str:
-        return self.shared[:16].rstrip(b"\0").decode() or "other"
-
-    def wait_for_trap(self) -> bool:
-        """Returns False if the run ended before it came to the trap."""
-        ready, _, _ = select.select([self.reached], [], [], TIMEOUT)
-        return bool(ready) and os.read(self.reached, 1) == b"x"
-
-    def end(self, seconds: float = TIMEOUT) -> list[int]:
-        """Wait for the processes, and kill them after some time. Returns their exit codes."""
-        limit, codes = time.monotonic() + seconds, dict[int, int]()
-        while len(codes) < len(self.children):
-            for child in set(self.children) - codes.keys():
-                done, status = os.waitpid(child, os.WNOHANG)
-                if done:
-                    codes[child] = os.waitstatus_to_exitcode(status)
-                elif time.monotonic() > limit:
-                    os.kill(child, signal.SIGKILL)
-            time.sleep(0.002)
-        os.close(self.reached)
-        return [codes[child] for child in self.children]
-
-
-def _child(
-    place: Place, trap: Trap, rank: int, world: int, port: int, write: int, shared: mmap.mmap,
-    prepare: Callable[[], None] | None, verb: str | None,
-) -> None:  # fmt: skip
-    """What a forked process does: train, or resume a run that has a recipe."""
-    handle = os.open(place.output, os.O_WRONLY | os.O_APPEND)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    os.environ["EVERYFORMER_CACHE"] = str(place.root / "cache")
-    if world > 1:
-        os.environ |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "LOCAL_WORLD_SIZE": str(world),
-        }
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    LanguageInference.sample = lambda *_: None  # type: ignore[method-assign]  # it takes most of the time
-    if rank == trap.rank:
-        _watch(trap, write, shared)
-    os.close(write)
-    if prepare is not None:
-        prepare()
-    verb = verb or ("resume" if (place.run / "recipe.json").is_file() else "train")
-    loop.resume(place.run) if verb == "resume" else loop.train(recipe(place), place.run)
-
-
-def _watch(trap: Trap, write: int, shared: mmap.mmap) -> None:
-    """Note in shared memory what the process is doing, and how long each moment takes; report the trap to the parent."""
-    write, counts = os.dup(write), Counter[str]()
-
-    def watched(moment: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            before, start = bytes(shared[:16]), time.perf_counter()
-            shared[:16] = moment.encode().ljust(16, b"\0")
-            counts[moment] += 1
-            if (moment, counts[moment]) == (trap.moment, trap.count):
-                os.write(write, b"x")
-            try:
-                return function(*args, **options)
-            finally:
-                shared[:16] = before
-                place = 16 + 8 * MOMENTS.index(moment)
-                shared[place : place + 8] = np.float64(time.perf_counter() - start).tobytes()
-
-        return call
-
-    loop._open = watched("data", loop._open)
-    loop.Loop._step = watched("step", loop.Loop._step)  # type: ignore[method-assign]
-    loop.Loop._evaluate = watched("evaluate", loop.Loop._evaluate)  # type: ignore[method-assign]
-    checkpoint.save = watched("save", checkpoint.save)
-
-
-def recipe(place: Place) -> Recipe:
-    member, task, settings = KINDS[place.kind]
-    shard = f"run.shard={str(place.way == 'fsdp').lower()}"
-    data = None if task else place.root.parent / "text.txt"
-    return Recipe.of(member, *COMMON, *settings, shard, f"run.keep={place.keep}", size="tiny", task=task, data=data)
 
 
 @dataclass
 class Reference:
-    """An uninterrupted run: its folder, and the seconds of each moment."""
+    """An uninterrupted run: its folder, and the seconds and lines of Python of each moment."""
 
     folder: Path
     seconds: dict[str, float]
+    lines: dict[str, float]
 
 
 def reference(kind: str, way: str, folder: Path, port: Iterator[int]) -> Reference:
-    place = Place(folder / f"reference-{kind}-{way}", kind, way, port, keep=100)
+    place = Place(folder / f"reference-{kind}-{way}", kind, way, port, keep=100, save=1)
     run = Started(place, Trap())
     if codes := [code for code in run.end() if code]:
         raise RuntimeError(f"the uninterrupted run {kind} {way} ended with {codes}:\n{place.output.read_text()}")
-    seconds = np.frombuffer(run.shared[16 : 16 + 8 * len(MOMENTS)], dtype=np.float64)
-    return Reference(place.run, dict(zip(MOMENTS, seconds.tolist(), strict=True)))
+    seconds, lines = np.frombuffer(run.shared[16 : 16 + 16 * len(MOMENTS)], dtype=np.float64).reshape(-1, 2).T.tolist()
+    return Reference(place.run, dict(zip(MOMENTS, seconds, strict=True)), dict(zip(MOMENTS, lines, strict=True)))
 
 
 class Different(Exception):
@@ -265,77 +94,97 @@ def compare(place: Place, whole: Reference, steps: list[int]) -> str:
         for name in (*STATE, "state.json"):
             if sums.get(name) == expected.get(name):
                 continue
+            if name == "state.json" and _same_state(mine / name, theirs / name):
+                continue
             if place.way == "one" or name not in STATE:
                 raise Different(f"{name} of step {step} differs")
             a, b = load_file(mine / name), load_file(theirs / name)
-            if a.keys() != b.keys() or not all(np.allclose(a[key], b[key], **ROUNDING) for key in a):
+            if a.keys() != b.keys() or not all(np.allclose(a[key], b[key], rtol=RTOL, atol=ATOL) for key in a):
                 raise Different(f"{name} of step {step} differs by more than rounding")
             result = "rounding"
     return result
 
 
+def _same_state(mine: Path, theirs: Path) -> bool:
+    """Whether two states are equal but for the learning rate, which each step sets anew.
+
+    A state whose evaluation SIGTERM aborted is left to the last checkpoint, before which the evaluation is made up for.
+    """
+    one, two = (json.loads(path.read_bytes()) for path in (mine, theirs))
+    for group in (*one["groups"], *two["groups"]):
+        del group["lr"]
+    return one["unevaluated"] or one == two
+
+
 def compare_records(place: Place, whole: Reference) -> None:
     """Compare the losses and metrics of all steps; each is there once."""
     mine, theirs = (
-        [(line["step"], line["kind"], line.get("loss", line.get("bits_per_byte", line.get("return"))))
-         for line in read(folder / "records.jsonl") if line["kind"] in ("step", "evaluate")]
+        [line for line in read(folder / "records.jsonl") if line["kind"] in ("step", "evaluate", "final")]
         for folder in (place.run, whole.folder)
-    )  # fmt: skip
-    if [line[:2] for line in mine] != [line[:2] for line in theirs]:
+    )
+    if [(line["kind"], line["step"]) for line in mine] != [(line["kind"], line["step"]) for line in theirs]:
         raise Different("records.jsonl has other steps")
-    exact = place.way == "one"
-    if not all(
-        a == b if exact else np.isclose(a, b, **ROUNDING) for (*_, a), (*_, b) in zip(mine, theirs, strict=True)
-    ):
-        raise Different("records.jsonl has other losses or metrics")
+    for a, b in zip(mine, theirs, strict=True):
+        for name in ("loss", "norm", "bits_per_byte", "return"):
+            x, y = float(a.get(name, 0)), float(b.get(name, 0))
+            if x != y and (place.way == "one" or abs(x - y) > ATOL + RTOL * abs(y)):
+                raise Different(f"records.jsonl has another {name} in step {a['step']}: {x}, not {y}")
 
 
 def interrupt(event: str, place: Place, whole: Reference, dice: random.Random) -> str:
     """Start or resume a run and interrupt it. Returns what happened."""
-    moment = dice.choice(MOMENTS)
-    trap = Trap(moment, dice.randint(1, 2 if moment in ("save", "evaluate") else 4) if moment != "data" else 1)
-    trap = Trap(trap.moment, trap.count, dice.randrange(WAYS[place.way]))
     if event in ("full", "readonly"):
         return _cannot_write(event, place, dice)
+    moment = dice.choice(MOMENTS)
+    count = 1 if moment == "data" else dice.randint(1, 2 if moment in ("save", "evaluate") else 4)
+    lines = dice.randrange(1 + int(whole.lines[moment])) if event == "kill" and dice.random() < 0.6 else None
+    trap = Trap(moment, count, dice.randrange(WAYS[place.way]), lines)
     run = Started(place, trap)
-    if not run.wait_for_trap():
-        return f"{event}@ended {_check_codes(run.end(), place, {0})}"
-    time.sleep(dice.random() * whole.seconds[moment])
-    victim = run.children[trap.rank]
-    if event == "term":
-        for child in run.children:  # as torchrun does
-            os.kill(child, signal.SIGTERM)
+    if lines is None and run.wait_for_trap():
+        time.sleep(dice.random() * whole.seconds[moment])
+        if event == "term":
+            return _terminate(run, place)
+        victim = run.children[trap.rank]
+        if event == "two":
+            os.kill(victim, signal.SIGSTOP)
+            trains = (place.run / "lock").is_file()  # else it has just ended
+            event = event if trains else "kill"
+            for verb in ("train", "resume") if trains else ():
+                if verb == "train" or (place.run / "recipe.json").is_file():
+                    _check_refused(Started(place, Trap(), verb=verb).end(), place, "is in use")
         where = run.moment
-        codes = run.end(20 if len(run.children) > 1 else TIMEOUT)
-        allowed = {0, -signal.SIGTERM} | ({-signal.SIGKILL, FAILED, REFUSED} if len(run.children) > 1 else set())
-        return f"term@{where} {_check_codes(codes, place, allowed)}"
-    if event == "two":
-        os.kill(victim, signal.SIGSTOP)
-        for verb in ("train", "resume"):
-            if verb == "train" or (place.run / "recipe.json").is_file():
-                _check_refused(Started(place, Trap(), verb=verb).end(), place, "is in use")
+        for child in run.children:  # the other process waits for the killed one: it ends, or is ended
+            if child == victim or dice.random() < 0.5:
+                os.kill(child, signal.SIGKILL)
+        _check_codes(run.end(5), place, {0, -signal.SIGKILL, FAILED, REFUSED})
+        return f"{event}@{where}"
+    codes = run.end(TIMEOUT if len(run.children) == 1 else 20)
+    _check_codes(codes, place, {0, -signal.SIGKILL} | ({FAILED, REFUSED} if len(codes) > 1 else set()))
+    return f"{event}@{moment if -signal.SIGKILL in codes else 'ended'}"
+
+
+def _terminate(run: Started, place: Place) -> str:
+    """SIGTERM to all processes, as torchrun sends it. A run in one process ends with a checkpoint once it trains."""
     where = run.moment
-    os.kill(victim, signal.SIGKILL)
-    for child in run.children:  # the other process waits for the killed one: it ends, or is ended
-        if child != victim and dice.random() < 0.5:
-            os.kill(child, signal.SIGKILL)
-    _check_codes(run.end(5), place, {0, -signal.SIGKILL, FAILED, REFUSED})
-    return f"{event}@{where}"
+    for child in run.children:
+        os.kill(child, signal.SIGTERM)
+    several = len(run.children) > 1
+    codes = run.end(20 if several else TIMEOUT)
+    _check_codes(codes, place, {0, -signal.SIGTERM} | ({-signal.SIGKILL, FAILED, REFUSED} if several else set()))
+    return f"term@{where}"
 
 
 def _cannot_write(event: str, place: Place, dice: random.Random) -> str:
     if event == "readonly":
-        if not (place.run / "recipe.json").is_file():
-            return "readonly@nothing"
         with _read_only(place.run) as prepare:
             codes = Started(place, Trap(), prepare).end()
         _check_refused(codes, place, "make it writable")
-        return "readonly"
+        return "readonly@refused"
     limit, call = int(200 * 300 ** dice.random()), dice.randint(1, 40)
     codes = Started(place, Trap(), dice.choice((lambda: _limit_files(limit), lambda: _fail_fsync(call)))).end(20)
     if any(codes):
         _check_refused(codes, place, "cannot write to")
-    return f"full {'refused' if any(codes) else 'enough'}"
+    return f"full@{'refused' if any(codes) else 'ended'}"
 
 
 def _limit_files(size: int) -> None:
@@ -352,7 +201,7 @@ def _fail_fsync(number: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         original(handle)
 
-    os.fsync = fsync
+    os.fsync = fsync  # type: ignore[assignment]
 
 
 @contextmanager
@@ -392,10 +241,14 @@ def trial(
     events, result, problem = list[str](), "equal", ""
     try:
         for _ in range(dice.randint(1, 3)):
-            events.append(interrupt(dice.choices(list(EVENTS), list(EVENTS.values()))[0], place, whole, dice))
+            event = dice.choices(list(EVENTS), list(EVENTS.values()))[0]
+            has_recipe = (place.run / "recipe.json").is_file()
+            events.append(interrupt("kill" if event == "readonly" and not has_recipe else event, place, whole, dice))
             if compare(place, whole, checkpoint.steps(place.run)) == "rounding":
                 result = "rounding"
             place.output.write_text("")
+            if events[-1].endswith("@ended"):
+                break
         _check_codes(Started(place, Trap()).end(), place, {0})
         if compare(place, whole, [checkpoint.find_step(place.run, None)]) == "rounding":
             result = "rounding"
@@ -425,7 +278,7 @@ def ports(index: int) -> Iterator[int]:
 
 
 def kills(line: dict[str, Any]) -> int:
-    return sum(event.split("@")[0] in ("kill", "two") and not event.endswith("0") for event in line["events"])
+    return sum(event.startswith(("kill@", "two@")) and not event.endswith("@ended") for event in line["events"])
 
 
 def campaign(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
@@ -471,12 +324,12 @@ def campaign(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, An
 
 def summary(lines: list[dict[str, Any]]) -> list[str]:
     """The tables of docs/results/kills.md."""
-    events = Counter(event.split()[0] for line in lines for event in line["events"])
-    table = ["| interruption | " + " | ".join((*MOMENTS, "otherwise")) + " |", "| --- " * (len(MOMENTS) + 2) + "|"]
-    for event in EVENTS:
-        counts = [events[f"{event}@{moment}"] for moment in MOMENTS]
-        others = sum(n for name, n in events.items() if name.split("@")[0] == event) - sum(counts)
-        table.append(f"| {event} | " + " | ".join(map(str, (*counts, others))) + " |")
+    events = Counter(event for line in lines for event in line["events"])
+    columns = (*MOMENTS, "other", "refused", "ended")
+    table = ["| interruption | " + " | ".join(columns) + " |", "| --- " * (len(columns) + 1) + "|"]
+    table += [
+        f"| {event} | " + " | ".join(str(events[f"{event}@{name}"]) for name in columns) + " |" for event in EVENTS
+    ]
     table += [
         "",
         "| kind | way | trials | killed | equal to the last bit | equal to rounding | failed |",
@@ -496,16 +349,24 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
 
 
-def main(words: list[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000, help="runs to kill; the other interruptions come on top")
     parser.add_argument("--processes", type=int, default=1, help="trials at a time")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="agent needs gymnasium, and is left out without it")
+    parser.add_argument("--ways", default=",".join(WAYS), help="one process, or two with DDP or FSDP2")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, help="a file for the lines that are printed")
     parser.add_argument("--folder", type=Path, help="where the runs are written; default: a new temporary folder")
-    options = parser.parse_args(words)
+    parser.add_argument(
+        "--only-table", type=Path, metavar="LOG", help="print the tables of a log, for docs/results/kills.md"
+    )
+    options = parser.parse_args()
+    if options.only_table:
+        print("\n".join(summary(read_log(options.only_table))))
+        return 0
     torch.set_num_threads(1)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}  # neither survives a fork
     for name in MODULES:  # once, for all processes to come
         with suppress(ImportError):
             import_module(name)

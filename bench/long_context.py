@@ -67,7 +67,7 @@ def now(cuda: bool) -> float:
 def depth(device: str, rounds: int) -> None:
     token_BT = torch.randint(0, 256, (4, 513), device=device)
     for layers in (6, 12, 24, 48):
-        value = everyformer.member("reformer", "tiny", layers=layers, context=512, axial_columns=16, dropout=0.0)
+        value: Any = everyformer.member("reformer", "tiny", layers=layers, context=512, axial_columns=16, dropout=0.0)
         plain = replace(value, body=replace(value.body, residual=PreNorm()))
         for name, one in (("reversible", value), ("plain", plain)):
             report(layers=layers, residual=name, **measured(one.build().to(device), token_BT, rounds))
@@ -83,10 +83,10 @@ def reuse(device: str, rounds: int) -> None:
 def reuse_row(network: nn.Module, memory: int, device: str, rounds: int, segment: int = 64) -> dict[str, float]:
     """Milliseconds per byte with a memory of this length, and without one."""
     token_BT = torch.randint(0, 256, (1, memory), device=device)
-    cache = network(token_BT, cache=Cache(), memory=memory).cache
+    cache = network(token_BT, cache=Cache(max_length=memory)).cache
 
     def read_segment() -> None:
-        network(token_BT[:, :segment], cache=cache, memory=memory)
+        network(token_BT[:, :segment], cache=cache)
 
     encoded = median(lambda: network(token_BT), rounds, device == "cuda")
     reused = median(read_segment, rounds, device == "cuda")

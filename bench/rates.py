@@ -1,6 +1,6 @@
 """Trains a member at several peak learning rates and prints what each reaches on held-out data.
 
-    python -m bench.rates gpt2 --size tiny --data FILE --rates 1e-3 3e-3 1e-2 run.steps=1000
+    python -m bench.rates gpt2 --size tiny --data FILE --rates 1e-3,3e-3,1e-2 run.steps=1000
     python -m bench.rates byte-classifier --size tiny --task classify --data FOLDER --split test run.steps=800
 
 The default learning rates and warm-ups of `everyformer train` rest on these numbers. Without --rates the default is trained. Prints the
@@ -25,12 +25,14 @@ def main() -> None:
     parser.add_argument("--task")
     parser.add_argument("--data")
     parser.add_argument("--split", default="valid")
-    parser.add_argument("--rates", type=float, nargs="*", default=[None])
+    parser.add_argument(
+        "--rates", help="numbers with commas between them; default: the rate that a recipe has by default"
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("settings", nargs="*", help="settings of every run, for example run.steps=500")
     options = parser.parse_intermixed_args()
     start_log(seed=range(options.seeds))
-    for rate in options.rates:
+    for rate in options.rates.split(",") if options.rates else [None]:
         for seed in range(options.seeds):
             settings = [*options.settings, "run.evaluate=0", f"run.seed={seed}"]
             settings += [] if rate is None else [f"optim.lr={rate}"]

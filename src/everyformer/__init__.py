@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     )
     from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, ScoreModModule, Shaw, T5Bias
     from everyformer.attention.span import DynamicSpan, Span
+    from everyformer.family.pretrained import from_pretrained
     from everyformer.family.table import build, member, members
     from everyformer.infer.generate import generate, sample
     from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions
@@ -123,6 +124,7 @@ _HOMES = {
     "everyformer.network.model": "Model EncoderDecoder",
     "everyformer.network.network": "Network PairNetwork Output EncoderOutput",
     "everyformer.network.store": "save load",
+    "everyformer.family.pretrained": "from_pretrained",
     "everyformer.family.table": "build member members",
     "everyformer.infer.generate": "generate sample",
     "everyformer.study.contracts": "contracts",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-from itertools import combinations, product
+from dataclasses import astuple, replace
+from itertools import combinations, islice, product
 from typing import Any
 
 import pytest
@@ -16,22 +16,26 @@ from everyformer.attention.four_term import FourTerm
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Causal, Pattern
 from everyformer.attention.projection import Standard
-from everyformer.attention.score_mod import Rotary, ScoreModModule, Shaw
+from everyformer.attention.score_mod import ImageBias, Rotary, ScoreModModule, Shaw
 from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network.act import ActState
 from everyformer.network.cache import Cache
 from everyformer.network.depth import Stack
-from everyformer.network.embed import Tokens
+from everyformer.network.embed import Features, Mixed, Patches, Tokens
 from everyformer.network.feedforward import FeedForward
+from everyformer.network.initial import Normal
 from everyformer.network.layer import Layer
 from everyformer.network.model import Model
 from everyformer.network.multi_head_attention import Attention, AttentionModule
 from everyformer.network.network import Network
-from everyformer.network.output_head import Language, PerToken
-from everyformer.network.position import Learned
-from everyformer.network.residual import PreNorm, PreNormModule, Reversible
+from everyformer.network.output_head import Classify, Language, PerToken
+from everyformer.network.ponder_rnn import PonderRnn
+from everyformer.network.position import JointMlp, Learned
+from everyformer.network.residual import Gated, PreNorm, PreNormModule, Reversible
 from everyformer.study.contract_report import Report
 from everyformer.study.contracts import CONTRACTS, contracts
+from everyformer.study.example import example
+from everyformer.study.random_models import check, random_models
 from everyformer.study.sweep import (
     BODIES,
     GATES,
@@ -357,3 +361,60 @@ def test_a_pattern_that_states_a_wrong_distance_fails_with_a_counterexample():
     report = contracts(value, only=["pattern"])
     assert not report.ok and "max_distance() is 3, but query 4 attends to key 0 in head 0" in str(report)
     assert contracts("sparse-transformer", only=["pattern"]).ok and contracts("lstm", only=["pattern"]).not_applicable
+
+
+def test_padding_and_neighbours_notice_a_cache_that_keeps_more_for_some_sequences(monkeypatch):
+    """Only a later call can show it."""
+    original = Cache.trim
+
+    def keep_what_the_others_need(cache: Cache, length: int) -> Cache:
+        kept = original(cache, length)
+        if cache.position_BK is None or not cache.has_padding:
+            return kept
+        return replace(kept, position_BK=cache.position_BK[:, cache.length - kept.length :])
+
+    monkeypatch.setattr(Cache, "trim", keep_what_the_others_need)
+    assert broken(tiny(), "padding") and broken(tiny(), "neighbours")
+
+
+def test_gradient_and_overfit_accept_kinks_and_narrow_parts():
+    """A gate behind a ReLU whose features are all 0 at first, a bottleneck of two features, and a grid that is not square."""
+    layer = Layer((Attention(Standard(2), parse("causal & ~window(1)"), (ImageBias(2, 4),)), FeedForward(8)))
+    body = Stack(1, (layer,), Gated("input", final_norm=True))
+    value = Model(
+        width=8,
+        embed=Tokens(10),
+        position=JointMlp(12, hidden=2),
+        body=body,
+        outputs=(Classify(3, "last", pooler=True),),
+        initial=Normal(),
+    )
+    assert not contracts(value, ["future", "cache", "rewind", "padding", "neighbours", "gradient", "overfit"]).failures
+
+
+def test_examples_fit_the_parts_of_a_model():
+    """Grids that are not square, mixed sequences, several numbers of halting steps, and positions with room for one token."""
+    full = Attention(Standard(2), parse("full"), (ImageBias(2, 4),))
+    grid = Model(width=8, embed=Patches(2, 1), body=Stack(1, (Layer((full,)),), PreNorm()), outputs=(Classify(3),))
+    assert example(grid).inputs.shape == (3, 1, 4, 8) and not contracts(grid, ["gradient", "store"]).failures
+    ponder = Layer((PonderRnn(3, epsilon=0.3, bias=-0.5), PonderRnn(2, epsilon=0.3, bias=-0.5)))
+    mixed = Mixed(((Tokens(7), None), (Features(2), None)))
+    for embed in (Tokens(7), mixed):
+        value = Model(width=8, embed=embed, body=Stack(1, (ponder,), PreNorm()))
+        assert not contracts(value, [name for name in SWEPT if name != "gradient"]).failures
+    single = Layer((Attention(Standard(2), parse("causal"), (ImageBias(1, 1),)),))
+    value = Model(width=8, embed=Tokens(7), body=Stack(1, (single,), PreNorm()))
+    assert not contracts(value, SWEPT).failures
+
+
+def test_random_models_keep_the_contracts():
+    assert [str(model) for model in islice(random_models(3), 2)] == [
+        str(model) for model in islice(random_models(3), 2)
+    ]
+    report = check(6, seed=3, only=("pattern", "future", "cache", "padding", "neighbours", "store"))
+    assert not report.failures, str(report)
+
+
+@pytest.mark.slow
+def test_hundreds_of_random_models_keep_the_contracts(record_property):
+    held(check(300), record_property)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import resource
 import zipfile
 
 import numpy as np
@@ -105,3 +106,19 @@ def test_a_missing_path_raises():
         files.existing_path("copy")
     with pytest.raises(ValueError, match=r"no file or folder /no/such; give a path, .*enwik8.*multi30k"):
         files.existing_path("/no/such")
+
+
+def test_a_full_disk_names_the_folder_and_the_remedy_and_leaves_nothing(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with (
+            pytest.raises(
+                ValueError, match=r"cannot write to \S+ \(File too large\); free some space there, or set EVERY"
+            ),
+            files.atomic_write(tmp_path / "file") as file,
+        ):
+            file.write(b"x" * 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

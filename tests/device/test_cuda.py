@@ -20,7 +20,6 @@ from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Hashed
 from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, Shaw, T5Bias
 from everyformer.attention.span import Span
-from everyformer.study.contracts import contracts
 from everyformer.task.batch import Batch
 from everyformer.task.table import task_for
 from everyformer.train.cuda_graphs import WARMUP_STEPS, CudaGraphs
@@ -125,12 +124,6 @@ def test_the_output_of_a_query_without_visible_keys_is_zero(kernel, dtype):
     output = attend(*tensors, parse("~causal"), context=context, kernel=kernel)
     assert (output[0, :, 127] == 0).all() and torch.isfinite(output).all()
     assert all(torch.isfinite(x).all() for x in torch.autograd.grad(output.float().square().sum(), tensors))
-
-
-@pytest.mark.parametrize("name", everyformer.members())
-def test_members_satisfy_the_contracts_on_a_gpu(name):
-    report = contracts(name, device="cuda")
-    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("name", everyformer.members())

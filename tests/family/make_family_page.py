@@ -39,15 +39,14 @@ HEADER = """# The family
 
 One section per member: the idea, the attention pattern, the choices that make the member, its sizes beside the paper's parameter
 counts, and the command that trains it. The sizes named tiny are ours, for tests and first runs. An asterisk marks a count that
-differs from the paper's; the last column gives the reason, and any other differences from the paper. Differences in the
-mathematics are described in the docstring of each member's file. `everyformer family NAME --size SIZE` prints the whole value of
-a member. This page is written by
-`python -m tests.family.make_family_page`.
+differs from the paper's; the last column gives the reason, and other differences from the paper. Differences in the mathematics
+are described in the docstring of each member's file. `everyformer family NAME --size SIZE` prints all fields of a member, and
+`everyformer settings NAME` what can be set. This page is written by `python -m tests.family.make_family_page`.
 
 ![The attention patterns of the family](pictures/patterns.png)
 
-In the images queries go down and keys go across. A blue cell is a pair that attends, an orange one a pair whose key is in the future.
-`→` stands between an encoder and a decoder.
+In the images each row is a query and each column a key. In a colored cell the query attends to the key: blue if the key is at the same
+position or before, orange if it is after. In the tables `→` stands between encoder and decoder, and `–` for nothing.
 """
 
 
@@ -103,7 +102,10 @@ def sizes_table(member: Member) -> str:
         count, paper = parameters(member.value(size)), member.paper_parameters.get(size)
         mark = "\\*" if differs(count, paper) else ""
         stated = NOTHING if paper is None else f"{paper:g}M"
-        lines.append(f"| {size} | {human(count)}{mark} | {stated} | {member.departures.get(size, '')} |")
+        reason = member.departures.get(size, "")
+        first = next(one for one in member.sizes if member.departures.get(one, "") == reason)
+        shown = reason if first == size else f"as {first}" if reason else ""
+        lines.append(f"| {size} | {human(count)}{mark} | {stated} | {shown} |")
     return "\n".join(lines)
 
 

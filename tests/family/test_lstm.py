@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -9,9 +11,11 @@ from safetensors.torch import load_file
 import everyformer as ef
 from everyformer import build
 from everyformer.infer.evaluate import streaming_nll, window_nll
-from everyformer.study.attention_maps import GROUPS, attention_maps, draw, grouped, weights
+from everyformer.study.attention_maps import GROUPS, AttentionMaps, attention_maps, grouped, probe
+from everyformer.study.attention_pictures import draw
 from everyformer.study.plan import plan
 from everyformer.task.language import Language
+from everyformer.task.probe_input import ProbeInput
 from everyformer.train import checkpoint
 from everyformer.train.loop import resume, train
 from everyformer.train.recipe import Recipe, override
@@ -62,44 +66,49 @@ def test_groups_of_a_state_are_ordered_by_their_mean_distance():
     assert torch.equal(grouped(weight_HQK), weight_HQK[[1, 3, 2, 0]])
 
 
+def maps_of(network: ef.Network, folder: Path, words: str) -> AttentionMaps:
+    """The maps of a text as the task reads it."""
+    fitted = Language(context=16).open(str(text(folder))).fit(network.value)
+    return attention_maps(network, fitted.inference.probe_input(network, words))
+
+
 @pytest.mark.spec(44, 46)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_the_weights_of_a_state_are_drawn_beside_attention(name, tmp_path):
     """Like attention: a row per layer, the numbers of the state in groups; beside it a Transformer on the same text."""
-    network, work = build(name, "tiny"), Language(context=16).open(str(text(tmp_path)))
-    maps_L = weights(network, torch.arange(9))
+    network, other = build(name, "tiny"), build("gpt2", "tiny", vocabulary=256).eval()
+    (side,) = probe(network, ProbeInput((torch.arange(9)[None],), [str(position) for position in range(9)]))
+    maps_L = [one[0] for one in side.probe.state_weights]
     assert [one.shape for one in maps_L] == [(64, 9, 9)] * 2 and all(0 <= one.min() <= one.max() <= 1 for one in maps_L)
-    other = build("gpt2", "tiny", vocabulary=256).eval()
-    left, right = draw(*(attention_maps(one, work, "to be or not") for one in (network, other))).subfigs
+    shown = [maps_of(one, tmp_path, "to be or not") for one in (network, other)]
+    left, right = draw(*shown).subfigs
     titles = [f"group {number}" for number in range(GROUPS)] + [""] * GROUPS
     assert [plot.get_title() for plot in left.axes[:-1]] == titles
-    token_T = torch.from_numpy(work.tokenizer.encode(b"to be or not").astype("int64"))
-    states, attentions = weights(network, token_T), weights(other, token_T)
-    for side, shown in ((left, [grouped(one) for one in states]), (right, attentions)):
-        *plots, scale = side.axes
+    inputs = ProbeInput((torch.tensor([list(b"to be or not")]),), "to be or not")
+    states, attentions = probe(network, inputs)[0].probe.state_weights, probe(other, inputs)[0].probe.weights
+    for figure, wanted in ((left, [grouped(one[0]) for one in states]), (right, [one[0] for one in attentions])):
+        *plots, scale = figure.axes
         assert scale.get_ylim() == (0, 1) and scale.get_ylabel() == "weight"
-        for plot, weight_QK in zip(plots, torch.cat(shown), strict=True):
+        for plot, weight_QK in zip(plots, torch.cat(wanted), strict=True):
             assert plot.images[0].get_array().data.tolist() == weight_QK.tolist()
 
 
 @pytest.mark.parametrize(("name", "row"), [("gpt2", "layer"), ("universal-transformer", "step")])
 def test_rows_of_an_image_are_labelled_layer_or_step(name, row, tmp_path):
-    work = Language(context=16).open(str(text(tmp_path)))
-    (part,) = draw(attention_maps(build(name, "tiny", vocabulary=256), work, "to be")).subfigs
+    (part,) = draw(maps_of(build(name, "tiny", vocabulary=256), tmp_path, "to be")).subfigs
     labels = [label for plot in part.axes[:-1] if (label := plot.get_ylabel())]
     assert labels == [f"{row} {number}" for number in range(len(labels))] != []
 
 
 def test_a_state_without_weights_is_not_drawn(tmp_path):
-    work = Language(context=16).open(str(text(tmp_path)))
     with pytest.raises(ValueError, match="has no attention weights to draw"):
-        attention_maps(build("act-rnn", "tiny"), work, "to be or not")
+        maps_of(build("act-rnn", "tiny"), tmp_path, "to be or not")
 
 
 def test_of_a_hybrid_the_attention_is_drawn(tmp_path):
     """A column for each head, a row for each attention: the states of its LSTMs are no heads."""
     hybrid = ef.Layer((ef.Lstm(), ef.Attention(ef.Standard(2), ef.Causal())))
     model = ef.Model(width=8, embed=ef.Tokens(256), body=ef.Stack(2, (hybrid,), ef.PreNorm()), outputs=(ef.Language(),))
-    maps = attention_maps(model.build(), Language(context=16).open(str(text(tmp_path))), "to be")
+    maps = maps_of(model.build(), tmp_path, "to be")
     assert [tuple(weight.shape) for weight in maps.weight_LHQK] == [(2, 5, 5)] * 2
     torch.testing.assert_close(maps.weight_LHQK[0].sum(-1), torch.ones(2, 5))

@@ -27,7 +27,9 @@ LANGUAGE = [
 
 def built(name: str) -> Network:
     torch.manual_seed(0)
-    return VALUES[name].build().double().eval()
+    network = VALUES[name].build().double().eval()
+    assert isinstance(network, Network)
+    return network
 
 
 @pytest.mark.parametrize("name", LANGUAGE)

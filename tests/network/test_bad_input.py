@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from everyformer import (
+    Alibi,
     Attention,
     Cache,
     Classify,
@@ -376,7 +377,33 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     ),
     (cache(lambda it: it.roll_back(7)), "cannot roll back 7 positions: the cache has 6; give 0 to 6"),
     (cache(lambda it: it.roll_back(-1)), "cannot roll back -1 positions: the cache has 6; give 0 to 6"),
+    (cache(lambda it: it.roll_back(1.0)), "cannot roll back 1.0 positions: the cache has 6; give 0 to 6"),
+    (cache(lambda it: it.roll_back(True)), "cannot roll back True positions: the cache has 6; give 0 to 6"),
     (cache(lambda it: it.trim(0)), "cannot trim a cache to 0 positions; keep at least 1"),
+    (cache(lambda it: it.trim(2.0)), "cannot trim a cache to 2.0 positions; keep at least 1, a whole number"),
+    (lambda: Cache("8"), "a cache of the length '8': start with Cache(), and continue with the last output's"),
+    (lambda: net("language")(X, probe=True), "probe is a bool: give a Probe(), which records the pass"),
+    (
+        lambda: net("language")(X, side_inputs={"documents": X}),
+        "side_inputs is a dict: give SideInputs(documents=..., edges",
+    ),
+    (lambda: Cache(max_length=1.5), "max_length of a cache is 1.5; give a whole number, or None to keep everything"),
+    (
+        lambda: model(score_mods=(Alibi(),)).build()(X, cache=net("language")(X, cache=Cache()).cache),
+        "the shapes in the cache fit, but the model that made it is not equal to this one: it is the cache of another model",
+    ),
+    (
+        lambda: net("decoder")(
+            X,
+            cache=net("decoder")(X, cache=Cache(), encoder_output=source(4)).cache,
+            encoder_output=EncoderOutput(torch.ones(2, 4, 8)),
+        ),
+        "the cache has the keys of another encoder output of the same length; start with Cache() for a new source",
+    ),
+    (
+        lambda: net("decoder")(X, cache=Cache(), encoder_output=torch.ones(2, 4, 8)),
+        "encoder_output is a Tensor: give an EncoderOutput, as encode() returns it",
+    ),
     (
         cache(lambda it: it.reorder(torch.tensor([0, 2]))),
         "cannot reorder by [0, 2]: the cache has 2 sequences; give 0 to 1",

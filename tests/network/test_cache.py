@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import everyformer
 from everyformer import (
     Alibi,
     Cache,
@@ -290,3 +292,33 @@ def test_a_segment_memory_with_reset_rows_is_equal_after_saving() -> None:
     assert torch.equal(again.position_BK, cache.position_BK)
     found, wanted = (network(x_BT[:, 5:], cache=one) for one in (again, cache))
     assert torch.equal(found.hidden, wanted.hidden) and found.cache.length == wanted.cache.length
+
+
+@pytest.mark.parametrize("segment_memory", [False, True])
+@pytest.mark.parametrize("name", ["transformer-xl", "gtrxl", "adaptive-span"])
+def test_the_padding_of_another_sequence_changes_no_later_output(name, segment_memory):
+    """Each sequence keeps as many positions as it would alone, however many the cache holds for the padding of the others."""
+    network = ready(everyformer.member(name, "tiny"))
+    token_BT, visible_BT = tokens(2, 30), torch.ones(2, 30, dtype=torch.bool)
+    visible_BT[1, 5:] = False
+    begin = Cache(segment_memory=segment_memory, max_length=8)
+    together = network(token_BT, visible=visible_BT, cache=begin)
+    alone = network(token_BT[:1], cache=begin)
+    for _ in range(3):
+        together, alone = network(token_BT[:, :6], cache=together.cache), network(token_BT[:1, :6], cache=alone.cache)
+        close(together.hidden[:1], alone.hidden)
+        assert together.cache.position_BK[0].sort().values[-8:].tolist() == alone.cache.position_BK[0].tolist()
+
+
+def test_a_cache_of_equal_models_and_equal_sources_is_accepted():
+    value = EncoderDecoder(encoder=model("full"), decoder=model(cross=CrossAttention(Standard(2))))
+    one, other = ready(value), ready(value)
+    encoder_output = one.encode(tokens())
+    cache = one.decode(tokens(), encoder_output, cache=Cache()).cache
+    copied = replace(encoder_output, x_BSD=encoder_output.x_BSD.clone())
+    order = torch.tensor([1, 0, 1])
+    turned = replace(encoder_output, x_BSD=encoder_output.x_BSD[order])
+    close(other.decode(tokens(), copied, cache=cache).hidden, one.decode(tokens(), encoder_output, cache=cache).hidden)
+    one.decode(tokens()[order], turned, cache=cache.reorder(order))
+    with pytest.raises(ValueError, match="another encoder output of the same length"):
+        one.decode(tokens(), replace(encoder_output, x_BSD=1 + encoder_output.x_BSD), cache=cache)

@@ -118,3 +118,11 @@ def test_parts_may_have_different_limits_and_none():
     one, two = network((x_BTF, text)).hidden, network((x_BTF[:, order], text)).hidden
     close(one[:, :9][:, order], two[:, :9])  # a part without positions is a set
     close(one[:, 9:], two[:, 9:])
+
+
+def test_padding_may_be_nan_in_the_backward_pass_too():
+    network = ready(model("full", embed=Features(5)))
+    feature_BTN, visible_BT = randn(2, 6, 5), torch.ones(2, 6, dtype=torch.bool)
+    feature_BTN[1, 4:], visible_BT[1, 4:] = torch.nan, False
+    network(feature_BTN, visible=visible_BT).hidden[visible_BT].sum().backward()
+    assert all(bool(weight.grad.isfinite().all()) for weight in network.parameters())

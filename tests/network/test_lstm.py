@@ -123,7 +123,7 @@ def test_an_older_position_may_have_a_larger_weight():
     with torch.no_grad():
         cell.of_x.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
         x_1TD = torch.logit(torch.tensor([[[0.9, 0.5], [0.1, 0.9], [0.5, 0.9]]], dtype=torch.float64))
-        found = cell._weights(x_1TD, None, torch.zeros(1, 1), torch.zeros(1, 3, 1))[0, 0, 2]
+        found = cell._weights(x_1TD, None, torch.zeros(1, 3, 1))[0, 0, 2]
     assert found.tolist() == pytest.approx([0.729, 0.09, 0.5])
 
 

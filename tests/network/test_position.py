@@ -11,17 +11,21 @@ import torch
 from everyformer import (
     Axial,
     Cache,
+    Classify,
     Concatenated,
     Grid,
     JointMlp,
+    Language,
     Learned,
     OneHot,
     Rotary,
     SeparateMlp,
+    SideInputs,
     Sinusoidal,
     TimePosition,
     Tokens,
 )
+from everyformer.network.legal import illegal_reasons
 from tests.network import close, model, placed, randn, ready, tokens
 from tests.spec import network as spec
 from tests.spec.image import block_raster
@@ -169,6 +173,21 @@ def test_concatenated_positions_are_the_last_features(scheme):
 
 
 @pytest.mark.spec(41)
+def test_concatenated_positions_leave_room_for_class_tokens_and_segments():
+    more = {"class_token": True, "position": Concatenated(Sinusoidal(), 4)}
+    network = ready(model("full", outputs=(Classify(3, "first"),), **more))
+    assert network(tokens()).hidden.shape == (2, 7, 8)
+    network = ready(model("full", segments=2, position=Concatenated(Sinusoidal(), 4)))
+    segment_BT = torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
+    one, other = (network(tokens(), side_inputs=SideInputs(segments=x)).hidden for x in (segment_BT, 1 - segment_BT))
+    assert one.shape == (2, 6, 8) and not torch.equal(one, other)
+
+
+def test_positions_wider_than_the_model_are_a_reason_and_not_an_exception():
+    (reason,) = illegal_reasons(model(position=Concatenated(Sinusoidal(), 8), outputs=(Language(),)))
+    assert reason == "positions take 8 of 8 features and leave none for the token; widen the model"
+
+
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_grid_encodes_the_row_in_one_half_and_the_column_in_the_other(learned):
     table = ready(Grid(2, 3, learned=learned).build_table(WIDTH))

@@ -110,27 +110,27 @@ def test_rows_begin_anew_at_the_start_of_a_document(tmp_path, tokenizer):
         )
 
 
-def test_a_row_that_begins_anew_is_read_like_the_start_of_a_text(tmp_path):
+@pytest.mark.parametrize("name", ["transformer-xl", "gtrxl", "adaptive-span", "lstm", "ablated-lstm", "act-rnn"])
+def test_a_row_that_begins_anew_is_read_like_the_start_of_a_text(tmp_path, name):
     """Its loss is that of an empty memory; the other rows keep theirs."""
-    network, cache = small(memory=8, vocabulary=256), None
-    task = Language(context=5, restart=3).open(str(text(tmp_path))).fit(network.value)
+    torch.manual_seed(0)
+    length = {"span": 8, "ramp": 4} if name == "adaptive-span" else {"memory": 8}
+    network = build(name, "tiny", width=16, dropout=0.0, **length).double()
+    task, cache = Language(context=5, restart=3).open(str(text(tmp_path))).fit(network.value), None
+
+    @torch.no_grad()
+    def loss(batch, cache):
+        total, after = task.objective.loss_with_cache(network, batch, "auto", cache)
+        return float(total), after
+
     for step in range(4):
-        batch = task.data.batch(step, 3, 0)
-        with torch.no_grad():
-            loss, after = task.objective.loss_with_cache(network, batch, "auto", cache)
-            rows = []
-            for row in range(3):
-                begins = cache is None or bool(batch["restart_B"][row])
-                alone = None if begins else cache.reorder(torch.tensor([row]))
-                rows.append(
-                    float(
-                        task.objective.loss_with_cache(
-                            network, Batch({"token_BT": batch["token_BT"][row : row + 1]}), "auto", alone
-                        )[0]
-                    )
-                )
-        assert float(loss) == pytest.approx(sum(rows), rel=1e-6)
-        cache = after
+        batch, losses = task.data.batch(step, 3, 0), []
+        for row in range(3):
+            begins = cache is None or bool(batch["restart_B"][row])
+            tokens = Batch({"token_BT": batch["token_BT"][row : row + 1]})
+            losses.append(loss(tokens, None if begins else cache.reorder(torch.tensor([row])))[0])
+        total, cache = loss(batch, cache)
+        assert total == pytest.approx(sum(losses), rel=1e-6)
 
 
 def test_a_trained_memory_can_begin(tmp_path):

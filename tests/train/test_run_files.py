@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -42,7 +43,7 @@ def trained(tmp_path_factory):
     """A run with a tokenizer and with a copy of parts of your own, and its data."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "near_parts.py").write_text(PARTS)
-    settings = ["run.steps=6", "run.save=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "model.context=8"]
+    settings = ["run.steps=6", "run.save=3", "run.batch=4", "run.evaluate=0", "run.device=cpu", "task.context=8"]
     line = ["train", "gpt2", "--size", "tiny", *settings, "model.layers=1", "task.tokenizer=characters"]
     options = ["--data", str(text(folder)), "--out", str(folder / "run"), "--import", str(folder / "near_parts.py")]
     assert main([*line, *options]) == 0
@@ -118,9 +119,17 @@ def test_damaged_or_missing_checksums_are_refused_in_one_sentence(run):
         with pytest.raises(ValueError, match=str(run)):
             open_run(run)
         (run / FILE).write_bytes(content)
-    (run / FILE).unlink()
-    with pytest.raises(ValueError, match=r"has no SHA256SUMS.*sha256sum .*recipe.json.* > SHA256SUMS"):
-        open_run(run)
+
+
+def test_a_run_of_an_older_version_gets_its_checksums_by_the_command_of_the_message(run):
+    for folder in (run, *(checkpoint.path_of(run, step) for step in (3, 6))):
+        (folder / FILE).unlink()
+    for folder in (run, checkpoint.path_of(run, 6)):
+        with pytest.raises(ValueError, match=rf"{folder} has no SHA256SUMS") as error:
+            open_run(run)
+        (command,) = re.findall(r"sha256sum .* > SHA256SUMS", str(error.value))
+        subprocess.run(command, shell=True, cwd=folder, check=True)
+    assert resume(run, steps=7).step == 7
 
 
 def test_a_model_of_another_run_is_refused_even_with_its_checksum(run, tmp_path):
@@ -214,3 +223,16 @@ def test_a_training_that_died_before_its_recipe_was_written_starts_anew(tmp_path
     (tmp_path / "run" / "characters.json").write_text("half")
     assert train(recipe(data, *TOKENIZER), tmp_path / "run").step == 6
     assert open_run(tmp_path / "run", device="cpu").step == 6
+
+
+def test_a_run_that_cannot_be_written_leaves_an_empty_folder(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    data = text(tmp_path)
+    for size in (300, 900, 2500):  # the tokenizer, the model and the recipe fit, or not
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            with pytest.raises(ValueError, match="cannot write to"):
+                train(recipe(data, *TOKENIZER), tmp_path / "run")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert not (tmp_path / "run").exists() or (tmp_path / "run" / "recipe.json").is_file()

@@ -85,6 +85,9 @@ def test_optimizer_settings_out_of_range_are_refused(wrong, reason):
         ("gpt2", "tiny", ["optim.lr=0.5", "optim.warmup=7"], 0.5, 7),
         ("transformer", "tiny", [], 0.25 / 64, 100),
         ("graph-classifier", "tiny", [], 4e-3, 100),
+        ("byte-language", "paper", [], 0.25 / 256 / math.sqrt(6), 100),  # post-norm, 12 layers
+        ("universal-transformer", "tiny", [], 0.25 / 64 / math.sqrt(2), 100),  # post-norm, 4 steps
+        ("lstm", "byte", [], 2e-3, 100),
     ],
 )
 def test_the_default_rate_falls_with_the_width_and_the_warm_up_is_a_tenth(member, size, settings, lr, warmup):

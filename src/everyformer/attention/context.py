@@ -29,13 +29,18 @@ T = TypeVar("T")
 class Probe:
     """Records a forward pass: pass one to a model and read the attention weights of every layer from it.
 
-    A probed pass computes its attention with the reference kernel, because the fast kernels never hold the weights.
+    Each list is in the order of execution. A probed pass computes its attention with the reference kernel, because the fast
+    kernels never hold the weights.
     Example: `network(token_BT, probe=Probe())`.
     """
 
     records_weights: bool = True  # with False, the fast kernels stay in use
     records_layers: bool = False
-    weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each attention, in the order of execution
+    weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each self-attention
+    cross_weights: list[Tensor] = field(default_factory=list)  # B, H, Q, S of each cross-attention
+    buckets: list[Tensor] = field(default_factory=list)  # B, H, R, K of each attention that hashes: bucket of each key
+    gates: list[dict[str, Tensor]] = field(default_factory=list)  # B, T, D by name, of each gated residual
+    cell_gates: list[dict[str, Tensor]] = field(default_factory=list)  # B, T, D by name, of each LSTM
     state_weights: list[Tensor] = field(
         default_factory=list
     )  # B, D, Q, K of each LSTM: of inputs in each feature of its state
@@ -70,6 +75,8 @@ class Call:
     @staticmethod
     def of(kernel: str, probe: Probe | None) -> Call:
         """A call that records what the probe asks for. Only a probe that records weights rules out the fast kernels."""
+        if not isinstance(probe, Probe | None):
+            raise ValueError(f"probe is a {type(probe).__name__}: give a Probe(), which records the pass")
         weights = probe if probe is not None and probe.records_weights else None
         return Call(kernel, weights, layer_outputs=[] if probe is not None and probe.records_layers else None)
 

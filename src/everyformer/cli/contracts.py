@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from everyformer.cli.options import AsJson
 from everyformer.cli.own_parts import Imports, import_parts
-from everyformer.cli.tables import labelled
+from everyformer.cli.tables import print_labelled
 from everyformer.cli.terminal import console, next_command
 from everyformer.cli.thread import one_thread
 
@@ -30,6 +30,7 @@ def contracts(
     *,
     only: str | None = None,
     everything: Annotated[bool, Parameter("--all", negative=(), show_default=False)] = False,
+    jobs: int = 1,
     as_json: AsJson = False,
     imports: Imports = (),
 ) -> int:
@@ -45,20 +46,26 @@ def contracts(
         The contracts to check, separated by commas, for example future,cache. Default: all.
     everything
         Check more combinations: also every three of pattern, score modification and residual (takes much longer).
+    jobs
+        The number of processes that check combinations.
     """
     import_parts(imports)
     from everyformer.family.table import members
     from everyformer.study.contracts import contracts as check
     from everyformer.study.sweep import cells, sweep
 
-    names = None if only is None else [name.strip() for name in only.split(",")]
+    if jobs < 1:
+        raise ValueError(f"--jobs {jobs} is less than 1; give the number of processes")
+    models, names = 0, None if only is None else [name.strip() for name in only.split(",")]
     if member is not None:
         if everything:
             raise ValueError(f"--all checks combinations and cannot be used with {member}; leave one of them out")
         report = check(member, names)
     else:
+        combinations = cells(triples=everything)
+        models = sum(one is not None for one in combinations)
         with _progress("combinations") as update:
-            report = sweep(cells(triples=everything), names, update)
+            report = sweep(combinations, names, update, jobs=jobs)
         with _progress("members") as update:
             for number, name in enumerate(members(), 1):
                 report.results += check(name, names).results
@@ -68,11 +75,11 @@ def contracts(
     if as_json:
         print(json.dumps(_plain(report), indent=2))
     else:
-        _print(report, member)
+        _print(report, member, models)
     return 0 if report.ok else 1
 
 
-def _print(report: Report, member: str | None) -> None:
+def _print(report: Report, member: str | None, models: int) -> None:
     from everyformer.train.provenance import start_log
 
     screen, checks = console(), len(report.results)
@@ -81,13 +88,12 @@ def _print(report: Report, member: str | None) -> None:
     lines, rows = str(report).splitlines(), list(report.rows())
     if max(map(len, lines[: len(rows) + 1])) > screen.width:
         lines = lines[len(rows) + 1 :]
-        screen.print(
-            labelled(
-                {
-                    name: f"{'passed' if passed else 'FAILED'}, checks {count}, worst error {error:.1e}, limit {limit:.0e}"
-                    for name, count, error, limit, passed in rows
-                }
-            )
+        print_labelled(
+            screen,
+            {
+                name: f"{'passed' if passed else 'FAILED'}, checks {count}, worst error {error:.1e}, limit {limit:.0e}"
+                for name, count, error, limit, passed in rows
+            },
         )
     screen.print("\n".join(lines), soft_wrap=True)
     if report.failures:
@@ -98,6 +104,7 @@ def _print(report: Report, member: str | None) -> None:
         passed = "the check passed" if checks == 1 else f"all {checks:,} checks passed"
         screen.print(f"\n{passed}", style="green")
     if member is None:
+        screen.print(f"{models:,} models and all members were checked")
         screen.print(f"{report.refused:,} combinations are illegal and were not built")
     next_command(screen, "contracts", *([] if member else ["gpt2"]))
 

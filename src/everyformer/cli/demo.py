@@ -26,7 +26,8 @@ def demo(*, out: Path | None = None) -> int:
     out
         The folder of the run; it must not exist yet. Default: runs/demo-1, runs/demo-2, ...
     """
-    from everyformer.study import attention_maps, curves, pattern_images
+    from everyformer.study import attention_pictures, curves, pattern_images
+    from everyformer.study.attention_maps import attention_maps
     from everyformer.train.loop import train
     from everyformer.train.recipe import Recipe
 
@@ -50,7 +51,8 @@ def demo(*, out: Path | None = None) -> int:
     choices = {"tokens": 300, "temperature": 0.5, "seed": 0}
     screen.print(trained.generate(PROMPT, **choices), soft_wrap=True)
     attention = folder / "attention.png"
-    attention_maps.draw(attention_maps.attention_maps(trained.network, trained.task.data)).savefig(attention)
+    inputs = trained.task.inference.probe_input(trained.network)
+    attention_pictures.draw(attention_maps(trained.network, inputs)).savefig(attention)
     screen.print(f"\ncurves: {curves.draw(folder)}\nattention: {attention}", soft_wrap=True)
     next_command(screen, "generate", folder, "--prompt", "JULIET:", "--tokens", "300", "--stream")
     return 0

@@ -36,7 +36,7 @@ EXAMPLES: dict[str, Any] = {
     '{"type":"convolution","hidden":256}', "model.encoder_transition": '{"type":"convolution","hidden":256,"causal":false}',
     "model.gate_bias": 2, "model.initial_span": 0.5, "run.seed": 1, "run.checkpoint_segments": 4, "optim.beta1": 0.95,
     "optim.ema": 0.999, "task.extra_targets": 2, "task.shift": 2, "task.levels": 16, "task.size": 32, "task.discount": 0.995,
-    "task.gae_lambda": 0.9,
+    "task.gae_lambda": 0.9, "model.columns": 4, "model.patch": 4,
 }  # fmt: skip
 
 
@@ -89,7 +89,8 @@ def _model_settings(member: Member) -> Iterator[dict[str, Any]]:
 
     parameters = inspect.signature(member.make).parameters
     for name, kind in member.settings().items():
-        yield _row(f"model.{name}", kind, parameters[name].default, meaning_of(member.name, name))
+        if name != "context":  # it follows from task.context
+            yield _row(f"model.{name}", kind, parameters[name].default, meaning_of(member.name, name))
 
 
 def _row(path: str, kind: Any, default: Any, meaning: str) -> dict[str, Any]:
@@ -168,7 +169,9 @@ def _one_in_words(kind: Any) -> str:
 
 
 def field_comments(kind: type) -> dict[str, str]:
-    """The comments behind the fields of a class."""
+    """The comments behind the fields of a class and of the classes that it inherits from."""
+    bases = [one for one in kind.__bases__ if one.__module__.startswith("everyformer.")]
+    inherited = {name: text for base in bases for name, text in field_comments(base).items()}
     source = textwrap.dedent(inspect.getsource(kind))
     comments = {
         token.start[0]: token.string.removeprefix("#").strip()
@@ -177,7 +180,7 @@ def field_comments(kind: type) -> dict[str, str]:
     }
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = dict[str, str]()
+    found = inherited
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)

@@ -1,4 +1,4 @@
-"""`everyformer show`: draw patterns, attention weights and spans, in the terminal and in files."""
+"""`everyformer show`: draw patterns, and what a trained model computes, in the terminal and in files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich import box
 from rich.columns import Columns
 from rich.table import Table
@@ -20,8 +20,16 @@ from everyformer.cli.terminal import console, next_command
 
 if TYPE_CHECKING:
     from everyformer.attention.pattern import Pattern
+    from everyformer.train.trained import TrainedRun
 
-show = App(name="show", help="Draw attention patterns, attention weights and adaptive spans.")
+show = App(name="show", help="Draw patterns, attention weights, spans, halting, hash buckets and gates.")
+ProbedText = Annotated[
+    str | None,
+    Parameter(help="The text. Default: the first words of a sonnet; of a translation, a validation sentence."),
+]
+ProbedExample = Annotated[
+    int, Parameter(help="Instead of a text, an example of the validation data: an image, a node or an episode.")
+]
 
 
 @show.command
@@ -29,20 +37,24 @@ def attention(
     run: Path,
     /,
     *,
-    text: str | None = None,
+    text: ProbedText = None,
+    example: ProbedExample = 0,
+    part: str | None = None,
     out: Path = Path("attention.png"),
     step: Step = None,
     beside: Path | None = None,
     imports: Imports = (),
 ) -> None:
-    """Draw the attention weights of a trained model on a text.
+    """Draw the attention weights of a trained model on a text or an example of its data.
+
+    Weights over an image are drawn as a heat map over it, those of a graph along its edges.
 
     Parameters
     ----------
     run
         The folder of a run.
-    text
-        The text. Default: the first words of a sonnet, as many as the model can read.
+    part
+        Of a model with an encoder: cross, encoder or decoder. Default: cross.
     out
         The image file (.png, .svg, .pdf).
     beside
@@ -50,22 +62,123 @@ def attention(
     """
     import_parts(imports, run)
     from everyformer.family.table import find
-    from everyformer.study.attention_maps import attention_maps, draw
+    from everyformer.study.attention_maps import attention_maps
+    from everyformer.study.attention_pictures import draw
     from everyformer.study.pattern_images import check_file
     from everyformer.train.trained import open_run
 
     check_file(out)
     trained = open_run(run, step=step)
     runs = [trained] if beside is None else [trained, open_run(beside)]
-    maps = [attention_maps(one.network, one.task.data, text) for one in runs]
+    inputs = [one.task.inference.probe_input(one.network, text, example) for one in runs]
+    maps = [attention_maps(one.network, read, part) for one, read in zip(runs, inputs, strict=True)]
     if beside is not None:
         maps = [
             replace(one_map, title=f"{find(one.recipe.member).name}: {one_map.title}")
             for one_map, one in zip(maps, runs, strict=True)
         ]
     draw(*maps).savefig(out)
+    _finish(trained, run, "attention", out)
+
+
+@show.command
+def halting(
+    run: Path,
+    /,
+    *,
+    text: ProbedText = None,
+    example: ProbedExample = 0,
+    out: Path = Path("halting.png"),
+    step: Step = None,
+    imports: Imports = (),
+) -> None:
+    """Draw the steps that a universal-transformer or act-rnn takes at each position.
+
+    Parameters
+    ----------
+    run
+        The folder of a run.
+    out
+        The image file (.png, .svg, .pdf).
+    """
+    import_parts(imports, run)
+    _draw_inner(
+        "halting", "steps by position: the weight of each, and where it halts (red)", run, text, example, out, step
+    )
+
+
+@show.command
+def buckets(
+    run: Path,
+    /,
+    *,
+    text: ProbedText = None,
+    example: ProbedExample = 0,
+    out: Path = Path("buckets.png"),
+    step: Step = None,
+    imports: Imports = (),
+) -> None:
+    """Draw the hash buckets of a reformer: the bucket of each position by round.
+
+    Parameters
+    ----------
+    run
+        The folder of a run.
+    out
+        The image file (.png, .svg, .pdf).
+    """
+    import_parts(imports, run)
+    _draw_inner(
+        "buckets", "hash buckets: a position attends to earlier ones of its bucket", run, text, example, out, step
+    )
+
+
+@show.command
+def gates(
+    run: Path,
+    /,
+    *,
+    text: ProbedText = None,
+    example: ProbedExample = 0,
+    out: Path = Path("gates.png"),
+    step: Step = None,
+    imports: Imports = (),
+) -> None:
+    """Draw the gates of a gtrxl or an lstm at each position.
+
+    Parameters
+    ----------
+    run
+        The folder of a run.
+    out
+        The image file (.png, .svg, .pdf).
+    """
+    import_parts(imports, run)
+    _draw_inner("gates", "gates by position: groups of features, from closed to open", run, text, example, out, step)
+
+
+def _draw_inner(
+    kind: str, title: str, run: Path, text: str | None, example: int, out: Path, step: int | Literal["best"] | None
+) -> None:
+    from everyformer.study import inner_maps
+    from everyformer.study.pattern_images import check_file
+    from everyformer.train.trained import open_run
+
+    check_file(out)
+    trained = open_run(run, step=step)
+    functions = {
+        "halting": inner_maps.halting_maps,
+        "buckets": inner_maps.bucket_maps,
+        "gates": inner_maps.gate_maps,
+    }
+    inputs = trained.task.inference.probe_input(trained.network, text, example)
+    inner_maps.draw(functions[kind](trained.network, inputs), title).savefig(out)
+    _finish(trained, run, kind, out)
+
+
+def _finish(trained: TrainedRun, run: Path, kind: str, out: Path) -> None:
     screen = console()
-    screen.print(f"attention: {out}", soft_wrap=True)
+    screen.print(f"{kind}: {out}", soft_wrap=True)
     if trained.can_generate:
         next_command(screen, "generate", run, hint=trained.task.inference.example)
     else:

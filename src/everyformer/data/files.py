@@ -5,6 +5,7 @@ Decompressed and encoded data are stored in the cache folder. It may be deleted 
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 ByteArray = NDArray[np.uint8]
 
 COMPRESSED = (".gz", ".xz", ".zip")
+CANNOT_WRITE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EACCES, errno.EROFS)  # a full or read-only disk
 SPLITS = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}  # file name -> split
 
 
@@ -45,15 +47,23 @@ def cache_folder() -> Path:
 def atomic_write(target: Path) -> Iterator[IO[bytes]]:
     """Opens a temporary file for writing and renames it to `target` when the block ends without an error.
 
-    A file named `target` is therefore always complete.
+    A file named `target` is therefore always complete. Raises ValueError if the disk is full or the folder is not writable.
     """
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix="part-", delete=False) as part:
-        try:
-            yield part
-        except BaseException:
-            Path(part.name).unlink()
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix="part-", delete=False) as part:
+            try:
+                yield part
+                part.flush()
+            except BaseException:
+                Path(part.name).unlink()
+                raise
+        Path(part.name).rename(target)
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
             raise
-    Path(part.name).rename(target)
+        raise ValueError(
+            f"cannot write to {target.parent} ({error.strerror}); free some space there, or set EVERYFORMER_CACHE to another folder"
+        ) from error
 
 
 def digest(*values: object) -> str:

@@ -27,6 +27,7 @@ from everyformer.value import Share, Size
 def bert(
     width: Size = 768, heads: Size | None = None, layers: Size = 12, context: Size = 512, vocabulary: Size = 30522,
     dropout: Share = 0.1,
+    hidden: Size | None = None,
 ) -> Model:  # fmt: skip
     attention = Attention(Standard(heads or max(1, width // 64), bias=True), Full(), dropout=dropout)
     norm = LayerNorm(1e-12)
@@ -37,7 +38,7 @@ def bert(
         segments=2,
         norm=norm,
         dropout=dropout,
-        body=Stack(layers, (Layer((attention, FeedForward(4 * width, "gelu"))),), PostNorm(norm, dropout)),
+        body=Stack(layers, (Layer((attention, FeedForward(hidden or 4 * width, "gelu"))),), PostNorm(norm, dropout)),
         outputs=(Masked(), Classify(2, "first", pooler=True)),
         initial=Normal(0.02),
     )

@@ -3,7 +3,7 @@
 Equations: post-norm layers, learned positions, projections without biases except in the merge of the heads; the classifier averages
 the last layer. Symbols: `width` k, `heads` h, `layers` depth, `context` seq_length.
 Departures: heads are D/H wide, as in the text of the source (its code shows the wide form, `Wide`); the classifier's mean skips
-padding.
+padding, and its weights are initialized with the std 0.02: with that of 1, as in the source, embeddings of rare words hardly change.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from everyformer.family.member import Member
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
+from everyformer.network.initial import Normal
 from everyformer.network.layer import Layer
 from everyformer.network.model import Model
 from everyformer.network.multi_head_attention import Attention
@@ -59,6 +60,7 @@ def byte_classifier(
         dropout=dropout,
         body=Stack(layers, (layer,), PostNorm(dropout=dropout)),
         outputs=(Classify(classes, "mean"),),
+        initial=Normal(0.02),
     )
 
 

@@ -4,14 +4,15 @@
     network = everyformer.build("gpt2", "small")
     network.load_state_dict(from_transformers("gpt2", state))
 
-The names are those of the published files (GPT2LMHeadModel, BertForPreTraining, ViTForImageClassification as
-`save_pretrained` writes them), with or without the prefix of the base model. A row is `ours: theirs`; {n} is the number of the
-layer, * stands for weight and bias, and the tensors of several names are concatenated.
+`everyformer.from_pretrained` does this for a folder, with the model that its config.json describes. The names are those of the
+published files, as `save_pretrained` writes them, or those of a state dict, with or without the prefix of the base model. A row is
+`ours: theirs`; {n} is the number of the layer, * stands for weight and bias, and the tensors of several names are concatenated.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -47,11 +48,6 @@ ROWS: dict[str, Rows] = {
         _LAYER + "sublayers.1.hidden.0.*": (_BERT + "intermediate.dense.*",),
         _LAYER + "sublayers.1.out.*": (_BERT + "output.dense.*",),
         _LAYER + "residuals.1.norm.*": (_BERT + "output.LayerNorm.*",),
-        "outputs.0.map.*": ("cls.predictions.transform.dense.*",),
-        "outputs.0.norm.*": ("cls.predictions.transform.LayerNorm.*",),
-        "outputs.0.bias": ("cls.predictions.bias",),
-        "outputs.1.pooler.*": ("pooler.dense.*",),
-        "outputs.1.map.*": ("cls.seq_relationship.*",),
     },
     "vit": {
         "class_token": ("embeddings.cls_token",),
@@ -66,8 +62,37 @@ ROWS: dict[str, Rows] = {
         _LAYER + "sublayers.1.hidden.0.*": (_BERT + "intermediate.dense.*",),
         _LAYER + "sublayers.1.out.*": (_BERT + "output.dense.*",),
         "body.stream.norm.*": ("layernorm.*",),
-        "outputs.0.map.*": ("classifier.*",),
     },
+}
+
+# The heads of a member, each with a name that only files with this head have, in the order of our outputs. A head that needs the
+# pooler is one of the whole sequence.
+HEADS: dict[str, dict[str, Rows]] = {
+    "gpt2": {},
+    "bert": {
+        "cls.predictions.bias": {
+            "map.*": ("cls.predictions.transform.dense.*",),
+            "norm.*": ("cls.predictions.transform.LayerNorm.*",),
+            "bias": ("cls.predictions.bias",),
+        },
+        "cls.seq_relationship.weight": {"pooler.*": ("pooler.dense.*",), "map.*": ("cls.seq_relationship.*",)},
+        "classifier.weight": {"pooler.*": ("pooler.dense.*",), "map.*": ("classifier.*",)},
+        "qa_outputs.weight": {"map.*": ("qa_outputs.*",)},
+    },
+    "vit": {"classifier.weight": {"map.*": ("classifier.*",)}},
+}
+
+# The names of transformers 5 in memory, as those of its files.
+RENAMED = {
+    r"^layers\.(\d+)\.attention\.q_proj\.": r"encoder.layer.\1.attention.attention.query.",
+    r"^layers\.(\d+)\.attention\.k_proj\.": r"encoder.layer.\1.attention.attention.key.",
+    r"^layers\.(\d+)\.attention\.v_proj\.": r"encoder.layer.\1.attention.attention.value.",
+    r"^layers\.(\d+)\.attention\.o_proj\.": r"encoder.layer.\1.attention.output.dense.",
+    r"^layers\.(\d+)\.mlp\.fc1\.": r"encoder.layer.\1.intermediate.dense.",
+    r"^layers\.(\d+)\.mlp\.fc2\.": r"encoder.layer.\1.output.dense.",
+    r"^layers\.(\d+)\.layernorm_": r"encoder.layer.\1.layernorm_",
+    r"LayerNorm\.gamma$": "LayerNorm.weight",  # of old files
+    r"LayerNorm\.beta$": "LayerNorm.bias",
 }
 
 # Tensors that are stored in another form than ours: GPT-2's maps are transposed, a patch map is a convolution.
@@ -89,28 +114,57 @@ NOT_WEIGHTS = re.compile(r"^h\.\d+\.attn\.(masked_)?bias$|^embeddings\.position_
 
 
 def from_transformers(member: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns our state dict of a member ("gpt2", "bert" or "vit"). Raises ValueError if names are missing or left over."""
+    """Returns our state dict of a member ("gpt2", "bert" or "vit") with the heads that the state has.
+
+    Raises ValueError if names are missing or left over. A pooler that no head uses is left out, with a warning.
+    """
     if member not in ROWS:
         raise ValueError(f"no names of transformers are known for {member!r}; {nearest(member, ROWS)}")
-    named = ((_without_prefix(name), weight) for name, weight in state.items())
-    weights = {name: weight for name, weight in named if not NOT_WEIGHTS.search(name)}
+    weights = plain_names(state)
     for copy, name in TIED.items():
         if copy in weights and name in weights and not torch.equal(weights.pop(copy), weights[name]):
             raise ValueError(f"{copy} differs from {name}, but {member} ties them; give a model with tied weights")
-    rows = dict(_rows(ROWS[member], _layers(weights)))
+    table = ROWS[member] | {
+        f"outputs.{number}.{ours}": theirs
+        for number, rows in enumerate(heads(member, weights).values())
+        for ours, theirs in rows.items()
+    }
+    rows = dict(_rows(table, _layers(weights)))
     wanted = {name for names in rows.values() for name in names}
     problems = [f"{name} is missing" for name in sorted(wanted - weights.keys())]
-    problems += [f"{name} is left over" for name in sorted(weights.keys() - wanted)]
+    unused = sorted(weights.keys() - wanted)
+    problems += [f"{name} is left over" for name in unused if not name.startswith("pooler.dense.")]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ValueError(f"these are not the weights of a {member}: {', '.join(problems[:5])}{more}")
+        raise ValueError(
+            f"these are not the weights of a {member}: {', '.join(problems[:5])}{more}; give the file of another model, or leave a "
+            "head out that everyformer has not"
+        )
+    if unused:
+        warnings.warn(f"{', '.join(unused)}: no head uses the pooler, so it is left out", stacklevel=2)
     return {ours: torch.cat([_changed(name, weights[name]) for name in names]) for ours, names in rows.items()}
 
 
-def _without_prefix(name: str) -> str:
-    """The name without the prefix of the base model. Old files call the weight and bias of a norm gamma and beta."""
-    name = re.sub(r"^(transformer|bert|vit)\.", "", name)
-    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
+def heads(member: str, weights: Mapping[str, Tensor]) -> dict[str, Rows]:
+    """Returns the heads that the weights have, with their rows. Without a pooler a classifier is one of each token."""
+    found = {name: rows for name, rows in HEADS[member].items() if name in weights}
+    has_pooler = "pooler.dense.weight" in weights
+    return {
+        name: {ours: theirs for ours, theirs in rows.items() if has_pooler or not ours.startswith("pooler")}
+        for name, rows in found.items()
+    }
+
+
+def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the weights without the prefix of the base model, under the names of the published files."""
+    weights = dict[str, Tensor]()
+    for name, weight in state.items():
+        name = re.sub(r"^(transformer|bert|vit)\.", "", name)
+        for new, old in RENAMED.items():
+            name = re.sub(new, old, name)
+        if not NOT_WEIGHTS.search(name):
+            weights[name] = weight
+    return weights
 
 
 def _layers(names: Iterable[str]) -> int:

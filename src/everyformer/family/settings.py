@@ -12,7 +12,6 @@ MEANINGS = {
     "hidden": "width of the hidden layer of the feed-forward nets; none: 4 times the width",
     "vocabulary": "number of tokens; training takes it from the data",
     "dropout": "dropout probability in training",
-    "context": "largest number of positions",
     "classes": "number of classes; training takes it from the data",
     "auxiliary": "predictions by intermediate layers and of later tokens, for training only",
     "memory": "length of the segment memory in positions",

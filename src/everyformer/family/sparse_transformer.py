@@ -47,6 +47,10 @@ def fixed_sets(stride: int, columns: int, groups: int = 1) -> Sets:
 
 def column_groups(stride: int, columns: int, heads: int) -> int:
     """The largest number of groups of heads for which a block has columns: a divisor of the number of heads."""
+    if columns > stride:
+        raise ValueError(
+            f"columns is {columns}, but a block has {stride} positions (the stride); give at most {stride}"
+        )
     return max(groups for groups in range(1, stride // columns + 1) if heads % groups == 0)
 
 
@@ -92,7 +96,8 @@ MEMBER = Member(
     "sparse-transformer",
     "Child et al. 2019",
     idea=(
-        "Each head attends to about sqrt(n) of n positions: near ones, and every l-th or a few summary columns of every block. "
+        "Each head attends to about sqrt(n) of n positions: near ones, and either "
+        "every l-th one (l is the stride) or a few summary columns of every block. "
         "Two layers together still connect every position with every earlier one."
     ),
     make=sparse_transformer,

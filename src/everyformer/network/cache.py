@@ -178,6 +178,10 @@ class Cache:
     )  # the value of the network that made it; None: not known
 
     def __post_init__(self) -> None:
+        if not is_count(self.length):
+            raise ValueError(
+                f"a cache of the length {self.length!r}: start with Cache(), and continue with the last output's"
+            )
         if self.max_length is not None and not is_count(self.max_length):
             raise ValueError(
                 f"max_length of a cache is {self.max_length!r}; give a whole number, or None to keep everything"

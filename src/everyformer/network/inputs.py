@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,16 @@ def check_visible(visible: Tensor | None, batch: int, length: int) -> None:
     if can_read(visible) and not bool(visible.any(1).all()):
         row = int((~visible.any(1)).nonzero()[0])
         raise ValueError(f"sequence {row} of the batch is all padding; leave it out, or give it a token")
+
+
+def hide_padding(inputs: Any, visible_BT: Tensor) -> Any:
+    """The inputs with 0 for the features of padding, which may be NaN: 0 times NaN would be NaN in the gradients of the embedding."""
+    if isinstance(inputs, tuple | list):
+        return tuple(hide_padding(x, visible_BT) for x in inputs)
+    is_features = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.dim() == 3
+    if not is_features or inputs.shape[:2] != visible_BT.shape:
+        return inputs
+    return inputs.masked_fill(~visible_BT[..., None], 0.0)
 
 
 def check_ids(x: Tensor, x_BTD: Tensor, name: str) -> None:

@@ -84,6 +84,7 @@ def run(
     if isinstance(entry, LayerInputs):
         inputs = entry.append(residual.input(stream))
         entry = replace(entry, normalize=residual.normalize)
-    stream, new = residual(stream, sublayer.execution(context, entry), context.positions.visible_BQ())
+    join = residual if context.call.probe is None else residual.probed(context.call.probe)
+    stream, new = join(stream, sublayer.execution(context, entry), context.positions.visible_BQ())
     kept = new if inputs is None else inputs
     return stream, None if entry is None else kept  # without a cache nothing is kept alive

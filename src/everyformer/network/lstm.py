@@ -119,4 +119,6 @@ class RecurrentModule(SublayerModule):
         if probe is not None:
             forward_BDQK, backward_BDQK = probe.state_weights[-2:]
             probe.state_weights[-2:] = [torch.cat((forward_BDQK, backward_BDQK.flip(2, 3)), dim=1)]
+            ahead, back = probe.cell_gates[-2:]
+            probe.cell_gates[-2:] = [{name: torch.cat((x, back[name].flip(1)), dim=2) for name, x in ahead.items()}]
         return torch.cat((h_BTD, other_BTD.flip(1)), dim=-1)

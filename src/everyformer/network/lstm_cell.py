@@ -65,7 +65,9 @@ class LstmCell(nn.Module):
         if h_BTD is None:
             h_BTD = self.activation(c_BTD).to(x_BTD.dtype)
         if context.call.probe is not None:
-            context.call.probe.state_weights.append(self._weights(x_BTD, visible_BT, h_BD, h_BTD))
+            before_BTD = torch.cat((h_BD[:, None].to(h_BTD.dtype), h_BTD[:, :-1]), dim=1)
+            context.call.probe.state_weights.append(self._weights(x_BTD, visible_BT, before_BTD))
+            context.call.probe.cell_gates.append(self._named_gates(x_BTD, before_BTD))
         if not keep:
             return h_BTD, None
         return h_BTD, c_BTD if self.of_h is None else torch.cat((h_BTD[:, -c_BTD.shape[1] :], c_BTD), dim=-1)
@@ -162,9 +164,15 @@ class LstmCell(nn.Module):
         first_B1D = add_BTD[:, :1] + f_BTD[:, :1] * c_BD[:, None].to(add_BTD.dtype)
         return scan(f_BTD, torch.cat((first_B1D, add_BTD[:, 1:]), dim=1))
 
-    def _weights(self, x_BTD: Tensor, visible_BT: Tensor | None, h_BD: Tensor, h_BTD: Tensor) -> Tensor:
+    def _named_gates(self, x_BTD: Tensor, before_BTD: Tensor) -> dict[str, Tensor]:
+        """Returns the gates that have a map, from the h before each position."""
+        sum_BTF = self.of_x(x_BTD) if self.of_h is None else self.of_x(x_BTD) + self.of_h(before_BTD.to(x_BTD.dtype))
+        i_BTD, f_BTD, _, o_BTD = self._gates(sum_BTF.detach())
+        named = {"input": i_BTD, "forget": f_BTD, "output": o_BTD}
+        return {name: gate_BTD for name, gate_BTD in named.items() if name[0] in self.gates}
+
+    def _weights(self, x_BTD: Tensor, visible_BT: Tensor | None, before_BTD: Tensor) -> Tensor:
         """Returns w_{t,s} of each feature of the state as B, D, Q, K: a scan over one-hot positions scaled by i."""
-        before_BTD = torch.cat((h_BD[:, None].to(h_BTD.dtype), h_BTD[:, :-1]), dim=1)
         i_BTD, f_BTD, _ = self._input_gates(x_BTD, visible_BT, before_BTD)
         own_BDQK = torch.diag_embed(i_BTD.transpose(1, 2))
         weights_BQDK = scan(f_BTD[..., None].expand(*f_BTD.shape, f_BTD.shape[1]), own_BDQK.transpose(1, 2))

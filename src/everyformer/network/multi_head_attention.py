@@ -163,6 +163,8 @@ class AttentionModule(SublayerModule):
             hashes = [] if hashes is None else hashes
             if not hashes:
                 hashes.append(self.hash(keys.bucket_BHKR, context))
+            if context.call.probe is not None and keys.bucket_BHKR is not None:
+                context.call.probe.buckets.append(keys.bucket_BHKR.mT)
             context = context.with_hashes(hashes[0])
         return self._attend(q_BHQE, keys, context), keys
 
@@ -241,4 +243,6 @@ class CrossAttentionModule(SublayerModule):
             scale=self.heads.scale,
             dropout=self.value.dropout if self.training else 0.0,
         )
+        if context.call.probe is not None:
+            context.call.probe.cross_weights.append(context.call.probe.weights.pop())
         return self.heads.merge(output_BHQE), entry

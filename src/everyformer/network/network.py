@@ -23,6 +23,7 @@ from everyformer.network.inputs import (
     check_visible,
     checked_edges,
     count_positions,
+    hide_padding,
     joined_documents,
     joined_positions,
 )
@@ -139,6 +140,7 @@ class Network(nn.Module):
         if probe is not None and context.call.layer_outputs is not None:
             probe.layers += [self.body.stream.finish(x, visible_BT) for x in context.call.layer_outputs[:-1]]
         if new_entries is not None:
+            self._check_model(before)
             changes: dict[str, Any] = {"length": keys, "entries": new_entries, "model": self.value}
             padding = before.has_padding or visible is not None
             cache = replace(before, **changes, position_BK=position_BK, document_BK=document_BK, has_padding=padding)
@@ -173,7 +175,7 @@ class Network(nn.Module):
     def _embed(self, inputs: Any, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The embedded tokens, with the class token before them, and which of them are visible."""
         self.embed.check(inputs)
-        x_BTD = self.embed(inputs)
+        x_BTD = self.embed(inputs if visible is None else hide_padding(inputs, visible))
         batch, length = x_BTD.shape[:2]
         check_visible(visible, batch, length)
         if visible is not None:  # padding may contain anything, NaN too
@@ -235,6 +237,10 @@ class Network(nn.Module):
     def _check_call(
         self, side: SideInputs, cache: Cache | None, encoder_output: EncoderOutput | None, batch: int, kernel: str
     ) -> None:
+        if not isinstance(side, SideInputs):
+            raise ValueError(
+                f"side_inputs is a {type(side).__name__}: give SideInputs(documents=..., edges=..., segments=...)"
+            )
         if not isinstance(encoder_output, EncoderOutput | None):
             raise ValueError(
                 f"encoder_output is a {type(encoder_output).__name__}: give an EncoderOutput, as encode() returns it"
@@ -271,9 +277,6 @@ class Network(nn.Module):
                 f"the cache has {len(cache.entries)} entries, this model has {len(expected)}, or they are of other kinds: it is the "
                 "cache of another model; start with Cache()"
             )
-        same = cache.model is None or cache.model is self.value or torch.compiler.is_compiling()
-        if not same and cache.model != self.value:
-            raise ValueError("the cache is that of another model, whose value is not equal; start with Cache()")
         first = next((entry for entry in cache.entries if isinstance(entry, EncoderKV)), None)
         if encoder_output is None or first is None:
             return
@@ -285,6 +288,15 @@ class Network(nn.Module):
         if not first.is_of(encoder_output.x_BSD):
             raise ValueError(
                 "the cache has the keys of another encoder output of the same length; start with Cache() for a new source"
+            )
+
+    def _check_model(self, cache: Cache) -> None:
+        """Raises ValueError if the cache fits by its shapes alone."""
+        same = cache.model is None or cache.model is self.value or torch.compiler.is_compiling()
+        if not same and cache.model != self.value:
+            raise ValueError(
+                "the shapes in the cache fit, but the model that made it is not equal to this one: it is the cache of another model; "
+                "start with Cache()"
             )
 
     def _check_causal(self, before: int, batch: int, context: Context) -> None:

@@ -26,6 +26,7 @@ reordering), so nothing but gates is on the path from input to output. Two linea
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from everyformer.attention.context import Probe
 from everyformer.attention.has_data import is_transformed
 from everyformer.network.norm import LayerNorm, Norm
 from everyformer.value import Share, Value
@@ -71,6 +73,10 @@ class ResidualModule(nn.Module):
 
     def forward(self, stream: Any, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[Any, Kept]:
         raise NotImplementedError
+
+    def probed(self, probe: Probe) -> Callable[..., Any]:
+        """The same function, recording its gates. Default: it has none."""
+        return self
 
 
 class StreamModule(nn.Module):
@@ -218,22 +224,35 @@ class Gate(nn.Module):
         self.maps = nn.ModuleDict({name: nn.Linear(width, width, bias=False) for name in MAPS.get(kind, "w").split()})
         self.bias = None if kind in ("input", "none") else nn.Parameter(torch.full((width,), bias))
 
-    def forward(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+    def gates(self, x_BTD: Tensor, y_BTD: Tensor) -> dict[str, Tensor]:
+        """The sigmoids of the equation by name; `stream` is the share of x that passes, `sublayer` that of y."""
         maps, bias = self.maps, self.bias
+        if bias is None:
+            return {} if self.kind == "none" else {"stream": maps["w"](x_BTD).sigmoid()}
+        if self.kind == "highway":
+            return {"stream": (maps["w"](x_BTD) + bias).sigmoid()}
+        if self.kind in ("output", "sigmoid_tanh"):
+            return {"sublayer": (maps["w"](x_BTD if self.kind == "output" else y_BTD) - bias).sigmoid()}
+        return {
+            "reset": (maps["w_r"](y_BTD) + maps["u_r"](x_BTD)).sigmoid(),
+            "update": (maps["w_z"](y_BTD) + maps["u_z"](x_BTD) - bias).sigmoid(),
+        }
+
+    def forward(self, x_BTD: Tensor, y_BTD: Tensor, probe: Probe | None = None) -> Tensor:
+        maps, gates = self.maps, self.gates(x_BTD, y_BTD)
+        if probe is not None:
+            probe.gates.append({name: gate_BTD.detach() for name, gate_BTD in gates.items()})
         if self.kind == "none":
             return x_BTD + y_BTD
         if self.kind == "input":
-            return maps["w"](x_BTD).sigmoid() * x_BTD + y_BTD
-        assert bias is not None
+            return gates["stream"] * x_BTD + y_BTD
         if self.kind == "output":
-            return x_BTD + (maps["w"](x_BTD) - bias).sigmoid() * y_BTD
+            return x_BTD + gates["sublayer"] * y_BTD
         if self.kind == "highway":
-            return _mix(y_BTD, x_BTD, (maps["w"](x_BTD) + bias).sigmoid())
+            return _mix(y_BTD, x_BTD, gates["stream"])
         if self.kind == "sigmoid_tanh":
-            return x_BTD + (maps["w"](y_BTD) - bias).sigmoid() * maps["u"](y_BTD).tanh()
-        reset_BTD = (maps["w_r"](y_BTD) + maps["u_r"](x_BTD)).sigmoid()
-        share_BTD = (maps["w_z"](y_BTD) + maps["u_z"](x_BTD) - bias).sigmoid()
-        return _mix(x_BTD, (maps["w_h"](y_BTD) + maps["u_h"](reset_BTD * x_BTD)).tanh(), share_BTD)
+            return x_BTD + gates["sublayer"] * maps["u"](y_BTD).tanh()
+        return _mix(x_BTD, (maps["w_h"](y_BTD) + maps["u_h"](gates["reset"] * x_BTD)).tanh(), gates["update"])
 
 
 def _mix(x_BTD: Tensor, y_BTD: Tensor, share_BTD: Tensor) -> Tensor:
@@ -247,9 +266,14 @@ class GatedModule(NormedResidualModule):
         super().__init__(norm, dropout)
         self.gate = gate
 
-    def forward(self, stream: Tensor, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[Tensor, Kept]:
+    def forward(
+        self, stream: Tensor, f: Branch[Kept], visible_BT: Tensor | None, probe: Probe | None = None
+    ) -> tuple[Tensor, Kept]:
         y_BTD, kept = f(self.normalize(stream, visible_BT))
-        return self.gate(stream, self.dropout(F.relu(y_BTD))), kept
+        return self.gate(stream, self.dropout(F.relu(y_BTD)), probe), kept
+
+    def probed(self, probe: Probe) -> Callable[..., Any]:
+        return partial(self, probe=probe)
 
 
 class Reversible(Residual, Value, frozen=True):

@@ -1,10 +1,15 @@
-"""Images of attention weights, by layer and head, and of adaptive spans."""
+"""Attention weights of a network on one example, by layer and head, and the spans of its heads.
+
+    inputs = run.task.inference.probe_input(run.network, "To be")
+    attention_maps(run.network, inputs).weight_LHQK
+
+The arrays come from a `Probe`; `attention_pictures.py` draws them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,71 +17,118 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.context import Probe
-from everyformer.data.tokenizer import Tokenizer
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.repeat import Halt, Repeat
 from everyformer.study.spans import Spans, spans
+from everyformer.task.probe_input import GraphNodes, ImageCells, ProbeInput
 from everyformer.task.task import TaskData
+from everyformer.value import nearest
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
 GROUPS = 4  # into which the elements of a recurrent state are averaged
-MAX_TOKENS = 64  # whose labels are legible
-EXAMPLE = "Shall I compare thee to a summer"
 SPREAD = 0.5  # fraction of a layer's column over which its heads are spread
+CLASS_TOKEN = "[class]"  # the label of a class token that the network adds
+PARTS = ("encoder", "decoder", "cross")  # the attentions of an encoder-decoder
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """The attention weights of a network on one text."""
+    """The attention weights of a network on one example."""
 
     weight_LHQK: Sequence[Tensor]  # one tensor per layer
-    names: Sequence[str]  # the tokens as text
+    queries: Sequence[str]  # labels of the queries
+    keys: Sequence[str]
     title: str
     column: str = "head"  # label of the columns
     row: str = "layer"  # label of the rows
+    image: ImageCells | None = None  # of which the keys read cells
+    graph: GraphNodes | None = None  # whose nodes are queries and keys
 
 
-def attention_maps(network: Network | PairNetwork, data: TaskData, text: str | None = None) -> AttentionMaps:
-    """The attention weights of a network on a text. Default: as much of EXAMPLE as the network can read.
+@dataclass(frozen=True)
+class ProbedSide:
+    """What a probe recorded of a network, or of the encoder or decoder of a pair."""
+
+    name: str  # "", "encoder" or "decoder"
+    network: Network
+    probe: Probe
+    labels: Sequence[str]  # of the positions; padding follows them
+
+    @property
+    def row(self) -> str:
+        """What the entries of the probe's lists are: layers, or steps of one layer."""
+        body = self.network.value.body
+        return "step" if isinstance(body, Repeat | Halt) and len(body.layers) == 1 else "layer"
+
+
+@torch.no_grad()
+def probe(network: Network | PairNetwork, inputs: ProbeInput) -> list[ProbedSide]:
+    """Run a network on one example. Returns what was recorded: of the network, or of its encoder and its decoder."""
+    if isinstance(network, Network):
+        recorded = Probe()
+        network(*inputs.inputs, **inputs.options, probe=recorded)
+        return [ProbedSide("", network, recorded, [CLASS_TOKEN] * network.value.class_token + list(inputs.labels))]
+    (source, target), options, probes = inputs.inputs, dict(inputs.options), (Probe(), Probe())
+    visible, offset = options.pop("source_visible", None), options.get("position_offset")
+    encoded = network.encode(source, visible=visible, position_offset=offset, probe=probes[0])
+    network.decode(target, encoded, **options, probe=probes[1])
+    source_labels = inputs.source_labels or [str(index) for index in range(source.shape[1])]
+    return [
+        ProbedSide("encoder", network.encoder, probes[0], source_labels),
+        ProbedSide("decoder", network.decoder, probes[1], inputs.labels),
+    ]
+
+
+def attention_maps(network: Network | PairNetwork, inputs: ProbeInput, part: str | None = None) -> AttentionMaps:
+    """Returns the attention weights of a network on one example. `part` is one of PARTS; default for a pair: cross.
 
     For a recurrent network they are the weights w of earlier inputs in its state (`everyformer.network.lstm`). Each element
     of the state counts as a head; the elements are sorted by their mean distance and averaged in groups.
-    Raises ValueError if the network does not read a single text, or has no such weights.
+    Raises ValueError if the network has no such weights.
     """
-    tokenizer: Tokenizer | None = getattr(data, "tokenizer", None)
-    if tokenizer is None or not isinstance(network, Network):
-        raise ValueError(
-            "attention can be drawn only for a model of a single text, not of pairs, images or an environment; "
-            "give the run of a language model or a text classifier"
-        )
-    if text == "":
-        raise ValueError("the text is empty; give one with --text, or leave --text out")
-    if text is not None:
-        ids = tokenizer.encode(text.encode())
-    else:
-        try:
-            ids = tokenizer.encode(EXAMPLE.encode())
-        except ValueError:  # an unknown character: use validation text
-            ids = np.asarray(data.splits["valid"][: len(EXAMPLE)])  # type: ignore[attr-defined]
-        ids = ids[: network.limit and network.limit - network.value.class_token]
-    names = [tokenizer.decode([int(one)]).replace("\n", "\\n") for one in ids]
-    maps = weights(network, torch.from_numpy(ids.astype(np.int64)))
+    if isinstance(network, Network):
+        if part is not None:
+            raise ValueError(f"the model has no encoder, so {part} is not a part of it; leave --part out")
+        return _single_maps(probe(network, inputs)[0], inputs)
+    part = part or "cross"
+    if part not in PARTS:
+        raise ValueError(f"no part of an encoder-decoder is named {part!r}; {nearest(part, PARTS)}")
+    encoder, decoder = probe(network, inputs)
+    if part == "cross":
+        title = "cross-attention: rows are positions of the decoder, columns of the encoder"
+        maps = _cropped(decoder.probe.cross_weights, decoder.labels, encoder.labels)
+        return AttentionMaps(maps, decoder.labels, encoder.labels, title, row=decoder.row)
+    side = encoder if part == "encoder" else decoder
+    title = f"self-attention of the {part}: rows are queries, columns are keys"
+    maps = _cropped(side.probe.weights, side.labels, side.labels)
+    image = inputs.image if part == "decoder" else None
+    return AttentionMaps(maps, side.labels, side.labels, title, row=side.row, image=image)
+
+
+def _single_maps(side: ProbedSide, inputs: ProbeInput) -> AttentionMaps:
+    maps, labels = _cropped(side.probe.weights or side.probe.state_weights, side.labels, side.labels), side.labels
+    body = side.network.value.body
     if not maps:
-        kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in network.value.body.sublayers()))
+        kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in body.sublayers()))
         raise ValueError(
             f"a model of {kinds} has no attention weights to draw; give a run of a model with attention, or of lstm"
         )
-    if any(network.value.body.patterns()):
-        row = (
-            "step" if isinstance(network.value.body, Repeat | Halt) and len(network.value.body.layers) == 1 else "layer"
-        )
-        return AttentionMaps(maps, names, "attention weights: rows are queries, columns are keys", row=row)
-    title = (
-        "weights of earlier inputs in the state: rows are positions, columns inputs; groups from short to long distance"
-    )
-    return AttentionMaps([grouped(weight_DQK) for weight_DQK in maps], names, title, "group")
+    if not any(body.patterns()):
+        title = "weights of earlier inputs in the state: rows are positions, columns inputs; groups from short to long distance"
+        return AttentionMaps([grouped(weight_DQK) for weight_DQK in maps], labels, labels, title, "group")
+    image = inputs.image
+    if image is not None and side.network.value.class_token:
+        cell_P2 = torch.cat((torch.full((1, 2), -1), image.cell_P2))
+        image = ImageCells(image.pixel_CYX, cell_P2, image.size, query=0)
+    title = "attention weights: rows are queries, columns are keys"
+    return AttentionMaps(maps, labels, labels, title, row=side.row, image=image, graph=inputs.graph)
+
+
+def _cropped(weights: Sequence[Tensor], queries: Sequence[str], keys: Sequence[str]) -> list[Tensor]:
+    """The weights of the first sequence, H, Q, K each, without padding."""
+    return [weight_BHQK[0, :, : len(queries), : len(keys)].float().cpu() for weight_BHQK in weights]
 
 
 def spans_of(network: Network | PairNetwork, data: TaskData) -> Spans:
@@ -105,59 +157,9 @@ def draw_spans(result: Spans) -> Figure:
     return figure
 
 
-@torch.no_grad()
-def weights(network: Network, token_T: Tensor) -> list[Tensor]:
-    """The attention weights of every layer, H, Q, K each; of a network without attention those of its states, D, Q, K."""
-    probe, device = Probe(), next(network.parameters()).device
-    network(token_T[None].to(device), probe=probe)
-    return [weight_BHQK[0].float().cpu() for weight_BHQK in probe.weights or probe.state_weights]
-
-
 def grouped(weight_HQK: Tensor, groups: int = GROUPS) -> Tensor:
     """Means over groups of heads of about equal size, sorted by the mean distance of their weights."""
     queries, keys = weight_HQK.shape[1:]
     distance_QK = (torch.arange(queries)[:, None] - torch.arange(keys)).abs()
     order_H = ((weight_HQK * distance_QK).sum((1, 2)) / weight_HQK.sum((1, 2))).argsort()
     return torch.stack([part_HQK.mean(0) for part_HQK in weight_HQK[order_H].tensor_split(min(groups, len(order_H)))])
-
-
-def draw(*maps: AttentionMaps) -> Figure:
-    """Draw maps side by side: a grid with a row per layer and a column per head. Darker is more weight.
-
-    Raises ValueError if there are too many tokens to label.
-    """
-    from matplotlib.figure import Figure
-
-    sizes = []
-    for one in maps:
-        if not 1 <= len(one.names) <= MAX_TOKENS:
-            raise ValueError(
-                f"the text has {len(one.names)} tokens, but at most {MAX_TOKENS} can be drawn; give a shorter text"
-            )
-        side = max(1.6, 0.075 * len(one.names))
-        sizes.append((side * one.weight_LHQK[0].shape[0] + 1, side * len(one.weight_LHQK) + 1))
-    widths, heights = zip(*sizes, strict=True)
-    figure = Figure((sum(widths), max(heights)), dpi=160, layout="constrained")
-    subfigures = figure.subfigures(1, len(maps), squeeze=False, width_ratios=widths)[0]
-    for subfigure, one in zip(subfigures, maps, strict=True):
-        _draw_one(subfigure, one)
-    return figure
-
-
-def _draw_one(figure: SubFigure, maps: AttentionMaps) -> None:
-    names, layers, heads = maps.names, len(maps.weight_LHQK), maps.weight_LHQK[0].shape[0]
-    figure.suptitle(fill(maps.title, 18 * heads), fontsize=10)
-    plots = figure.subplots(layers, heads, squeeze=False)
-    for layer, weight_HQK in enumerate(maps.weight_LHQK):
-        for head, weight_QK in enumerate(weight_HQK):
-            plot = plots[layer][head]
-            image = plot.imshow(weight_QK.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-            plot.tick_params(length=0, labelsize=5)
-            plot.set_xticks(range(len(names)), names if layer == layers - 1 else [], fontfamily="monospace")
-            plot.set_yticks(range(len(names)), names if head == 0 else [], fontfamily="monospace")
-            if layer == 0:
-                plot.set_title(f"{maps.column} {head}", fontsize=8)
-        plots[layer][0].set_ylabel(f"{maps.row} {layer}", fontsize=8)
-    scale = figure.colorbar(image, ax=plots, shrink=1 / layers, fraction=0.02, pad=0.01, aspect=15)
-    scale.ax.tick_params(labelsize=6)
-    scale.set_label("weight", fontsize=8)

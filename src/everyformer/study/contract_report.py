@@ -68,8 +68,10 @@ class Report:
 
 
 def distance(one: Tensor, two: Tensor) -> float:
-    """The largest difference of two tensors."""
-    return float((one - two).detach().abs().max()) if one.numel() else 0.0
+    """The largest difference of two tensors, relative to the largest number of the second where that is above 1."""
+    if not one.numel():
+        return 0.0
+    return float((one - two).detach().abs().max() / two.detach().abs().max().clamp(min=1))
 
 
 def logits_of(output: Output) -> tuple[Tensor, ...]:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from everyformer.attention.check_pattern import check_pattern
 from everyformer.attention.context import Probe
@@ -122,8 +122,8 @@ def _halting(network: Network, inputs: Example) -> float | None:
     probe, padded = Probe(), inputs.pad(1, 2) if inputs.is_sequence and network.class_token is None else inputs
     padded.run(network, probe=probe)
     worst = 0.0
-    for share_BTN in probe.halts:  # the numbers of steps may differ
-        total_BT = share_BTN.detach().sum(-1)
+    for share_BTN in map(Tensor.detach, probe.halts):  # the numbers of steps may differ
+        total_BT = share_BTN.sum(-1)
         visible_BT = padded.per_token.get("visible", torch.ones_like(total_BT))
         worst = max(worst, distance(total_BT, visible_BT.to(total_BT)), float(-share_BTN.min()))
     return worst if probe.halts else None

@@ -16,7 +16,7 @@ from everyformer.study.contract_report import LIMITS, distance, logits_of
 from everyformer.study.example import Example
 
 AWAY = 0.03  # how far weights are moved away from where they are initialized, for finite differences
-STEPS = 2000  # of `overfit`; most models need a hundred
+STEPS = 300  # of `overfit`; most models need a hundred
 
 
 def kernels(network: Network, inputs: Example) -> float | None:
@@ -119,38 +119,51 @@ def chunks(network: Network, inputs: Example) -> float | None:
 
 
 def overfit(network: Network, inputs: Example) -> float | None:
-    """The loss after at most STEPS steps on one batch of random targets, relative to that of uniform guessing.
+    """The loss on random targets after some steps on one batch, relative to that of uniform guessing.
 
-    There are at most as many targets as the model has features: so many any model can fit that can tell their positions apart.
+    At first there are as many targets as the model has features. A model with a narrow part inside cannot fit so many: then half
+    of them are tried, and so on down to two, which any model fits that can tell their positions apart.
     """
-    heads = logits_of(inputs.run(network))
+    heads = [logits.detach().flatten(0, -2) for logits in logits_of(inputs.run(network))]
     if not heads or not any(p.requires_grad for p in network.parameters()):
         return None
     random = torch.Generator().manual_seed(1)  # another seed than the example's, whose tokens would be easy targets
     chosen, targets = [], []
-    for logits in heads:
-        sites_NV = logits.detach().flatten(0, -2)
-        chosen.append(
-            torch.randperm(len(sites_NV), generator=random)[: max(2, network.value.width - 2)].to(logits.device)
-        )
-        targets.append(torch.randint(0, logits.shape[-1], (len(chosen[-1]),), generator=random).to(logits.device))
-        same_NN = torch.cdist(sites_NV[chosen[-1]], sites_NV[chosen[-1]]) < 1e-9
-        if bool((same_NN & (targets[-1][:, None] != targets[-1])).any()):
+    for logits_NV in heads:
+        some_M = torch.randperm(len(logits_NV), generator=random)[: network.value.width].to(logits_NV.device)
+        target_M = torch.randint(0, logits_NV.shape[1], some_M.shape, generator=random).to(logits_NV.device)
+        target_M[1:2] = (target_M[:1] + 1) % logits_NV.shape[1]  # not all the same
+        same_MM = torch.cdist(logits_NV[some_M], logits_NV[some_M]) < 1e-9
+        if bool((same_MM & (target_M[:, None] != target_M)).any()):
             return None
+        chosen.append(some_M)
+        targets.append(target_M)
+    count, left = max(map(len, chosen)), math.inf
+    while left >= LIMITS["overfit"] and count > 1:
+        left = _fit(network, inputs, [one[:count] for one in chosen], [one[:count] for one in targets])
+        count //= 2
+    return left
+
+
+def _fit(network: Network, inputs: Example, chosen: list[Tensor], targets: list[Tensor]) -> float:
+    """The least loss of a copy that is trained on the chosen outputs of each head, relative to that of uniform guessing."""
     learner = copy.deepcopy(network).float().train()
     for module in learner.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     data = inputs.to(dtype=torch.float32)
     optimizer = torch.optim.AdamW(learner.parameters(), lr=3e-3, weight_decay=0.0)
-    chance, least = sum(math.log(max(2, logits.shape[-1])) for logits in heads), math.inf
+    least = math.inf
     for _ in range(STEPS):
-        found = zip(logits_of(data.run(learner)), chosen, targets, strict=True)
-        loss = torch.stack([F.cross_entropy(one.flatten(0, -2)[some], two) for one, some, two in found]).sum()
+        found = [
+            (one.flatten(0, -2)[some], two)
+            for one, some, two in zip(logits_of(data.run(learner)), chosen, targets, strict=True)
+        ]
+        loss = torch.stack([F.cross_entropy(logits, target) for logits, target in found]).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        least = min(least, loss.item() / chance)
+        least = min(least, loss.item() / sum(math.log(max(2, logits.shape[-1])) for logits, _ in found))
         if least < LIMITS["overfit"]:
             break
     return least

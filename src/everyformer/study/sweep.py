@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, combinations, islice, product
+from multiprocessing import get_context
 from random import Random
 from typing import Any
+
+import torch
 
 from everyformer.attention.four_term import FourTerm
 from everyformer.attention.parse import parse
@@ -49,7 +53,7 @@ from everyformer.network.repeat import Halt, Repeat
 from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
 from everyformer.network.sinusoid import Sinusoidal, TimePosition
 from everyformer.network.sublayer import Sublayer
-from everyformer.study.contract_report import Report
+from everyformer.study.contract_report import Report, Result
 from everyformer.study.contracts import CONTRACTS, contracts
 
 WIDTH, VOCABULARY = 24, 17
@@ -303,20 +307,48 @@ def sweep(
     models: Iterable[Model | None],
     only: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    device: str = "cpu",
+    jobs: int = 1,
 ) -> Report:
-    """Check the contracts on every model. `progress(done, total)` is called after each."""
+    """Check the contracts on every model, in `jobs` processes. `progress(done, total)` is called after each group of models."""
     models = list(models)
-    report, seen = Report(refused=sum(model is None for model in models)), set()
-    for done, model in enumerate(models, 1):
+    report, groups = Report(refused=sum(model is None for model in models)), dict[Any, list[Model]]()
+    for model in models:
         if model is not None:
-            # Kernels depend only on the pattern and the score modifications: each combination is checked once.
-            first = model.body.layers[0].sublayers[0]
-            plain = isinstance(first, Attention) and model.body not in HYBRIDS
-            kind = (first.pattern, first.score_mods) if plain else model.body  # type: ignore[attr-defined]
-            skipped = ("pattern", "kernels", "flex") if kind in seen else ()
-            seen.add(kind)
-            names = [name for name in only or SWEPT if name not in skipped]
-            report.results += contracts(model, names).results
-        if progress:
-            progress(done, len(models))
+            groups.setdefault(_kind(model), []).append(model)
+    done = report.refused
+    with _map(jobs) as run:
+        for results in run(_checked, [(group, only, device) for group in groups.values()]):
+            report.results += results
+            done += 1
+            if progress:
+                progress(done, report.refused + len(groups))
     return report
+
+
+def _kind(model: Model) -> Any:
+    """What the kernels depend on: the pattern and the score modifications."""
+    first = model.body.layers[0].sublayers[0]
+    plain = isinstance(first, Attention) and model.body not in HYBRIDS
+    return (first.pattern, first.score_mods) if plain else model.body  # type: ignore[attr-defined]
+
+
+def _checked(work: tuple[list[Model], Sequence[str] | None, str]) -> list[Result]:
+    """The results of a group of models of one kind; what the kind decides alone is checked on the first of them."""
+    models, only, device = work
+    results = []
+    for number, model in enumerate(models):
+        skipped = ("pattern", "kernels", "flex") if number else ()
+        names = [name for name in only or SWEPT if name not in skipped]
+        results += contracts(model, names, device=device).results
+    return results
+
+
+@contextmanager
+def _map(jobs: int) -> Iterator[Callable[..., Iterable[list[Result]]]]:
+    """Yields `map`, in this process or in several with one thread each."""
+    if jobs == 1:
+        yield map
+        return
+    with get_context("spawn").Pool(jobs, torch.set_num_threads, (1,)) as pool:
+        yield pool.imap

@@ -60,7 +60,7 @@ def _in_pieces(network: Network, inputs: Example, segment_memory: bool) -> float
         return None
     whole, half = inputs.run(network), inputs.length // 2
     worst = 0.0
-    for start, cuts in ((2, range(1, inputs.length)), (0, (half, half + 1))):
+    for start, cuts in ((2, range(1, inputs.length)), (0, sorted({half, half + 1} - {0, inputs.length}))):
         data = inputs.pad(start, 0) if start else inputs
         cache, hidden = Cache(max_length=2 * inputs.length, segment_memory=segment_memory), []
         for left, right in pairwise((0, *(cut + start for cut in cuts), data.length)):
@@ -75,6 +75,8 @@ def rewind(network: Network, inputs: Example) -> float | None:
     if not _continues(network, inputs):
         return None
     half = inputs.length // 2
+    if half == 0:
+        return None  # a single position has nothing to roll back
     other = inputs.change_after(half)
     straight, worst = inputs.run(network).hidden[:, half:], 0.0
     order = torch.arange(len(inputs.inputs), device=inputs.inputs.device).flip(0)

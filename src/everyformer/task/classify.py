@@ -36,7 +36,7 @@ class ExampleTask(Value, frozen=True):
     numbers: ClassVar[bool] = False  # whether labels are numbers to predict
 
     kind: InputKind | None = None  # kind of the inputs; None: found from the data, or text
-    tokenizer: Kind = "wordpiece"  # of texts
+    tokenizer: Kind = "wordpiece"  # tokenizer of texts
     vocabulary: Size = 8192  # largest number of tokens that a tokenizer learns
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
     context: Size | None = None  # tokens of a text, which is truncated to them; None: the model's positions, or 512

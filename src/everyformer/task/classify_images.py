@@ -17,6 +17,7 @@ from everyformer.data.labelled import Labelled
 from everyformer.network.embed import Patches
 from everyformer.network.model import Model
 from everyformer.task.classify_data import LabelledData, saved_classes
+from everyformer.task.classify_objective import ClassifyInference, ClassifyObjective, ImageClassifierInference
 
 if TYPE_CHECKING:
     from everyformer.task.classify import ExampleTask
@@ -59,6 +60,10 @@ class LabelledImageData(LabelledData):
             self.notes += (
                 f"training images are shifted by up to {self.shift} pixels and flipped at random (task.augment=none leaves that out)",
             )
+
+    def parts(self, head: int) -> tuple[ClassifyObjective, ClassifyInference]:
+        objective = ClassifyObjective(self, head)
+        return objective, ImageClassifierInference(self, objective)
 
     def input_settings(self) -> dict[str, Any]:
         return {"image": self.height, "channels": self.channels}

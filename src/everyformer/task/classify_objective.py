@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +16,19 @@ from everyformer.infer.predict import Predictions, in_batches
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.batch import Batch
 from everyformer.task.check import check_split
+from everyformer.task.probe_input import (
+    EXAMPLE,
+    GraphNodes,
+    ImageCells,
+    ProbeInput,
+    check_index,
+    refuse_text,
+    token_labels,
+)
 from everyformer.task.task import Inference, Objective
 
 if TYPE_CHECKING:
-    from everyformer.task.classify_data import ClassifyData, GraphData, TextData
+    from everyformer.task.classify_data import ClassifyData, GraphData, LabelledData, TextData
 
 EVALUATION_ROWS = 64  # examples in one call
 SHOWN = 160  # characters of a text in a sample
@@ -31,9 +41,14 @@ class ClassifyObjective(Objective):
         self.data, self.head = data, head
         self.metric, self.higher_is_better = data.target.metric, data.target.higher_is_better
 
+    def arguments(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """Returns the network's input and the options of its call."""
+        return batch[self.data.inputs], {"visible": batch.tensors.get("visible_BT")}
+
     def forward(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor]:
         """Returns the network's output, and its outputs for the target of each example."""
-        output = network(batch[self.data.inputs], visible=batch.tensors.get("visible_BT"), kernel=kernel)
+        inputs, options = self.arguments(batch)
+        output = network(inputs, **options, kernel=kernel)
         return output, output.logits_of(self.head).float()
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
@@ -68,10 +83,13 @@ class ClassifyObjective(Objective):
 class NodeObjective(ClassifyObjective):
     """The loss of the targets of some nodes of a graph; the network always reads the whole graph."""
 
-    def forward(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor]:
+    def arguments(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         assert batch.shared is not None
-        side_inputs = SideInputs(edges=batch.shared["edge_NN"])
-        output = network(batch.shared["feature_1NF"], side_inputs=side_inputs, kernel=kernel)
+        return batch.shared["feature_1NF"], {"side_inputs": SideInputs(edges=batch.shared["edge_NN"])}
+
+    def forward(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor]:
+        inputs, options = self.arguments(batch)
+        output = network(inputs, **options, kernel=kernel)
         return output, output.logits_of(self.head)[0, batch["node_B"]].float()
 
 
@@ -79,6 +97,7 @@ class ClassifyInference(Inference):
     """Predictions of new examples."""
 
     can_predict = True
+    reads = "sets of vectors"
 
     def __init__(self, data: ClassifyData, objective: ClassifyObjective):
         self.data, self.objective = data, objective
@@ -98,10 +117,46 @@ class ClassifyInference(Inference):
     def read_inputs(self, data: str, column: str | None = None) -> Inputs:
         return self.data.read_inputs(data, column)
 
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """An example of the validation data."""
+        refuse_text(text, self.reads)
+        row = check_index(example, self.data.rows["valid"], f"validation examples of {self.data.name}")
+        batch = Batch(self.data.tensors("valid", torch.tensor([row]), None), self.data.shared())
+        inputs, options = self.objective.arguments(batch.to(next(network.parameters()).device))
+        return self.labelled(network, ProbeInput((inputs,), (), options), row)
+
+    def labelled(self, network: Any, inputs: ProbeInput, row: int) -> ProbeInput:
+        """Returns the input with the labels of its positions."""
+        return replace(inputs, labels=[str(index) for index in range(int(inputs.options["visible"].sum()))])
+
+
+class ImageClassifierInference(ClassifyInference):
+    data: LabelledData
+    reads = "images"
+
+    def labelled(self, network: Any, inputs: ProbeInput, row: int) -> ProbeInput:
+        pixel_CYX = torch.from_numpy(self.data.examples_of("valid", torch.tensor([row]))[0]).float() / 255
+        size = network.value.embed.size
+        rows, columns = (length // size for length in pixel_CYX.shape[1:])
+        cell_P2 = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+        labels = [f"{y},{x}" for y, x in cell_P2.tolist()]
+        return replace(inputs, labels=labels, image=ImageCells(pixel_CYX, cell_P2, size, None))
+
 
 class TextClassifierInference(ClassifyInference):
     data: TextData
     can_generate = True
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """A text with the marks that the classifier adds. Default: EXAMPLE; of token ids, a validation example."""
+        if text == "":
+            raise ValueError("the text is empty; give one with --text, or leave --text out")
+        inputs = self.data.labelled.splits["valid"][0]
+        default = EXAMPLE if isinstance(inputs[0], str) else inputs[check_index(example, len(inputs), "examples")]
+        (ids,) = self.data.encode([default if text is None else text])
+        batch = Batch(self.data.collate([ids])).to(next(network.parameters()).device)
+        read, options = self.objective.arguments(batch)
+        return ProbeInput((read,), token_labels(self.data.tokenizer, ids), options)
 
     @torch.no_grad()
     def generate_text(self, network: Network | PairNetwork, prompt: str) -> str:  # type: ignore[override]
@@ -123,6 +178,11 @@ class TextClassifierInference(ClassifyInference):
 class NodeInference(ClassifyInference):
     data: GraphData
     takes_graph = True
+    reads = "a graph"
+
+    def labelled(self, network: Any, inputs: ProbeInput, row: int) -> ProbeInput:
+        graph = GraphNodes(self.data.whole["edge_NN"], self.data.label_N, int(self.data.node["valid"][row]))
+        return replace(inputs, labels=[str(node) for node in range(len(self.data.label_N))], graph=graph)
 
     def predict(self, network: Network | PairNetwork, inputs: Any) -> Predictions:
         """Returns the predictions of all nodes of a graph: a JSON file, or its content."""

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from everyformer.network.model import Model
 from everyformer.task.control_data import RolloutData
 from everyformer.task.task import Task
 from everyformer.value import NotNegative, Part, Positive, Size, Value
@@ -38,8 +39,8 @@ class Control(Task, Value, frozen=True):
     episodes: Annotated[int, Meta(ge=2)] = 200  # episodes of an evaluation without a limit
     actions: Literal["sample", "greedy"] = "sample"  # how an evaluation chooses actions
 
-    def default_lr(self, width: int) -> float:
-        """Returns 1e-3 for any width: an agent's batches change with its weights, so that higher rates are unstable."""
+    def default_lr(self, model: Model) -> float:
+        """Returns 1e-3 for any model: an agent's batches change with its weights, so that higher rates are unstable."""
         return 1e-3
 
     def open(self, data: str | None, folder: Path | None = None) -> RolloutData:

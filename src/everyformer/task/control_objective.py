@@ -30,6 +30,7 @@ from everyformer.network.cache import Cache
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.batch import Batch, step_generator
 from everyformer.task.check import check_split
+from everyformer.task.probe_input import ProbeInput, refuse_text
 from everyformer.task.task import Inference, Objective
 
 if TYPE_CHECKING:
@@ -148,6 +149,19 @@ class ControlInference(Inference):
         self.task, self.agent, self.new_environment = task, agent, new_environment
         self.can_generate = can_render
 
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """An episode of the agent, in one pass from an empty memory. It may be longer than the memory."""
+        refuse_text(text, "the observations of an environment")
+        assert isinstance(network, Network)
+        if self.agent.memory is None:
+            raise ValueError("this agent reads every observation by itself; give the run of an agent with a memory")
+        environment: Any = RecordedEnvironment(self.new_environment())
+        seeds, generator = [episode_seed(SPLITS["valid"], example)], step_generator(example, 0)
+        play_episodes(self.agent, network.eval(), [environment], seeds, generator)
+        weight = next(network.parameters())
+        input_BTF = torch.from_numpy(np.stack(environment.observations[:-1]))[None].to(weight.device, weight.dtype)
+        return ProbeInput((input_BTF,), [str(step) for step in range(input_BTF.shape[1])])
+
     def generate_images(  # type: ignore[override]
         self, network: Network | PairNetwork, file: Path, *, temperature: float = 1.0, seed: int = 0
     ) -> str:
@@ -170,6 +184,22 @@ class ControlInference(Inference):
         )
         frames[0].save(file, save_all=True, append_images=frames[1:], duration=200, loop=0)
         return f"an episode of {length} steps with a return of {total:.4g}: {file}"
+
+
+class RecordedEnvironment:
+    """An environment that keeps its observations."""
+
+    def __init__(self, inside: Environment):
+        self.inside, self.observations = inside, list[Any]()
+
+    def reset(self, seed: int) -> Any:
+        self.observations.append(self.inside.reset(seed))
+        return self.observations[-1]
+
+    def step(self, action: list[int]) -> Any:
+        result = self.inside.step(action)
+        self.observations.append(result[0])
+        return result
 
 
 def episode_seed(*numbers: int) -> int:

@@ -31,6 +31,7 @@ from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language, Logistics
 from everyformer.task.batch import Batch, epoch_rows
 from everyformer.task.check import check_split, head_index
+from everyformer.task.probe_input import ImageCells, ProbeInput, check_index, refuse_text
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Share, Size, Value
 
@@ -175,6 +176,10 @@ class ImageData(TaskData):
         tensors = {"step_BPN": step_BPN, "input": self.layout.encode_from_start(step_BPN[:, :-1])}
         return Batch(tensors | ({"source": self.encoder_input(image_BCYX)} if self.task.shrink > 1 else {}))
 
+    def arguments(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Returns the network's inputs."""
+        return (batch["source"], batch["input"]) if self.task.shrink > 1 else (batch["input"],)
+
     def quantize(self, image_BCYX: NDArray[np.uint8]) -> Tensor:
         """Returns the levels of bytes."""
         return torch.from_numpy(image_BCYX).long() * self.task.levels // 256
@@ -205,8 +210,7 @@ class ImageObjective(Objective):
 
     def forward(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor]:
         """Returns the network's output, and the sum of -log p over the channels of each image."""
-        inputs = (batch["source"], batch["input"]) if self.data.task.shrink > 1 else (batch["input"],)
-        output = network(*inputs, kernel=kernel)
+        output = network(*self.data.arguments(batch), kernel=kernel)
         logits, step_BPN = output.logits_of(self.head).float(), batch["step_BPN"]
         if self.mixture is not None:
             return output, -self.mixture.log_share(logits, step_BPN).flatten(1).sum(1)
@@ -258,6 +262,21 @@ class ImageInference(Inference):
 
     def __init__(self, data: ImageData, head: int):
         self.data, self.head = data, head
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """A validation image. Position p reads step p - 1; the position of interest predicts the middle of the image."""
+        refuse_text(text, "images")
+        data = self.data
+        row = check_index(example, len(data.images.splits["valid"]), f"validation images of {data.name}")
+        inputs = data.arguments(data.batch_of("valid", torch.tensor([row])).to(next(network.parameters()).device))
+        row_P, column_P = data.layout.grid.cells(torch.arange(data.layout.length))
+        cell_P2 = torch.stack((row_P, column_P if data.layout.joint else column_P // data.channels), dim=1)
+        middle = (cell_P2 == torch.tensor([data.rows // 2, data.columns // 2])).all(1).nonzero()[0].item()
+        read_P2 = torch.cat((torch.full((1, 2), -1), cell_P2[:-1]))
+        pixel_CYX = torch.from_numpy(data.images.splits["valid"][row]).float() / 255
+        labels = [f"{y},{x}" for y, x in read_P2.tolist()]
+        image = ImageCells(pixel_CYX, read_P2, 1, int(middle))
+        return ProbeInput(inputs, labels, image=image)
 
     def generate_images(
         self, network: Network | PairNetwork, file: Path, images: int = 16, given: float = 0.0, **sampling: Any

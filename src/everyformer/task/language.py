@@ -57,6 +57,7 @@ from everyformer.task.check import (
     head_index,
     single_sequence,
 )
+from everyformer.task.probe_input import EXAMPLE, ProbeInput, token_labels
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
@@ -335,6 +336,21 @@ class LanguageInference(Inference):
         assert isinstance(network, Network)
         prompt = self.data.splits["valid"][:32].tolist()
         return self.tokenizer.decode(generate(network, [prompt], tokens, temperature=0.5, seed=seed)[0])
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """A text. Default: as much of EXAMPLE as the network can read, or of the validation text if it has other characters."""
+        assert isinstance(network, Network)
+        if text == "":
+            raise ValueError("the text is empty; give one with --text, or leave --text out")
+        try:
+            ids = self.tokenizer.encode((text or EXAMPLE).encode())
+        except ValueError:  # an unknown character
+            if text is not None:
+                raise
+            ids = np.asarray(self.data.splits["valid"][: len(EXAMPLE)])
+        ids = ids if text is not None else ids[: network.limit]
+        token_BT = torch.from_numpy(ids.astype(np.int64))[None].to(next(network.parameters()).device)
+        return ProbeInput((token_BT,), token_labels(self.tokenizer, ids))
 
     def generate_text(
         self,

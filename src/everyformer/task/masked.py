@@ -40,6 +40,7 @@ from everyformer.task.check import (
     head_index,
     single_sequence,
 )
+from everyformer.task.probe_input import EXAMPLE, ProbeInput, token_labels
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Share, Size, Value
 
@@ -209,11 +210,14 @@ class MaskedObjective(Objective):
         self.data, self.task, self.head, self.pair_head = data, data.task, head, pair_head
         self.includes = "the loss of next sentences" if data.task.next_sentence else ""
 
-    def forward(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Any:
+    def arguments(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
+        """Returns the network's input and the options of its call."""
         side_inputs = SideInputs(segments=batch["segment_BT"]) if self.task.next_sentence else None
-        return network(
-            batch["token_BT"], visible=batch.tensors.get("visible_BT"), side_inputs=side_inputs, kernel=kernel
-        )
+        return batch["token_BT"], {"visible": batch.tensors.get("visible_BT"), "side_inputs": side_inputs}
+
+    def forward(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Any:
+        inputs, options = self.arguments(batch)
+        return network(inputs, **options, kernel=kernel)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         output = self.forward(network, batch, kernel)
@@ -272,6 +276,18 @@ class MaskedObjective(Objective):
 class MaskedInference(Inference):
     def __init__(self, objective: MaskedObjective):
         self.objective, self.data = objective, objective.data
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """A text as the first passage, between [CLS] and [SEP]. Default: EXAMPLE."""
+        if text == "":
+            raise ValueError("the text is empty; give one with --text, or leave --text out")
+        assert self.data.context is not None
+        ids = self.data.tokenizer.encode((text or EXAMPLE).encode())[: self.data.context - 2]
+        token_T = np.concatenate(([CLS], ids, [SEP])).astype(np.int64)
+        token_BT = torch.from_numpy(token_T)[None]
+        batch = Batch({"token_BT": token_BT, "segment_BT": torch.zeros_like(token_BT)})
+        inputs, options = self.objective.arguments(batch.to(next(network.parameters()).device))
+        return ProbeInput((inputs,), token_labels(self.data.tokenizer, token_T.tolist()), options)
 
     @torch.no_grad()
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:

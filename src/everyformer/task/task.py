@@ -25,10 +25,13 @@ from everyformer.infer.predict import Predictions
 from everyformer.network.cache import Cache
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
+from everyformer.network.residual import PostNorm
 from everyformer.task.batch import Batch
+from everyformer.task.probe_input import ProbeInput
 
 LR_TIMES_WIDTH = 0.25  # see docs/results/rates.md
 MAX_LR = 4e-3
+RECURRENT_LR = 2e-3  # at least, for a model without attention
 MAX_TARGETS = 1 << 18  # of an evaluation, unless more are asked for
 
 
@@ -41,9 +44,17 @@ class Task:
         """Open the data. If `folder` (of a run) has a tokenizer, it is used instead of training a new one."""
         raise NotImplementedError
 
-    def default_lr(self, width: int) -> float:
-        """Returns the peak learning rate of AdamW by default: narrow models learn well at higher rates, wide ones only at lower."""
-        return min(MAX_LR, LR_TIMES_WIDTH / width)
+    def default_lr(self, model: Model) -> float:
+        """Returns the peak learning rate of AdamW by default.
+
+        It falls with the width of the model, and with the square root of the depth of post-norm layers, which diverge at rates that
+        pre-norm ones can take. Recurrent nets take higher rates than attention.
+        """
+        lr, body = min(MAX_LR, LR_TIMES_WIDTH / model.width), model.body
+        if not any(body.patterns()):
+            return max(lr, RECURRENT_LR)
+        depth = getattr(body, "num_layers", 0) or getattr(body, "steps", 0) * len(body.layers)
+        return lr / math.sqrt(max(1, depth / 2)) if isinstance(body.residual, PostNorm) else lr
 
     def open_for_inference(self, data: str | None, folder: Path) -> TaskData:
         """Open the data of a run for generation. The data are only read if generation needs examples of them."""
@@ -174,6 +185,10 @@ class Inference:
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
         """Returns a short text that shows what the network does, for the log; None if the task has none."""
         return None
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """Returns a text, or an example of the validation data, as the network reads it, with labels for its positions."""
+        raise ValueError("this task has no example that can be drawn; give the run of another one")
 
     def generate_text(self, network: Network | PairNetwork, prompt: str, **options: Any) -> str:
         """Returns the prompt with its continuation, or its translation, or its class."""

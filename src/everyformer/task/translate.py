@@ -40,6 +40,7 @@ from everyformer.network.output_head import Language
 from everyformer.network.repeat import Halt
 from everyformer.task.batch import Batch, epoch_order, pad, step_generator
 from everyformer.task.check import check_split, check_tokens, context_of, context_setting, head_index
+from everyformer.task.probe_input import ProbeInput, check_index, token_labels
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
@@ -159,10 +160,13 @@ class TranslateData(TaskData):
         return Batch({**batch.tensors, "offset_B": offset_B})
 
     def batch_of(self, split: str, rows: Sequence[int]) -> Batch:
-        sources, targets = self.sides(split)
-        source_BS, source_visible_BS = pad([sources[row] for row in rows], MULTIPLE)
-        input_BT, visible_BT = pad([np.insert(targets[row], 0, START) for row in rows], MULTIPLE)
-        target_BT, _ = pad([np.append(targets[row], END) for row in rows], MULTIPLE)
+        sources, targets = ([side[row] for row in rows] for side in self.sides(split))
+        return self.batch_of_pairs(sources, targets)
+
+    def batch_of_pairs(self, sources: Sequence[Ids], targets: Sequence[Ids]) -> Batch:
+        source_BS, source_visible_BS = pad(sources, MULTIPLE)
+        input_BT, visible_BT = pad([np.insert(target, 0, START) for target in targets], MULTIPLE)
+        target_BT, _ = pad([np.append(target, END) for target in targets], MULTIPLE)
         return Batch(
             {
                 "source_BS": source_BS,
@@ -199,15 +203,8 @@ class TranslateObjective(Objective):
         self, network: Any, batch: Batch, kernel: str, probe: Probe | None = None
     ) -> tuple[Any, Tensor, Tensor]:
         """Returns the network's output, its logits of the target's tokens without padding, and these tokens."""
-        output = network(
-            batch["source_BS"],
-            batch["input_BT"],
-            source_visible=batch["source_visible_BS"],
-            visible=batch["visible_BT"],
-            position_offset=batch.tensors.get("offset_B"),
-            kernel=kernel,
-            probe=probe,
-        )
+        inputs, options = pair_arguments(batch)
+        output = network(*inputs, **options, kernel=kernel, probe=probe)
         visible_BT = batch["visible_BT"]
         return output, output.logits_of(self.head)[visible_BT].float(), batch["target_BT"][visible_BT]
 
@@ -316,6 +313,12 @@ class TranslateObjective(Objective):
         }
 
 
+def pair_arguments(batch: Batch) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+    """Returns the network's inputs and the options of its call."""
+    visible = {"source_visible": batch["source_visible_BS"], "visible": batch["visible_BT"]}
+    return (batch["source_BS"], batch["input_BT"]), visible | {"position_offset": batch.tensors.get("offset_B")}
+
+
 class TranslateInference(Inference):
     can_generate = can_predict = True
 
@@ -345,6 +348,22 @@ class TranslateInference(Inference):
             for row, ids in zip(rows, outputs, strict=True):
                 translations[row] = self.tokenizer.decode([token for token in ids if token >= len(SPECIAL)]).strip()
         return translations
+
+    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+        """A sentence with the network's own translation of it. Default: a validation sentence."""
+        assert isinstance(network, PairNetwork)
+        if text is None:
+            sources = self.data.pairs.splits["valid"][0]
+            text = sources[check_index(example, len(sources), f"validation pairs of {self.data.pairs.name}")]
+        if not text.strip():
+            raise ValueError(f"the text {text!r} has nothing to translate; give a sentence with --text")
+        (source,) = self.tokenizer.encode_all([text])
+        (target,) = self.tokenizer.encode_all(self.translate(network, [text], beam=1))
+        source = self.data.add_end(source)
+        batch = self.data.batch_of_pairs([source], [target]).to(next(network.parameters()).device)
+        inputs, options = pair_arguments(batch)
+        labels = [token_labels(self.tokenizer, ids) for ids in (np.insert(target, 0, START), source)]
+        return ProbeInput(inputs, labels[0], options, labels[1])
 
     def predict(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> Predictions:
         """Returns the translations of some sentences; that of a blank one is empty."""

@@ -30,6 +30,7 @@ class Evaluator:
         self.run, self.task = run, task
         self.best: dict[str, Any] | None = None  # the step of the best evaluation, and its metric
         self.running = False
+        self.aborted = False  # by a stop signal: the resumed run makes up for it
         self.early_stop: str | None = None  # why the run ends early
 
     def evaluate(self, network: Network | PairNetwork, step: int, records: Records) -> tuple[dict[str, Any], bool]:
@@ -37,7 +38,7 @@ class Evaluator:
 
         Returns the metrics, which are empty if a signal stopped the evaluation, and whether they are the best so far.
         """
-        metrics, improved, self.running = dict[str, Any](), False, True
+        metrics, improved, self.running, self.aborted = dict[str, Any](), False, True, False
         try:
             if self.run.evaluate:
                 metrics = self._score(network, step, records, self.run.examples)
@@ -50,7 +51,7 @@ class Evaluator:
                 if not self.run.evaluate:
                     improved = self._compare(step, metrics)
         except StopEvaluation:
-            metrics = {}
+            metrics, self.aborted = {}, True
         finally:
             self.running = False
         return metrics, improved

@@ -22,13 +22,18 @@ from everyformer.value import UnknownPart, from_json, to_json
 
 
 def write_run(recipe: Recipe, data: TaskData, model: Model | EncoderDecoder, folder: Path) -> None:
-    """Write the files that describe a new run."""
-    with report_write_errors(folder):
-        others = set(folder.iterdir())
-        data.save(folder)
-        (folder / "model.json").write_text(to_json(model) + "\n")
-        write_checksums(folder, {path.name: (checksum(path),) for path in set(folder.iterdir()) - others})
-    write_recipe(recipe, folder)  # last: a folder with a recipe has the other files
+    """Write the files that describe a new run. If that fails, none of them is left."""
+    others = set(folder.iterdir())
+    try:
+        with report_write_errors(folder):
+            data.save(folder)
+            (folder / "model.json").write_text(to_json(model) + "\n")
+            write_checksums(folder, {path.name: (checksum(path),) for path in set(folder.iterdir()) - others})
+        write_recipe(recipe, folder)  # last: a folder with a recipe has the other files
+    except BaseException:
+        for path in set(folder.iterdir()) - others:
+            path.unlink()
+        raise
 
 
 KEPT = ("optim.name", "optim.ema")  # they decide what a checkpoint holds

@@ -178,7 +178,9 @@ class Loop:
         if self.folder is not None and self.world.is_main:
             path = self.folder / "records.jsonl"
             callbacks = callbacks + make_loggers(self.recipe, self.folder, self.step)
-        records, objective, data = Records(path, callbacks, after=self.step), self.task.objective, self.task.data
+        objective, data = self.task.objective, self.task.data
+        again = ("evaluate", "final") if self.evaluator.aborted else ()
+        records = Records(path, callbacks, after=self.step, again=again)
         records.write(
             "begin", self.step, steps=self.recipe.run.steps,
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
@@ -191,6 +193,8 @@ class Loop:
     def _steps(self, saved: int | None, records: Records) -> dict[str, Any]:
         """Train, evaluate and save up to the last step. Returns the metrics of the last step, if it was evaluated."""
         run, metrics = self.recipe.run, dict[str, Any]()
+        if self.evaluator.aborted:
+            (metrics, _), saved = self._evaluate(self.step, records), None
         while self.step < run.steps and self.stop_reason is None and self.evaluator.early_stop is None:
             self._step(self.step, records)
             self.step, metrics, improved = self.step + 1, {}, False
@@ -277,6 +281,7 @@ class Loop:
             "watch": self.watch.state(),
             "scaler": learner.scaler.state_dict(),
             "best": self.evaluator.best,
+            "unevaluated": self.evaluator.aborted,
         }
         extra = {"cache": learner.cache_tensors(), "data": self.task.data.state()}
         contents = checkpoint.Contents(learner.network, learner.optimizers, learner.ema, extra, state)
@@ -302,6 +307,7 @@ class Loop:
         if cache and len(Batch(cache)) == batch_size(run, start):  # else the rows are other ones
             learner.load_cache(cache)
         self.watch = GradientWatch(**state["watch"])
+        self.evaluator.aborted = state.get("unevaluated", False)
         best = None if {"valid", "data"} & set(self.changed) else state.get("best")  # it is of other examples
         self.evaluator.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
         if learner.scaler.is_enabled() and state["scaler"]:  # it is empty after another precision

@@ -20,8 +20,6 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
 COMMIT = "EVERYFORMER_COMMIT"
 NAMES = ("command", "commit", "machine", "versions", "seed", "date")
 PACKAGES = ("torch", "triton", "everyformer")
@@ -52,6 +50,8 @@ def start_log(
 ) -> dict[str, str]:
     """Print the header of a log. Sets torch's seed if one seed is given, so that the header cannot name another one."""
     if isinstance(seed, int):
+        import torch
+
         torch.manual_seed(seed)
     facts = provenance(seed, commit, packages)
     print(header(facts), flush=True)
@@ -100,11 +100,14 @@ def _git(folder: Path, *words: str) -> str:
 
 @cache
 def _machine() -> str:
+    import torch  # here, because the command line imports this module before it knows whether it needs torch
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = [_processor(), f"{cores} cores"]
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         parts.append(f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB")
-    parts.append(f"{torch.get_num_threads()} threads")
+    threads = torch.get_num_threads()
+    parts.append(f"{threads} thread{'s' * (threads > 1)}")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         parts += [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]

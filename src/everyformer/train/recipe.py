@@ -126,10 +126,13 @@ class Recipe(Value, frozen=True, kw_only=True):
         return msgspec.structs.replace(recipe, optim=msgspec.structs.replace(recipe.optim, **changes))
 
     def default_lr(self) -> float:
-        """Returns the learning rate of the task for a model of this width; a quarter of it if the weights are not new."""
-        value = self.value({})
-        width = value.encoder.width if isinstance(value, EncoderDecoder) else value.width
-        return self.task.default_lr(width) * (1 if self.init_from is None else TUNING)
+        """Returns the learning rate of the task for the model; a quarter of it if the weights are not new."""
+        try:
+            value = self.value({})
+        except ValueError:  # the settings may fit only the data, which are not open yet
+            value = find(self.member).value(self.size)
+        lr = self.task.default_lr(value.decoder if isinstance(value, EncoderDecoder) else value)
+        return lr * (1 if self.init_from is None else TUNING)
 
     def value(self, data_settings: dict[str, Any]) -> Model | EncoderDecoder:
         """Returns the model: the member with those settings of the data that it has, and then with the recipe's settings."""

@@ -1,0 +1,354 @@
+"""Computes every table in docs/results from its log. A table stands below a comment that names it and its log:
+
+    <!-- table: halting on a CPU, logs/halting.txt -->
+    <!-- python -m bench.begin --table docs/results/logs/begin.txt -->       a program that prints the tables of its log
+
+    python -m bench.tables          # writes all tables again, and below each the facts at the beginning of its log
+
+A test computes them too, so no table can differ from its log.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from unittest.mock import patch
+
+from bench import long_context_tables  # noqa: F401  its tables join TABLES
+from bench.results import TABLES, Rows, json_lines, mean, metric, sections, table
+from everyformer.train.provenance import read_header
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+MARKER = re.compile(
+    r"<!-- (table: (?P<name>[^,]+), |python -m (?P<module>bench\.\w+) (?P<option>--\S+) docs/results/)(?P<log>logs/\S+) -->"
+)
+MISSING = "*This table has no log yet: it is to be measured with the command above.*"
+
+
+def render(rows: Rows) -> list[str]:
+    head, *rest = rows
+    return [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in (head, ["---"] * len(head), *rest)]
+
+
+def rewritten(page: Path, shown: bool = True) -> str:
+    """The page with its tables computed from their logs, and below each where it comes from. With shown=False without them."""
+    lines: list[str] = []
+    left = page.read_text().splitlines()
+    while left:
+        line = left.pop(0)
+        lines.append(line)
+        if marker := MARKER.fullmatch(line):
+            while left and (not left[0] or left[0].startswith(("|", "*`")) or left[0] == MISSING):
+                left.pop(0)
+            log = page.parent / marker["log"]
+            computed = [*computed_lines(marker, log), "", source(log)] if log.exists() else [MISSING]
+            lines += ["", *(computed if shown else []), *([""] if left else [])]
+    return "\n".join(lines) + "\n"
+
+
+def computed_lines(marker: re.Match[str], log: Path) -> list[str]:
+    """The lines of a table: of a function of this file, or the tables that a program prints of its log."""
+    if marker["name"]:
+        return render(TABLES[marker["name"]](log.read_text()))
+    output, module = StringIO(), import_module(marker["module"])
+    with (
+        redirect_stdout(output),
+        patch.object(sys, "argv", [marker["module"], marker["option"], str(log)]),
+        suppress(SystemExit),
+    ):
+        module.main()
+    lines = [line for line in output.getvalue().splitlines() if not line or line.startswith("|")]
+    return "\n".join(lines).strip().splitlines()
+
+
+def source(log: Path) -> str:
+    facts = read_header(log)
+    where = f"commit {facts['commit']}; {facts['machine']}; {facts['versions']}; seed {facts['seed']}; {facts['date']}"
+    return f"*`{facts['command']}`; {where}. [Log](logs/{log.name})*"
+
+
+# Copy, reverse and addition
+
+
+@table("algorithms")
+def algorithms(log: str) -> Rows:
+    names = {"fixed": "universal, 4 steps", "act": "universal, halting", "equal": "transformer, 1 layer"}
+    names["deep"] = "transformer, 4 layers"
+    lengths = (40, 80, 120, 200, 400)
+    rows = [["task", "model", *map(str, lengths)]]
+    for one in json_lines(log):
+        if "seeds" in one:
+            cells = [one[f"character_accuracy_{length}"] for length in lengths]
+            rows.append(
+                [one["data"], names[one["model"]], *(f"{m:.2f} ({low:.2f}-{high:.2f})" for m, low, high in cells)]
+            )
+    return rows
+
+
+# Attention
+
+SPEED = re.compile(r"^(\w+) +([\d,]+) +(\d+) +([\d.]+) +([\d.]+)x +([\d,]+)$", re.MULTILINE)
+GROWTH = re.compile(r"^(\w+) +time grows as length\^([\d.]+), memory as length\^([\d.]+)$", re.MULTILINE)
+
+
+@table("attention on a GPU")
+def attention_gpu(log: str) -> Rows:
+    from bench.gpu import LENGTHS, TARGETS
+
+    found: dict[tuple[str, int], tuple[float, float]] = {}
+    for m in SPEED.finditer(log):  # the first run of the log counts
+        found.setdefault((m[1], int(m[2].replace(",", ""))), (float(m[4]), float(m[5])))
+    rows = [["kind", *(cell for length in LENGTHS for cell in (f"{length:,}", "speed relative to dense", "target"))]]
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        cells = [kind]
+        for length, target in zip(LENGTHS, TARGETS.get(kind, (None, None)), strict=True):
+            milliseconds, speed = found[kind, length]
+            cells += [f"{milliseconds:.2f} ms", f"{speed:.2f}", "" if target is None else f"{target:.3g}"]
+        rows.append(cells)
+    return rows
+
+
+@table("attention on a CPU")
+def attention_cpu(log: str) -> Rows:
+    found = {(m[1], m[2]): f"{float(m[4]):,.0f} ms, {m[6]} MiB" for m in SPEED.finditer(log)}
+    lengths = list(dict.fromkeys(length for _, length in found))
+    rows = [["kind", *lengths, "time grows as", "memory grows as"]]
+    for kind, time, memory in GROWTH.findall(log):
+        rows.append([kind, *(found[kind, length] for length in lengths), f"n^{time}", f"n^{memory}"])
+    return rows
+
+
+@table("own patterns")
+def own_patterns(log: str) -> Rows:
+    names = {
+        "DilatedGlobal": "every fourth of the last 1,024 keys, and the first 16",
+        "RandomBlocks": "an eighth of the blocks of 64 keys, at random",
+        "Halves": "the keys of the same block of 2,048",
+    }
+    rows = [["pattern", "positions", "flex", "sdpa with a mask", "blocked"]]
+    for line in log.splitlines():
+        if match := re.match(r"(\w+) +([\d,]+) positions: ", line):
+            times = {kernel: float(ms) for kernel, ms in re.findall(r"(\w+) ([\d.]+) ms", line)}
+            best = min(times, key=lambda kernel: times[kernel])
+            texts = [
+                f"**{times[k]:.2f} ms**" if k == best else f"{times[k]:.2f} ms" for k in ("flex", "sdpa", "blocked")
+            ]
+            rows.append([names[match[1]], match[2], *texts])
+    return rows
+
+
+@table("reversible layers")
+def depth(log: str) -> Rows:
+    found = {
+        (one["layers"], one["residual"]): f"{one['MiB']} MiB, {one['ms']:,.0f} ms"
+        for one in json_lines(log)
+        if "layers" in one
+    }
+    layers = dict.fromkeys(layers for layers, _ in found)
+    return [["layers", "reversible", "plain"], *([str(n), found[n, "reversible"], found[n, "plain"]] for n in layers)]
+
+
+@table("segment memory")
+def reuse(log: str) -> Rows:
+    rows = [["attention length", "recomputed", "with memory", "speedup"]]
+    for one in json_lines(log):
+        if "attention_length" in one:
+            times = one["ms_per_byte_encoding_again"], one["ms_per_byte_with_memory"]
+            texts = [f"{times[0]:,.0f} ms a byte", f"{times[1]:.2f} ms a byte", f"{one['faster']:,}x"]
+            rows.append([f"{one['attention_length']:,}", *texts])
+    return rows
+
+
+@table("short spans")
+def spans(log: str) -> Rows:
+    found = [one for one in json_lines(log) if "span" in one]
+    return [
+        ["span", "step", "memory"],
+        *([f"{one['span']:,}", f"{one['ms']:,.0f} ms", f"{one['MiB']:,.0f} MiB"] for one in found),
+    ]
+
+
+# Contracts and control
+
+
+@table("contracts")
+def contracts(log: str) -> Rows:
+    found = re.findall(r"^(\w+) +(\d+) +(\S+) +(\S+)  passed$", log, re.MULTILINE)
+    return [["contract", "cells", "worst error", "limit"], *([n, f"{int(c):,}", e, limit] for n, c, e, limit in found)]
+
+
+@table("agents")
+def agents(log: str) -> Rows:
+    from bench.control import AGENTS
+    from bench.control import table as lines
+
+    last = {(one["task"], one["agent"], one["seed"]): one for one in json_lines(log) if one["agent"] in AGENTS}
+    order = sorted(last.values(), key=lambda one: (one["task"], list(AGENTS).index(one["agent"]), one["seed"]))
+    head, _, *rest = lines(order).splitlines()
+    return [line.strip("| ").split(" | ") for line in (head, *rest)]
+
+
+@table("deep character models")
+def deep_character(log: str) -> Rows:
+    parts = sections(log)
+    bits = {name: metric(part, "bits per byte", "targets 4999999") for name, part in parts.items()}
+    return [
+        ["losses", "seed 0", "seed 1"],
+        ["of every layer, two bytes ahead", *(f"**{bits[f'deep-{seed}']:.3f}**" for seed in (0, 1))],
+        ["of the last layer only", *(f"{bits[f'bare-{seed}']:.3f}" for seed in (0, 1))],
+    ]
+
+
+# Experiments: a table of one row for each log
+
+
+def accuracy(log: str, *words: str) -> float:
+    return 100 * metric(log, "accuracy", "split test", *words)
+
+
+@table("Multi30k")
+def multi30k(log: str) -> Rows:
+    bleu, perplexity = (metric(log, name, "split test_2016") for name in ("bleu", "perplexity"))
+    return [
+        ["", "BLEU", "perplexity"],
+        ["test 2016 (target: BLEU 38)", f"**{bleu:.2f}**", f"{perplexity:.2f}"],
+        ["validation", f"{metric(log, 'bleu', 'split valid'):.2f}", f"{metric(log, 'perplexity', 'split valid'):.2f}"],
+    ]
+
+
+@table("MNIST")
+def mnist(log: str) -> Rows:
+    valid = 100 * metric(log, "accuracy", "split valid")
+    return [["test accuracy (target: 98.5 %)", "validation"], [f"**{accuracy(log):.2f} %**", f"{valid:.2f} %"]]
+
+
+@table("masked pretraining")
+def pretraining(log: str) -> Rows:
+    parts = sections(log, "# ")
+    columns = [
+        [accuracy(parts[f"{kind}, seed {seed}"]) for seed in range(3)] for kind in ("fine-tuned", "from scratch")
+    ]
+    rows = [["seed", "fine-tuned", "from scratch"]]
+    rows += [[str(seed), *(f"{column[seed]:.2f} %" for column in columns)] for seed in range(3)]
+    return [*rows, ["mean", *(f"**{mean(column):.2f} %**" for column in columns)]]
+
+
+@table("Cora")
+def cora(log: str) -> Rows:
+    found = [100 * float(one) for one in re.findall(r"^accuracy ([\d.]+) .*split test", log, re.MULTILINE)]
+    seeds = [f"seed {seed}" for seed in range(len(found))]
+    return [[*seeds, "mean (target: 80 %)"], [*(f"{one:.1f} %" for one in found), f"**{mean(found):.1f} %**"]]
+
+
+@table("byte model")
+def byte_language(log: str) -> Rows:
+    ways = {
+        "stride 1, float16": ("stride 1 ", "fp16"),
+        "stride 1, bfloat16": ("stride 1 ", "bf16"),
+        "stride 128, bfloat16": ("stride 128", "targets 4999999"),
+    }
+    return [
+        ["evaluation", "bits per byte (target: 1.343)"],
+        *([way, f"{metric(log, 'bits per byte', *words):.3f}"] for way, words in ways.items()),
+    ]
+
+
+@table("byte classifier")
+def byte_classifier(log: str) -> Rows:
+    valid = 100 * metric(log, "accuracy", "split valid")
+    return [["test accuracy (target: 85 %)", "validation"], [f"**{accuracy(log):.2f} %**", f"{valid:.1f} %"]]
+
+
+# Halting and recurrent nets
+
+
+def halting(log: str, number: int) -> Rows:
+    part = list(sections(log, "$ ").values())[number]
+    found = {(one["halted"], one["way"]): one for one in json_lines(part) if one["halted"] is not None}
+    digits = 0 if number == 0 else 1
+    rows = [
+        ["halted after one step", "steps per position", "forward: all", "gather", "forward and backward: all", "gather"]
+    ]
+    for halted in dict.fromkeys(halted for halted, _ in found):
+        both = [found[halted, way] for way in ("all", "gather")]
+        steps = both[0].get("steps_per_position", both[0].get("steps_a_position"))
+        times = [f"{one[what]:,.{digits}f}" for what in ("forward", "step") for one in both]
+        rows.append([f"{halted:.0%}".replace("%", " %"), f"{steps:g}", *times])
+    return rows
+
+
+TABLES["halting on a CPU"] = lambda log: halting(log, 0)
+TABLES["halting on a GPU"] = lambda log: halting(log, 1)
+
+
+def recurrent_step(log: str, numbers: Sequence[int]) -> Rows:
+    ways = [("lstm", "reference"), ("lstm", "auto"), ("ablated-lstm", "reference"), ("ablated-lstm", "auto")]
+    ways += [("byte-language", "auto"), ("recurrence", "loop"), ("recurrence", "scan")]
+    rows = [
+        [
+            "size, batch",
+            "positions",
+            "lstm: steps",
+            "fast",
+            "ablated-lstm: steps",
+            "fast",
+            "byte-language",
+            "loop",
+            "scan",
+        ]
+    ]
+    for number, (command, part) in enumerate(sections(log, "$ ").items()):
+        if number in numbers:
+            found = {(one["member"], one["kernel"], one["length"]): one for one in json_lines(part)}
+            for length in dict.fromkeys(length for _, _, length in found):
+                size = "tiny" if "--size tiny" in command else "byte (9.7M)"
+                ones = [found[member, kernel, length] for member, kernel in ways]
+                rows.append([f"{size}, {ones[0]['batch']}", f"{length:,}", *(f"{one['ms']:,.1f}" for one in ones)])
+    return rows
+
+
+TABLES["a recurrent step on a CPU"] = lambda log: recurrent_step(log, (0, 1))
+TABLES["a recurrent step on a GPU"] = lambda log: recurrent_step(log, (2,))
+
+
+@table("recurrent training")
+def recurrent(log: str) -> Rows:
+    names = {"transformer": "Transformer", "lstm": "LSTM (cuDNN)", "ablated": "ablated LSTM (scan)"}
+    steps, step_bytes = (200, 400, 800, 1200, 1600), 128 * 256
+    rows = [["model", "bytes/s", *(f"{step * step_bytes / 1e6:.2g}M bytes" for step in steps), "66M", "all"]]
+    for name, part in sections(log).items():
+        speed = int(re.findall(r"([\d,]+) bytes/s", name)[0].replace(",", ""))
+        bits = dict(re.findall(r"step (\d+)  bits per byte ([\d.]+)", part))
+        cells = [f"{bits[str(step)]} ({step * step_bytes / speed:.0f} s)" for step in steps]
+        last = [f"{2000 * step_bytes / speed:.0f} s", bits["2000"]]
+        rows.append([names[name.partition(",")[0]], f"{speed:,}", *cells, *last])
+    return rows
+
+
+# Memory plans, and GPT-2's step: the program prints the table
+
+
+def printed(log: str) -> Rows:
+    lines = [line for line in log.splitlines() if line.startswith("| ") and not line.startswith("| ---")]
+    return [[cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")] for line in lines]
+
+
+for name in ("planned memory on a CPU", "planned memory on a GPU", "a step of GPT-2"):
+    TABLES[name] = printed
+
+
+def main() -> None:
+    for page in sorted(RESULTS.glob("*.md")):
+        text = rewritten(page)
+        if text != page.read_text():
+            page.write_text(text)
+            print(f"wrote {page.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Draws attention weights: as a grid of queries and keys, over an image, or along the edges of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everyformer.study.attention_maps import AttentionMaps
+from everyformer.task.probe_input import GraphNodes, ImageCells
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure, SubFigure
+
+MAX_TOKENS = 64  # whose labels are legible
+MAX_NODES = 40  # of a graph, around the node of interest
+DPI = 160
+
+
+def draw(*maps: AttentionMaps) -> Figure:
+    """Draw maps side by side: a grid with a row per layer and a column per head. Darker is more weight.
+
+    Weights over an image are drawn as a heat map of what one query attends to; those of a graph as the widths of its edges.
+    Raises ValueError if there are too many tokens to label.
+    """
+    from matplotlib.figure import Figure
+
+    sizes = []
+    for one in maps:
+        width, height = _cell_size(one)
+        sizes.append((width * one.weight_LHQK[0].shape[0] + 1, height * len(one.weight_LHQK) + 1))
+    widths, heights = zip(*sizes, strict=True)
+    figure = Figure((sum(widths), max(heights)), dpi=DPI, layout="constrained")
+    subfigures = figure.subfigures(1, len(maps), squeeze=False, width_ratios=widths)[0]
+    for subfigure, one in zip(subfigures, maps, strict=True):
+        _draw_one(subfigure, one)
+    return figure
+
+
+def _cell_size(maps: AttentionMaps) -> tuple[float, float]:
+    """Inches of one head. Raises ValueError if there are too many tokens to label."""
+    if maps.image is not None or maps.graph is not None:
+        return 1.8, 1.8
+    for labels in (maps.queries, maps.keys):
+        if not 1 <= len(labels) <= MAX_TOKENS:
+            raise ValueError(
+                f"the input has {len(labels)} positions, but at most {MAX_TOKENS} can be drawn; give a shorter one"
+            )
+    return max(1.6, 0.075 * len(maps.keys)), max(1.6, 0.075 * len(maps.queries))
+
+
+def _draw_one(figure: SubFigure, maps: AttentionMaps) -> None:
+    layers, heads = len(maps.weight_LHQK), maps.weight_LHQK[0].shape[0]
+    plots = figure.subplots(layers, heads, squeeze=False)
+    title, painter = maps.title, _grid_painter(maps)
+    if maps.image is not None:
+        title, painter = _image_title(maps.image), _image_painter(maps.image)
+    elif maps.graph is not None:
+        title, painter = _graph_title(maps.graph), _graph_painter(maps.graph, maps.weight_LHQK)
+    figure.suptitle(fill(title, max(30, 18 * heads)), fontsize=10)
+    for layer, weight_HQK in enumerate(maps.weight_LHQK):
+        for head, weight_QK in enumerate(weight_HQK):
+            plot = plots[layer][head]
+            scale = painter(plot, weight_QK, layer == layers - 1, head == 0)
+            if layer == 0:
+                plot.set_title(f"{maps.column} {head}", fontsize=8)
+        plots[layer][0].set_ylabel(f"{maps.row} {layer}", fontsize=8)
+    bar = figure.colorbar(scale, ax=plots, shrink=1 / layers, fraction=0.02, pad=0.01, aspect=15)
+    bar.ax.tick_params(labelsize=6)
+    bar.set_label("weight" if maps.image is None else "weight / largest", fontsize=8)
+
+
+Painter = Callable[[Any, Tensor, bool, bool], Any]  # draws Q, K weights; whether in the last row, in the first column
+
+
+def _grid_painter(maps: AttentionMaps) -> Painter:
+    def paint(plot: Any, weight_QK: Tensor, last: bool, first: bool) -> Any:
+        image = plot.imshow(weight_QK.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        plot.tick_params(length=0, labelsize=5)
+        rotation = 90 if max(map(len, maps.keys)) > 1 else 0
+        plot.set_xticks(range(len(maps.keys)), maps.keys if last else [], fontfamily="monospace", rotation=rotation)
+        plot.set_yticks(range(len(maps.queries)), maps.queries if first else [], fontfamily="monospace")
+        return image
+
+    return paint
+
+
+def _image_title(image: ImageCells) -> str:
+    if image.query is None:
+        return "attention over the image: mean of all queries"
+    if image.cell_P2[image.query, 0] < 0:
+        return "attention of the class token over the image"
+    return "attention over the image of the query that predicts the marked pixel"
+
+
+def _image_painter(image: ImageCells) -> Painter:
+    """Red where the query attends to: the weights of the cells, over the image in grey."""
+    rows, columns = (length // image.size for length in image.pixel_CYX.shape[1:])
+    grey_YX = image.pixel_CYX.mean(0).numpy()
+    reads_P = image.cell_P2[:, 0] >= 0
+
+    def paint(plot: Any, weight_QK: Tensor, last: bool, first: bool) -> Any:
+        weight_K = weight_QK.mean(0) if image.query is None else weight_QK[image.query]
+        heat_YX = torch.zeros(rows, columns)
+        row_P, column_P = image.cell_P2[reads_P].unbind(1)
+        heat_YX.index_put_((row_P, column_P), weight_K[reads_P], accumulate=True)
+        heat_YX = heat_YX / heat_YX.max().clamp(min=1e-12)
+        extent = (-0.5, grey_YX.shape[1] - 0.5, grey_YX.shape[0] - 0.5, -0.5)
+        plot.imshow(grey_YX, cmap="gray", vmin=0, vmax=1, extent=extent)
+        alpha_YX = 0.15 + 0.6 * heat_YX.numpy()
+        heat = plot.imshow(heat_YX.numpy(), cmap="inferno", vmin=0, vmax=1, alpha=alpha_YX, extent=extent)
+        if image.query is not None and image.query + 1 < len(image.cell_P2) and image.cell_P2[image.query, 0] >= 0:
+            y, x = image.cell_P2[image.query + 1].tolist()  # the position after it reads what it predicts
+            plot.plot([x * image.size], [y * image.size], "s", mfc="none", mec="cyan", ms=4)
+        plot.set_xticks([])
+        plot.set_yticks([])
+        return heat
+
+    return paint
+
+
+def _graph_title(graph: GraphNodes) -> str:
+    shown = len(neighbourhood(graph.edge_NN, graph.node))
+    part = "the graph" if shown == len(graph.class_N) else f"{shown} nodes around node {graph.node}"
+    return f"attention along the edges of {part}: colours of nodes are classes"
+
+
+def neighbourhood(edge_NN: Tensor, node: int, limit: int = MAX_NODES) -> list[int]:
+    """The nodes nearest to a node by edges in either direction, itself first."""
+    joined_NN, found, seen = edge_NN | edge_NN.T, [node], {node}
+    for one in found:
+        new = [other for other in joined_NN[one].nonzero()[:, 0].tolist() if other not in seen]
+        found += new[: max(0, limit - len(found))]
+        seen.update(new)
+    return found
+
+
+def layout(joined_NN: Tensor, steps: int = 200) -> np.ndarray[Any, Any]:
+    """Positions in a plane by forces (Fruchterman and Reingold 1991): edges pull, nodes push. The same for the same graph."""
+    count = len(joined_NN)
+    angle_N = np.linspace(0, 2 * np.pi, count, endpoint=False)
+    at_N2, ideal = np.stack((np.cos(angle_N), np.sin(angle_N)), axis=1), 2 / np.sqrt(count)
+    joined = joined_NN.numpy()
+    for step in range(steps):
+        between_NN2 = at_N2[:, None] - at_N2[None]
+        distance_NN = np.maximum(np.linalg.norm(between_NN2, axis=-1), 1e-3)
+        force_NN = ideal**2 / distance_NN - joined * distance_NN**2 / ideal
+        move_N2 = (between_NN2 / distance_NN[..., None] * force_NN[..., None]).sum(1) - 0.2 * at_N2
+        length_N1 = np.maximum(np.linalg.norm(move_N2, axis=1, keepdims=True), 1e-6)
+        at_N2 = at_N2 + move_N2 / length_N1 * np.minimum(length_N1, 0.2 * (1 - step / steps))
+    return at_N2
+
+
+def _graph_painter(graph: GraphNodes, weight_LHQK: Sequence[Tensor]) -> Painter:
+    """Lines from query to key, darker and wider with their weight; the weight of a node on itself is a ring."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import Normalize
+
+    nodes = neighbourhood(graph.edge_NN, graph.node)
+    edge_NN = graph.edge_NN[nodes][:, nodes]
+    joined_NN = (edge_NN | edge_NN.T) & ~torch.eye(len(nodes), dtype=torch.bool)
+    at_N2 = layout(joined_NN)
+    largest = max(float(weight_HQK[:, nodes][:, :, nodes].max()) for weight_HQK in weight_LHQK)
+    colours = [f"C{int(one) % 10}" for one in graph.class_N[nodes]]
+    scale: Any = ScalarMappable(Normalize(0, largest), "Greys")
+
+    def paint(plot: Any, weight_QK: Tensor, last: bool, first: bool) -> Any:
+        weight_NN = weight_QK[nodes][:, nodes]
+        pairs = sorted(joined_NN.nonzero().tolist(), key=lambda pair: float(weight_NN[pair[0], pair[1]]))
+        strength = [float(weight_NN[query, key]) for query, key in pairs]
+        lines = [(at_N2[query], (at_N2[query] + at_N2[key]) / 2) for query, key in pairs]  # the half at the query
+        widths = [0.3 + 3 * weight / largest for weight in strength]
+        greys = [scale.to_rgba(0.15 * largest + 0.85 * weight) for weight in strength]
+        plot.add_collection(LineCollection(lines, linewidths=widths, colors=greys))
+        rings = [scale.to_rgba(float(weight_NN[node, node])) for node in range(len(nodes))]
+        plot.scatter(*at_N2.T, s=22, c=colours, edgecolors=rings, linewidths=1.2, zorder=3)
+        plot.scatter(*at_N2[:1].T, s=70, facecolors="none", edgecolors="red", linewidths=1, zorder=4)
+        plot.set_xticks([])
+        plot.set_yticks([])
+        plot.margins(0.1)
+        return scale
+
+    return paint

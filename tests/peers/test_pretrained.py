@@ -1,0 +1,167 @@
+"""Folders of `save_pretrained` load as what they are: their config decides the model, and every common head is found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import everyformer
+from everyformer import from_pretrained
+from everyformer.family.names import from_transformers
+
+SMALL = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 40}
+TEXT = {"vocab_size": 23, "max_position_embeddings": 12}
+IMAGE = {"image_size": 8, "patch_size": 4, "num_channels": 2}
+GPT2 = {
+    "n_embd": 16,
+    "n_head": 2,
+    "n_layer": 2,
+    "n_positions": 12,
+    "vocab_size": 23,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+MODELS = {
+    "BertModel": SMALL | TEXT,
+    "BertForMaskedLM": SMALL | TEXT,
+    "BertForPreTraining": SMALL | TEXT,
+    "BertForSequenceClassification": SMALL | TEXT | {"num_labels": 3},
+    "BertForTokenClassification": SMALL | TEXT | {"num_labels": 5},
+    "BertForQuestionAnswering": SMALL | TEXT,
+    "ViTModel": SMALL | IMAGE,
+    "ViTForImageClassification": SMALL | IMAGE | {"num_labels": 4},
+    "GPT2Model": GPT2,
+    "GPT2LMHeadModel": GPT2 | {"n_inner": 24},
+}
+POOLED = ("BertModel", "ViTModel")  # with a pooler that no head uses
+
+
+def their_model(name, **changes):
+    torch.manual_seed(0)
+    kind = name.split("For")[0].removesuffix("Model").removesuffix("LMHead")
+    config = getattr(transformers, f"{kind}Config")(**(MODELS[name] | changes))
+    model = getattr(transformers, name)(config).double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    return model
+
+
+def inputs(name):
+    generator = torch.Generator().manual_seed(1)
+    if name.startswith("ViT"):
+        return torch.randn(2, 2, 8, 8, dtype=torch.float64, generator=generator)
+    return torch.randint(23, (2, 9), generator=generator)
+
+
+def logits(output):
+    """Their logits, in the order of our heads; none of a model without a head."""
+    if hasattr(output, "start_logits"):
+        return [torch.stack((output.start_logits, output.end_logits), dim=-1)]
+    names = ("prediction_logits", "seq_relationship_logits", "logits")
+    return [output[name] for name in names if name in output]
+
+
+def assert_equal(name, theirs, folder):
+    theirs.save_pretrained(folder)
+    if name in POOLED:
+        with pytest.warns(UserWarning, match=r"pooler\.dense\.weight.* left out"):
+            ours = from_pretrained(folder)
+    else:
+        ours = from_pretrained(folder)
+    with torch.no_grad():
+        expected, output = theirs(inputs(name), output_hidden_states=True), ours(inputs(name))
+    last = expected["last_hidden_state"] if "last_hidden_state" in expected else expected.hidden_states[-1]
+    if not name.startswith("ViTFor"):  # whose last hidden state has no norm yet
+        assert (output.hidden - last).abs().max() < 1e-10
+    mine = output.logits if isinstance(output.logits, tuple) else [output.logits] * (output.logits is not None)
+    for a, b in zip(mine, logits(expected), strict=not name.startswith("GPT2Model")):
+        assert (a - b).abs().max() < 1e-10
+    return ours
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_common_model_loads_with_equal_outputs(name, tmp_path):
+    ours = assert_equal(name, their_model(name), tmp_path)
+    assert not ours.training and next(ours.parameters()).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("BertModel", {"hidden_act": "relu"}),
+        ("BertModel", {"layer_norm_eps": 1e-2, "type_vocab_size": 3}),
+        ("BertForSequenceClassification", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+        ("ViTForImageClassification", {"hidden_act": "silu", "layer_norm_eps": 1e-2}),
+        ("GPT2LMHeadModel", {"activation_function": "relu", "layer_norm_epsilon": 1e-2}),
+    ],
+)
+def test_activations_and_eps_are_those_of_the_config(name, changes, tmp_path):
+    assert_equal(name, their_model(name, **changes), tmp_path)
+
+
+def test_dropouts_are_those_of_the_config(tmp_path):
+    their_model("GPT2LMHeadModel", resid_pdrop=0.3, attn_pdrop=0.2, embd_pdrop=0.4).save_pretrained(tmp_path)
+    value = from_pretrained(tmp_path).value
+    (layer,) = value.body.layers
+    assert (value.dropout, layer.sublayers[0].dropout, value.body.residual.dropout) == (0.4, 0.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    "name, changes, reason",
+    [
+        ("BertForMaskedLM", {"hidden_act": "relu"}, r"hidden_act is 'relu', but the masked head has GELU"),
+        ("BertModel", {"hidden_act": "mish"}, r"hidden_act is 'mish'.*the names are"),
+        ("BertModel", {"is_decoder": True}, r"is_decoder is True, but everyformer's bert has False"),
+        ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx is True"),
+        ("ViTForImageClassification", {"qkv_bias": False}, r"qkv_bias is False"),
+        ("BertModel", {"model_type": "albert"}, r"model_type is 'albert'.*bert"),
+        ("GPT2LMHeadModel", {"n_embd": 20}, r"do not fit its config\.json: .*size mismatch"),
+    ],
+)
+def test_what_the_config_asks_for_and_we_do_not_have_is_refused(name, changes, reason, tmp_path):
+    their_model(name).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ValueError, match=reason):
+        from_pretrained(tmp_path)
+
+
+def test_missing_files_are_named_with_the_remedy(tmp_path):
+    with pytest.raises(ValueError, match=r"has no config\.json; give a folder that save_pretrained wrote"):
+        from_pretrained(tmp_path)
+    their_model("GPT2LMHeadModel").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"has no model\.safetensors.*save it with save_pretrained"):
+        from_pretrained(tmp_path)
+
+
+def test_weights_in_several_files_are_read(tmp_path):
+    their_model("GPT2LMHeadModel").save_pretrained(tmp_path)
+    whole = from_pretrained(tmp_path).state_dict()
+    weights = load_file(tmp_path / "model.safetensors")
+    names = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(weights)}
+    for file in set(names.values()):
+        save_file({name: x for name, x in weights.items() if names[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert all(torch.equal(x, whole[name]) for name, x in from_pretrained(tmp_path).state_dict().items())
+
+
+def test_the_new_names_of_a_vision_transformer_give_the_same_weights(tmp_path):
+    """transformers 5 writes the old names to files, and has new ones in memory."""
+    theirs = their_model("ViTForImageClassification")
+    theirs.save_pretrained(tmp_path)
+    assert any("q_proj" in name for name in theirs.state_dict())
+    old, new = (
+        from_transformers("vit", state) for state in (load_file(tmp_path / "model.safetensors"), theirs.state_dict())
+    )
+    assert old.keys() == new.keys() and all(torch.equal(x, new[name]) for name, x in old.items())
+
+
+def test_the_feed_forward_width_of_bert_is_a_setting():
+    assert everyformer.build("bert", "tiny", hidden=24).body.layers[0].sublayers[1].hidden[0].weight.shape == (24, 64)

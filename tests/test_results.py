@@ -1,0 +1,106 @@
+"""The pages of docs/results: every table is computed from its log, and every log says how it was made."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import everyformer
+from bench import halting, tables
+from bench.gpu import page as gpu_page
+from bench.long_context import reuse_row
+from everyformer.train.provenance import header, provenance, read_header
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
+LOGS = sorted((ROOT / "docs" / "results" / "logs").iterdir())
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+def test_every_log_begins_with_command_commit_machine_versions_and_seed(log):
+    assert read_header(log)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_every_table_is_computed_from_its_log(page):
+    text = page.read_text()
+    if "Written by `python -m bench." in text:  # as a whole; tests of the program compare it
+        return
+    assert text == tables.rewritten(page), "run python -m bench.tables"
+    assert "| ---" not in tables.rewritten(page, shown=False), (
+        "name the log of each table above it, see bench/tables.py"
+    )
+
+
+def test_the_page_of_the_gpu_is_computed_from_its_log():
+    page = ROOT / "docs" / "results" / "gpu.md"
+    if not page.exists():
+        pytest.skip("there is no record of a GPU yet; write it with make gpu")
+    assert page.read_text() == gpu_page(page.parent / "logs" / "gpu.txt"), "run python -m bench.gpu --only-page"
+
+
+def test_every_log_belongs_to_a_page():
+    text = "".join(page.read_text() for page in PAGES)
+    assert [log.name for log in LOGS if f"(logs/{log.name})" not in text] == []
+
+
+def test_a_table_that_differs_from_its_log_is_found(tmp_path):
+    (tmp_path / "logs").mkdir()
+    source = ROOT / "docs" / "results" / "deep_character.md"
+    (tmp_path / "logs" / "deep_character.txt").write_text((source.parent / "logs" / "deep_character.txt").read_text())
+    page = tmp_path / source.name
+    page.write_text(source.read_text().replace("**3.341**", "**3.241**"))
+    assert tables.rewritten(page) == source.read_text() != page.read_text()
+
+
+def test_a_table_without_a_log_is_not_shown(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n\n<!-- table: algorithms, logs/none.txt -->\n\n| a |\n| --- |\n\nafter\n")
+    once = tables.rewritten(page)
+    assert once == f"before\n\n<!-- table: algorithms, logs/none.txt -->\n\n{tables.MISSING}\n\nafter\n"
+    page.write_text(once)
+    assert tables.rewritten(page) == once
+
+
+def test_a_table_may_be_what_a_program_prints_of_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(halting, "main", lambda: print(f"read {sys.argv[1:]}\n\n| a |\n| --- |\n| 1 |\n\nend"))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "x.txt").write_text(header(provenance(seed=0)) + "\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- python -m bench.halting --table docs/results/logs/x.txt -->\n| a |\n| --- |\n| 2 |\n\nafter\n"
+    )
+    lines = tables.rewritten(page).splitlines()
+    assert lines[1:6] == ["", "| a |", "| --- |", "| 1 |", ""] and lines[-2:] == ["", "after"]
+    assert lines[6].startswith("*`") and "| ---" not in tables.rewritten(page, shown=False)
+
+
+def test_the_readme_has_the_numbers_of_the_record_of_the_contracts():
+    models, checks = re.findall(
+        r"contracts over ([\d,]+) models.* all ([\d,]+) checks", (ROOT / "README.md").read_text()
+    )[0]
+    page = (ROOT / "docs" / "results" / "contracts.md").read_text()
+    assert f"{checks} cells" in page and f"{models} models" in page
+    log = ROOT / "docs" / "results" / "logs" / "contracts.txt"
+    if log.exists():
+        assert f"all {checks} checks passed" in log.read_text() and f"{models} models" in log.read_text()
+
+
+def test_the_readme_has_the_numbers_of_the_logs():
+    readme, logs = (ROOT / "README.md").read_text(), ROOT / "docs" / "results" / "logs"
+    step = {row[0]: float(row[6]) for row in tables.printed((logs / "gpt2_step.txt").read_text())[1:]}
+    assert f"{step['everyformer'] / min(step.values()):.2f} times the processor time of the fastest" in readme
+    _, *layers = tables.depth((logs / "reversible.txt").read_text())
+    first, last = (float(row[1].partition(" ")[0]) for row in (layers[0], layers[-1]))
+    assert f"| {last / first:.2f} times that of 6 layers" in readme
+
+
+def test_the_time_with_a_memory_is_measured():
+    network = everyformer.build("transformer-xl", "tiny", width=16, heads=1, layers=1).eval()
+    with torch.no_grad():
+        row = reuse_row(network, memory=16, device="cpu", rounds=1, segment=4)
+    assert row["attention_length"] == 16 and row["ms_per_byte_with_memory"] > 0
