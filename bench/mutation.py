@@ -23,6 +23,7 @@ import importlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -34,7 +35,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -167,7 +168,7 @@ class Campaign:
         tests = [self._tests_of(mutant) for mutant in chosen]
         tasks: Tasks = []
         for mutant, indices in zip(chosen, tests, strict=True):
-            limit = 20 + 4 * sum(self.seconds[index] for index in indices)
+            limit = 60 + 4 * sum(self.seconds[index] for index in indices)
             if is_listed(mutant.key, known) or not indices:
                 tasks.append((lambda: True, 20.0))
             else:
@@ -187,7 +188,10 @@ class Campaign:
         """The tests that reach a mutant's lines, within the budget: those of the module's own file first, then the cheap ones."""
         reached = set().union(*(self.lines.get((mutant.path, at), set()) for at in range(mutant.line, mutant.end + 1)))
         if mutant.imported:
-            reached = set().union(*(found for (module, _), found in self.lines.items() if module == mutant.path))
+            # A test may read a default or a flag of a class without running a line of its module.
+            name = mutant.function.partition(".")[0]
+            reached = {index for index in self.seconds if name in words(self.items[index].path)} if name else set()
+            reached = reached.union(*(found for (module, _), found in self.lines.items() if module == mutant.path))
         own = f"test_{Path(mutant.path).name}"
         ordered = sorted(reached, key=lambda i: (self.items[i].path.name != own, self.seconds[i]))
         total, indices = 0.0, list[int]()
@@ -230,6 +234,12 @@ def _survives_anew(mutant: Mutant, tree: ast.Module, tests: list[str]) -> bool:
         path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests[:200]]
         return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=False).returncode == 0
+
+
+@cache
+def words(path: Path) -> set[str]:
+    """The words of a file."""
+    return set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
 
 
 def modules() -> list[str]:

@@ -55,6 +55,7 @@ def test_the_interval_of_a_return_is_that_of_95_percent(monkeypatch):
     monkeypatch.setattr(Network, "eval", lambda self: self)
     objective = ControlObjective(Control(), Agent((2,), None), lambda: None)  # type: ignore[return-value]
     found = objective.evaluate(network, "valid", 3, "auto")
+    assert objective.metric in found and objective.higher_is_better
     error = (7.0 / 3) ** 0.5  # the variance of 1, 2, 6 is 7
     assert (found["return"], found["length"]) == (3.0, 2.0)
     assert (found["low"], found["high"]) == (pytest.approx(3 - 1.96 * error), pytest.approx(3 + 1.96 * error))
