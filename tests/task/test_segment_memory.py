@@ -156,7 +156,14 @@ def test_the_loop_carries_the_cache_from_step_to_step(tmp_path, accumulate):
 
     losses: list[float] = []
     data = text(tmp_path)
-    still = ("optim.lr=1e-12", "model.dropout=0.0", "run.evaluate=0", f"run.accumulate={accumulate}", "run.steps=4")
+    still = (
+        "optim.lr=1e-12",
+        "model.dropout=0.0",
+        "task.restart=0",
+        "run.evaluate=0",
+        f"run.accumulate={accumulate}",
+        "run.steps=4",
+    )
     run = train(recipe(data, *still), callbacks=(keep,))
     cache = Cache(segment_memory=True)
     for step, loss in enumerate(losses):

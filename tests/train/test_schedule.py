@@ -98,3 +98,8 @@ def test_the_default_rate_falls_with_the_width_and_the_warm_up_is_a_tenth(member
 def test_trained_weights_and_agents_have_lower_default_rates():
     assert Recipe.of("bert", size="tiny", init_from="run").optim.lr == pytest.approx(0.25 / 64 / 4)
     assert Recipe.of("gtrxl", size="tiny", task="recall").optim.lr == 1e-3
+
+
+def test_the_default_rate_does_not_depend_on_settings_that_must_fit_the_data():
+    """Patches of 8 divide images of 32, but not those of the tiny size."""
+    assert Recipe.of("vit", "model.patch=8", size="tiny").optim.lr == pytest.approx(0.25 / 64)

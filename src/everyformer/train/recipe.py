@@ -127,10 +127,9 @@ class Recipe(Value, frozen=True, kw_only=True):
 
     def default_lr(self) -> float:
         """Returns the learning rate of the task for the model; a quarter of it if the weights are not new."""
-        try:
-            value = self.value({})
-        except ValueError:  # the settings may fit only the data, which are not open yet
-            value = find(self.member).value(self.size)
+        # Without the settings that must fit the data, which are not known yet, such as the size of patches.
+        known = {name: self.model[name] for name in ("width", "heads", "layers", "steps") if name in self.model}
+        value = find(self.member).value(self.size, **known)
         lr = self.task.default_lr(value.decoder if isinstance(value, EncoderDecoder) else value)
         return lr * (1 if self.init_from is None else TUNING)
 
