@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # for type checkers; at run time names are imported by __getattr__
+    from everyformer import train
     from everyformer.attention.attend import KERNELS, attend
     from everyformer.attention.check_pattern import check_pattern
     from everyformer.attention.context import Context, Probe, SideInputs

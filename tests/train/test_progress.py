@@ -128,7 +128,8 @@ def test_a_pipe_gets_lines_of_text():
 def test_python_can_show_the_progress(tmp_path, capsys):
     train(recipe(text(tmp_path), "run.steps=2"), tmp_path / "run", progress=True)
     out = capsys.readouterr().out
-    assert "parameters, 2 steps left" in out and out.count("step 2  valid: bits per byte") == 2
+    assert "parameters, 2 steps left" in out and "\nstep 2  valid: bits per byte" in out
+    assert out.count("final, step 2  valid: bits per byte") == 1
     everyformer.train(recipe(text(tmp_path), "run.steps=1"), tmp_path / "quiet")
     assert capsys.readouterr().out == ""
     everyformer.resume(tmp_path / "quiet", steps=2, progress=True)

@@ -95,7 +95,7 @@ class Classify(OutputHead, Value, frozen=True):
 
 
 class Regress(OutputHead, Value, frozen=True):
-    """Predicts `numbers` real numbers of the sequence. `pooler` adds BERT's tanh layer before them."""
+    """Predicts `numbers` real numbers of the sequence. `pooler` adds BERT's tanh layer before them. Example: `Regress(numbers=2)`."""
 
     numbers: Size = 1
     reading: Reading = "mean"

@@ -119,7 +119,7 @@ def draw(folder: Path) -> Path:
         axes.plot(*zip(*smooth(run.train), strict=True), "-", color="#1f5a96", lw=1.5, label=run.training)
     for points, style, color, label in (
         (run.valid, "o-", "#e07a2f", "validation, the same examples each time"),
-        (run.final, "D", "#b23a48", "validation at the end, on more examples"),
+        (run.final, "D", "#b23a48", "final validation, on more examples"),
     ):
         if points:
             steps, values = zip(*points, strict=True)

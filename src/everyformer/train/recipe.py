@@ -127,7 +127,10 @@ class Recipe(Value, frozen=True, kw_only=True):
 
     def default_lr(self) -> float:
         """Returns the learning rate of the task for the model; a quarter of it if the weights are not new."""
-        value = self.value({})
+        try:
+            value = self.value({})
+        except ValueError:  # the settings may fit only the data, which are not open yet
+            value = find(self.member).value(self.size)
         lr = self.task.default_lr(value.decoder if isinstance(value, EncoderDecoder) else value)
         return lr * (1 if self.init_from is None else TUNING)
 
