@@ -326,7 +326,7 @@ def test_ctrl_c_ends_with_one_line(run, monkeypatch):
 
 def test_contracts_of_a_member(run):
     code, out, err = run("contracts", "gpt2", "--only", "future,cache")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "\nnext: everyformer contracts\n")
     assert re.search(r"^future +1 +0\.0e\+00 +0e\+00 +passed$", out, re.M) and re.search(r"^cache +1 ", out, re.M)
     assert "all 2 checks passed" in out and "padding" not in out
 
@@ -346,7 +346,11 @@ def test_contracts_of_all_combinations_and_members(run, monkeypatch):
     checks = len(wanted.results) + len(CAUSAL)
     assert code == 0 and re.search(rf"^future +{checks} +0\.0e\+00 ", out, re.M)
     assert wanted.refused > 0 and f"{wanted.refused} combinations are illegal and were not built" in out
-    assert err.count("combinations: ") == 10 and err.endswith(f"members: {len(members())} of {len(members())}\n")
+    progress, _, proposed = err.partition("\n\nnext: ")
+    assert progress.count("combinations: ") == 10 and progress.endswith(
+        f"members: {len(members())} of {len(members())}"
+    )
+    assert proposed == "everyformer contracts gpt2\n"
 
 
 @pytest.mark.parametrize("error", (0.5, float("nan"), float("inf")))
