@@ -55,6 +55,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "member": name,
         "restart": data.restart,
+        "lr": run.recipe.optim.lr,
         "carried": round(run.metrics["bits_per_byte"], 3),
         "by_position": groups,
         "unigram": round(-sum(n / total * math.log2(n / total) for n in count_V.values()), 3),

@@ -213,15 +213,17 @@ def depth(device: torch.device, steps: int, length: int = 16_384, layers: int = 
         "columns": 32,
         "dropout": 0.0,
     }
-    network = build("sparse-transformer", **sizes).to(device)
+    network: Any = build("sparse-transformer", **sizes).to(device)  # type: ignore[arg-type]
     set_checkpoint_segments(network, layers)
-    first, last = (network.body.layers[index].sublayers[-1].out.weight for index in (0, -1))  # type: ignore[union-attr]
+    first, last = (network.body.layers[index].sublayers[-1].out.weight for index in (0, -1))
     started: list[float] = []
 
     def loss_of(step: int) -> Tensor:
         token_BT = text.windows("train", length + 1, 1, 0, step)
         with torch.autocast(device.type, torch.bfloat16):
             logits = network(token_BT[:, :-1]).logits
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         started.append(time.perf_counter())
         return F.cross_entropy(logits.flatten(0, 1).float(), token_BT[:, 1:].flatten())
 
@@ -234,7 +236,7 @@ def depth(device: torch.device, steps: int, length: int = 16_384, layers: int = 
         "precision": "bfloat16", "first_loss": round(losses[0], 4), "last_losses": [round(x, 4) for x in losses[-5:]],
         "seconds_a_step": round((started[-1] - started[len(started) // 2]) / max(1, len(started) - 1 - len(started) // 2), 3),
         "peak_gib": memory and round(memory, 2), "largest_gradient": round(max(gradients), 3),
-        "gradient_first_over_last_layer": round(float(first.grad.norm() / last.grad.norm()), 3),  # type: ignore[union-attr]
+        "gradient_first_over_last_layer": round(float(first.grad.norm() / last.grad.norm()), 3),
     }), flush=True)  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def page(path: Path) -> str:
         f"    {facts['command']}",
         "",
         f"Commit {facts['commit']}, {facts['date']}; {facts['machine']}; {facts['versions']}; seed {facts['seed']} and those set in "
-        f"the tests. [Log](logs/{path.name}); `python -m bench.gpu` writes this page from it.",
+        f"the tests. Written by `python -m bench.gpu --only-page` from the [log](logs/{path.name}).",
         "",
         "## Speed of attention",
         "",

@@ -16,6 +16,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,9 +89,7 @@ def main() -> None:
 
     with torch.no_grad():
         cache = fixed(token_BT[:, :-1], cache=Cache()).cache
-    times = {
-        name: timed(lambda f=f: f(fixed), options.rounds, now) for name, f in (("forward", forward), ("step", step))
-    }
+    times = {name: timed(partial(f, fixed), options.rounds, now) for name, f in (("forward", forward), ("step", step))}
     report("fixed", None, options.steps, **times, token=timed(lambda: token(fixed, cache), options.rounds, now))
     order_BT = (
         torch.rand(options.batch, options.length, generator=torch.Generator().manual_seed(0)).argsort(1).argsort(1)
@@ -106,7 +105,7 @@ def main() -> None:
                 with torch.no_grad():
                     cache = network(token_BT[:, :-1], cache=Cache()).cache
                 unit.h_BT = h_BT[:, :1]
-                times["token"] = timed(lambda cache=cache: token(network, cache), options.rounds, now)
+                times["token"] = timed(partial(token, network, cache), options.rounds, now)
             report(way, share, round(1 + (options.steps - 1) * float(1 - h_BT.mean()), 2), **times)
 
 

@@ -94,8 +94,8 @@ def compare(place: Place, whole: Reference, steps: list[int]) -> str:
         for name in (*STATE, "state.json"):
             if sums.get(name) == expected.get(name):
                 continue
-            if name == "state.json" and json.loads((mine / name).read_bytes())["unevaluated"]:
-                continue  # SIGTERM aborted the evaluation; it is made up for, which the last checkpoint shows
+            if name == "state.json" and _same_state(mine / name, theirs / name):
+                continue
             if place.way == "one" or name not in STATE:
                 raise Different(f"{name} of step {step} differs")
             a, b = load_file(mine / name), load_file(theirs / name)
@@ -103,6 +103,17 @@ def compare(place: Place, whole: Reference, steps: list[int]) -> str:
                 raise Different(f"{name} of step {step} differs by more than rounding")
             result = "rounding"
     return result
+
+
+def _same_state(mine: Path, theirs: Path) -> bool:
+    """Whether two states are equal but for the learning rate, which each step sets anew.
+
+    A state whose evaluation SIGTERM aborted is left to the last checkpoint, before which the evaluation is made up for.
+    """
+    one, two = (json.loads(path.read_bytes()) for path in (mine, theirs))
+    for group in (*one["groups"], *two["groups"]):
+        del group["lr"]
+    return one["unevaluated"] or one == two
 
 
 def compare_records(place: Place, whole: Reference) -> None:
@@ -136,7 +147,9 @@ def interrupt(event: str, place: Place, whole: Reference, dice: random.Random) -
         victim = run.children[trap.rank]
         if event == "two":
             os.kill(victim, signal.SIGSTOP)
-            for verb in ("train", "resume"):
+            trains = (place.run / "lock").is_file()  # else it has just ended
+            event = event if trains else "kill"
+            for verb in ("train", "resume") if trains else ():
                 if verb == "train" or (place.run / "recipe.json").is_file():
                     _check_refused(Started(place, Trap(), verb=verb).end(), place, "is in use")
         where = run.moment

@@ -30,6 +30,7 @@ from everyformer.train.recipe import Recipe
 SETTINGS = (
     "run.batch=2", "run.device=cpu", "run.examples=2", "model.width=8", "model.layers=1", "task.context=4", "optim.lr=1e-4",
 )  # fmt: skip
+NAMES = ("memory", "files", "threads", "objects")
 GROWTH = 4.0  # MiB of resident memory that may come and go
 OBJECTS = 1000  # Python objects that may come and go
 
@@ -66,8 +67,7 @@ def growth(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Returns how much larger the largest value of the last quarter is than that of the first, without its first row."""
     quarter = max(2, len(rows) // 4)
     first, last = rows[1 : quarter + 1], rows[-quarter:]
-    names = ("memory", "files", "threads", "objects")
-    return {name: round(max(row[name] for row in last) - max(row[name] for row in first), 1) for name in names}
+    return {name: round(max(row[name] for row in last) - max(row[name] for row in first), 1) for name in NAMES}
 
 
 def is_constant(grown: dict[str, float]) -> bool:
@@ -75,12 +75,32 @@ def is_constant(grown: dict[str, float]) -> bool:
     return all(grown[name] <= limit for name, limit in limits.items())
 
 
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The table of docs/results/long_run.md: some rows, and the growth."""
+    lines = ["| step | memory (MiB) | file handles | threads | objects |", "| --- | --- | --- | --- | --- |"]
+    for row in [rows[0], *(rows[len(rows) * part // 4 - 1] for part in (1, 2, 3, 4))]:
+        lines.append(f"| {row['step']:,} | " + " | ".join(f"{row[name]:,}" for name in NAMES) + " |")
+    return [*lines, "| growth | " + " | ".join(f"{grown:,}" for grown in growth(rows).values()) + " |"]
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a log."""
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+    return [line for line in lines if "step" in line]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--every", type=int, default=1000, help="steps between two rows, evaluations and checkpoints")
     parser.add_argument("--log", type=Path, help="a file for the lines that are printed")
+    parser.add_argument(
+        "--only-table", type=Path, metavar="LOG", help="print the table of a log, for docs/results/long_run.md"
+    )
     options = parser.parse_args()
+    if options.only_table:
+        print("\n".join(table(read_log(options.only_table))))
+        return 0
     torch.set_num_threads(1)
     lines = [header(provenance(0))]
     with tempfile.TemporaryDirectory(prefix="long-run-") as folder:

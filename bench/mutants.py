@@ -180,7 +180,7 @@ def _mutations(node: ast.AST, field: str) -> Iterator[tuple[str, ast.AST]]:
             yield "removed", ast.Pass()
             if type(op) in ARITHMETIC:
                 yield "arithmetic", ast.AugAssign(node.target, ARITHMETIC[type(op)](), node.value)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             yield "constant", ast.UnaryOp(ast.USub(), ast.Constant(_other(value)))
         case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert() as op):
             yield "boolean" if isinstance(op, ast.Not) else "arithmetic", node.operand

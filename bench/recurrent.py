@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,9 @@ def main() -> None:
     now = clock(options.device)
     for length in map(int, options.lengths.split(",")):
         torch.manual_seed(0)
-        runs = {way: everyformer.build(way[0], options.size).to(options.device) for way in WAYS}
+        runs: dict[tuple[str, str], Any] = {
+            way: everyformer.build(way[0], options.size).to(options.device) for way in WAYS
+        }
         transformer_size = "paper" if options.size == "byte" else "tiny"
         runs["byte-language", "auto"] = everyformer.build("byte-language", transformer_size, context=length).to(
             options.device

@@ -1,6 +1,7 @@
 """Computes every table in docs/results from its log. A table stands below a comment that names it and its log:
 
     <!-- table: halting on a CPU, logs/halting.txt -->
+    <!-- python -m bench.begin --table docs/results/logs/begin.txt -->       a program that prints the tables of its log
 
     python -m bench.tables          # writes all tables again, and below each the facts at the beginning of its log
 
@@ -10,15 +11,22 @@ A test computes them too, so no table can differ from its log.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 from bench import long_context_tables  # noqa: F401  its tables join TABLES
 from bench.results import TABLES, Rows, json_lines, mean, metric, sections, table
 from everyformer.train.provenance import read_header
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-MARKER = re.compile(r"<!-- table: (?P<name>[^,]+), (?P<log>logs/\S+) -->")
+MARKER = re.compile(
+    r"<!-- (table: (?P<name>[^,]+), |python -m (?P<module>bench\.\w+) (?P<option>--\S+) docs/results/)(?P<log>logs/\S+) -->"
+)
 MISSING = "*This table has no log yet: it is to be measured with the command above.*"
 
 
@@ -27,8 +35,8 @@ def render(rows: Rows) -> list[str]:
     return [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in (head, ["---"] * len(head), *rest)]
 
 
-def rewritten(page: Path) -> str:
-    """The page with its tables computed from their logs, and below each where it comes from."""
+def rewritten(page: Path, shown: bool = True) -> str:
+    """The page with its tables computed from their logs, and below each where it comes from. With shown=False without them."""
     lines: list[str] = []
     left = page.read_text().splitlines()
     while left:
@@ -38,11 +46,24 @@ def rewritten(page: Path) -> str:
             while left and (not left[0] or left[0].startswith(("|", "*`")) or left[0] == MISSING):
                 left.pop(0)
             log = page.parent / marker["log"]
-            computed = (
-                [*render(TABLES[marker["name"]](log.read_text())), "", source(log)] if log.exists() else [MISSING]
-            )
-            lines += ["", *computed, *([""] if left else [])]
+            computed = [*computed_lines(marker, log), "", source(log)] if log.exists() else [MISSING]
+            lines += ["", *(computed if shown else []), *([""] if left else [])]
     return "\n".join(lines) + "\n"
+
+
+def computed_lines(marker: re.Match[str], log: Path) -> list[str]:
+    """The lines of a table: of a function of this file, or the tables that a program prints of its log."""
+    if marker["name"]:
+        return render(TABLES[marker["name"]](log.read_text()))
+    output, module = StringIO(), import_module(marker["module"])
+    with (
+        redirect_stdout(output),
+        patch.object(sys, "argv", [marker["module"], marker["option"], str(log)]),
+        suppress(SystemExit),
+    ):
+        module.main()
+    lines = [line for line in output.getvalue().splitlines() if not line or line.startswith("|")]
+    return "\n".join(lines).strip().splitlines()
 
 
 def source(log: Path) -> str:
@@ -306,6 +327,35 @@ def recurrent(log: str) -> Rows:
         cells = [f"{bits[str(step)]} ({step * step_bytes / speed:.0f} s)" for step in steps]
         last = [f"{2000 * step_bytes / speed:.0f} s", bits["2000"]]
         rows.append([names[name.partition(",")[0]], f"{speed:,}", *cells, *last])
+    return rows
+
+
+# Beginning with an empty memory, and default learning rates
+
+
+@table("bits by position")
+def begin(log: str) -> Rows:
+    found = list(json_lines(log))
+    names = list(found[0]["by_position"])
+    rows = [["member", "begins anew after", "rate", *names, "carried"]]
+    for one in found:
+        after = f"{one['restart']} segments" if one["restart"] else "never"
+        bits = [f"{one['by_position'][name]:.2f}" for name in names]
+        rows.append(
+            [f"`{one['member']}`", after, f"{one['lr']:.2g}" if "lr" in one else "", *bits, f"{one['carried']:.2f}"]
+        )
+    return rows
+
+
+@table("learning rates")
+def rates(log: str) -> Rows:
+    rows = [["model", "settings", "rate", "result"]]
+    for one in json_lines(log):
+        result = f"{one['accuracy']:.1%} right" if "accuracy" in one else f"{one['bits_per_byte']:.3f} bits per byte"
+        if "order" in one:  # of bench.ngram
+            rows.append([f"{one['order']}-gram", "", "", result])
+        else:
+            rows.append([f"`{one['member']}`, {one['task']}", f"`{one['settings']}`", f"{one['lr']:.2g}", result])
     return rows
 
 

@@ -55,12 +55,12 @@ def test_a_sample_takes_one_mutant_of_each_module_in_turn():
     assert sample == mutation.sampled(every, seed=0) != mutation.sampled(every, seed=1)
 
 
-def test_every_equivalent_mutant_exists_and_has_a_reason():
-    every = [mutant.key for path in mutation.modules() for mutant in mutants(mutation.PACKAGE, path)]
+def test_every_equivalent_mutant_has_a_module_and_a_reason():
     lines = mutation_page.EQUIVALENT.read_text(encoding="utf-8").splitlines()
     for one in mutation_page.equivalent():
-        assert any(mutation_page.is_listed(key, [one]) for key in every), f"no mutant is {one!r}"
-        assert lines[lines.index(one) + 1].startswith("  ")
+        assert one.split(" ", 1)[0] in mutation.modules() and lines[lines.index(one) + 1].startswith("  ")
+    assert mutation_page.is_listed("infer/evaluate.py : 512 -> 513 in N = 512", mutation_page.equivalent())
+    assert not mutation_page.is_listed("infer/evaluate.py window_nll: 1 -> 2", mutation_page.equivalent())
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if (RESULTS / f"{name}.md").exists()])

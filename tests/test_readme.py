@@ -78,7 +78,7 @@ def test_what_the_library_offers_is_what_type_checkers_see():
     tree = ast.parse(Path(everyformer.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {name.name for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
-    assert seen == set(everyformer.__all__) - {"__version__"}
+    assert seen == set(everyformer.__all__) - {"__version__", "train"}  # train is a package, which type checkers find
     assert all(getattr(everyformer, name) is not None for name in seen)
 
 
@@ -96,7 +96,7 @@ def test_the_tree_is_the_source():
     assert all((source / name).is_file() for name in re.findall(r"^  (\w+\.py) ", tree, re.M))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/own_parts.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/design.md", "docs/training.md", "docs/own_parts.md"])
 def test_links_lead_somewhere(page):
     path = ROOT / page
     links = set(re.findall(r"\]\(([^)#:]+)\)", path.read_text()))

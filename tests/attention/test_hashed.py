@@ -175,14 +175,14 @@ def test_the_kernel_has_dropout():
 def test_operations_and_memory_grow_as_l_log_l():
     """Counted from the products that run and the tensors that are kept, with twice as many buckets for twice the length: it costs at
     most 2 log(2 L) / log L times as much, where dense attention costs 4 times as much. As in the paper the hash is not counted."""
-    lengths = (512, 1024, 2048, 4096)
+    lengths = (256, 512, 1024, 2048)
     patterns = [Hashed(2, 2 * length // 64, 32) for length in lengths]
     for measure in (_operations, _saved_bytes):
         costs = [measure(pattern, length) for pattern, length in zip(patterns, lengths, strict=True)]
         for length, cost, doubled in zip(lengths, costs, costs[1:], strict=False):
             assert 1.9 * cost < doubled < 2 * math.log(2 * length) / math.log(length) * cost
     assert 3.9 < _operations("full", 1024) / _operations("full", 512) < 4.1
-    assert _operations(patterns[-1], 4096) < _operations("full", 4096) / 8
+    assert _operations(patterns[-1], 2048) < _operations("full", 2048) / 4
 
 
 def _operations(pattern: Hashed | str, keys: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from everyformer import Causal, Hashed, parse
+from everyformer import Hashed, parse
+from everyformer.attention.algebra import And
 from everyformer.attention.attend import attend
 from everyformer.attention.kernels.merge import merge, merge_, merge_sums
 from tests.attention.test_hashed import context_of, draw
@@ -56,4 +57,4 @@ def test_parts_without_keys_change_nothing_and_none_at_all_gives_zero():
 
 def test_a_pattern_combines_at_least_one():
     with pytest.raises(ValueError, match="at least one pattern"):
-        type(Causal() & parse("window(3)"))(())
+        And(())

@@ -105,7 +105,7 @@ def test_help_fits_a_terminal_of_80_columns(command, run, monkeypatch):
     assert code == 0 and max(map(len, out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("verb", [name for name in app if not name.startswith("-")])
+@pytest.mark.parametrize("verb", [name for name in app if not name.startswith("-") and app[name].show])
 def test_every_command_is_described(verb, run):
     code, out, err = run("--help")
     assert code == 0 and err == ""
@@ -346,11 +346,7 @@ def test_contracts_of_all_combinations_and_members(run, monkeypatch):
     checks = len(wanted.results) + len(CAUSAL)
     assert code == 0 and re.search(rf"^future +{checks} +0\.0e\+00 ", out, re.M)
     assert wanted.refused > 0 and f"{wanted.refused} combinations are illegal and were not built" in out
-    progress, _, proposed = err.partition("\n\nnext: ")
-    assert progress.count("combinations: ") == 10 and progress.endswith(
-        f"members: {len(members())} of {len(members())}"
-    )
-    assert proposed == "everyformer contracts gpt2\n"
+    assert err.count("combinations: ") == 10 and f"members: {len(members())} of {len(members())}\n\nnext: " in err
 
 
 @pytest.mark.parametrize("error", (0.5, float("nan"), float("inf")))

@@ -94,6 +94,11 @@ def recurrent(width: int, heads: Any = (), bidirectional: bool = False) -> Model
 
 ROWS: list[tuple[str, Any, list[Any]]] = [
     (
+        "positions take 8 of 8 features and leave none for the token; widen the model",
+        model(position=Concatenated(Sinusoidal(), 8)),
+        [model(position=Concatenated(Sinusoidal(), 4))],
+    ),
+    (
         "a width of 8 does not divide into 3 heads; take for example 2 heads",
         model(form=Standard(3)),
         [model(form=Standard(2)), model(form=Standard(3, key_width=2, value_width=2))],

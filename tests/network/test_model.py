@@ -130,7 +130,7 @@ def test_padding_of_the_source_changes_nothing():
 @pytest.mark.spec(62)
 def test_a_shared_embedding_is_one_tensor_for_source_target_and_output():
     shared, own = pair(share_embedding=True), pair()
-    assert shared.encoder.embed is shared.decoder.embed
+    assert shared.encoder.embed.table.weight is shared.decoder.embed.table.weight
     count = [sum(p.numel() for p in network.parameters()) for network in (own, shared)]
     assert count[0] - count[1] == 17 * 8
     output = shared(tokens(), tokens(seed=1))

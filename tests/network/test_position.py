@@ -184,7 +184,7 @@ def test_concatenated_positions_leave_room_for_class_tokens_and_segments():
 
 
 def test_positions_wider_than_the_model_are_a_reason_and_not_an_exception():
-    (reason,) = illegal_reasons(model(position=Concatenated(Sinusoidal(), 8), outputs=(Language(),)))
+    reason = next(illegal_reasons(model(position=Concatenated(Sinusoidal(), 8), outputs=(Language(),))))
     assert reason == "positions take 8 of 8 features and leave none for the token; widen the model"
 
 

@@ -38,9 +38,6 @@ def network() -> Any:
         layer = {
             "sublayers.0.heads.qkv.weight": torch.cat(maps),
             "sublayers.0.heads.out.weight": theirs[f"{prefix}attn.proj_out.weight"],
-            "sublayers.0.score_mods.0.key_RE": torch.cat(
-                (theirs["key_pe"][0].T, double([[0.0] * 4]))
-            ),  # distances 10 .. 1, 0
             "sublayers.0.score_mods.1.fraction_H": span + 1 / sizes["span"],
         }
         for side in ("weight", "bias"):
@@ -51,9 +48,9 @@ def network() -> Any:
         return {ours + name: x for name, x in layer.items()}
 
     state = {"embed.table.weight": theirs["in_emb.weight"]}
+    state["body.shared.0.key_RE"] = torch.cat((theirs["key_pe"][0].T, double([[0.0] * 4])))  # distances 10 .. 1, 0
     state |= {"outputs.0.map.weight": theirs["out_emb.weight"], "outputs.0.bias": theirs["out_emb.bias"]}
-    missing, unknown = network.double().load_state_dict(state | weights(0) | weights(1), strict=False)
-    assert not unknown and missing == ["body.shared.0.key_RE"]  # a second name of the layers' shared table
+    network.double().load_state_dict(state | weights(0) | weights(1))
     return network
 
 

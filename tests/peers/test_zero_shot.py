@@ -29,8 +29,8 @@ def test_zero_shot_bits_per_byte_are_those_of_transformers(stride, gpt2_files, t
 
     text = shakespeare()[:900]
     (tmp_path / "text.txt").write_text(text)
-    task = Language(tokenizer="gpt2", tokenizer_files=str(gpt2_files), stride=stride, valid=0.5)
-    data = task.open(str(tmp_path / "text.txt"), CONTEXT)
+    task = Language(tokenizer="gpt2", tokenizer_files=str(gpt2_files), stride=stride, valid=0.5, context=CONTEXT)
+    data = task.open(str(tmp_path / "text.txt"))
     metrics = data.fit(ours.value).objective.evaluate(ours, "valid", None, "auto")
 
     names = {"vocab": str(gpt2_files / "encoder.json"), "merges": str(gpt2_files / "vocab.bpe")}

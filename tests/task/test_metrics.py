@@ -19,6 +19,7 @@ from everyformer.task.classify_objective import ClassifyObjective, TextClassifie
 from everyformer.task.control import Control
 from everyformer.task.control_objective import ControlInference, ControlObjective
 from everyformer.task.language import LanguageObjective
+from everyformer.task.target import ClassTarget, NumberTarget
 
 
 @dataclass
@@ -31,14 +32,14 @@ class Answer:
 
 
 def test_more_is_better_for_returns_and_accuracies_and_worse_for_losses():
-    assert ControlObjective.higher_is_better and ClassifyObjective.higher_is_better
-    assert not LanguageObjective.higher_is_better
+    assert ControlObjective.higher_is_better and ClassTarget.higher_is_better
+    assert not LanguageObjective.higher_is_better and not NumberTarget.higher_is_better
 
 
 def test_an_auxiliary_loss_counts_once_for_each_example():
     """The loss is a sum over the examples, and an auxiliary loss is a mean."""
     logits, label = torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]]), torch.tensor([1, 1, 0])
-    data: Any = SimpleNamespace(inputs="x")
+    data: Any = SimpleNamespace(inputs="x", target=ClassTarget(("a", "b")))
     batch = Batch({"x": torch.zeros(3, 1), "label_B": label})
     answer: Any = lambda *_, **__: Answer(logits, {"ponder": torch.tensor(0.5)})  # noqa: E731
     loss = ClassifyObjective(data, 0).loss(answer, batch, "auto")
@@ -47,13 +48,14 @@ def test_an_auxiliary_loss_counts_once_for_each_example():
 
 def test_the_interval_of_a_return_is_that_of_95_percent(monkeypatch):
     """The mean, and 1.96 standard errors (with n - 1) on both sides."""
-    monkeypatch.setattr(control_objective, "play_episodes", lambda *_: ([1.0, 2.0, 6.0], [1, 2, 3]))
+    monkeypatch.setattr(control_objective, "play_episodes", lambda *_, **__: ([1.0, 2.0, 6.0], [1, 2, 3]))
     from everyformer.network.network import Network
 
     network: Any = Network.__new__(Network)
     monkeypatch.setattr(Network, "eval", lambda self: self)
-    objective = ControlObjective(Control(), Agent((2,), None), lambda: SimpleNamespace())  # type: ignore[arg-type,return-value]
+    objective = ControlObjective(Control(), Agent((2,), None), lambda: None)  # type: ignore[return-value]
     found = objective.evaluate(network, "valid", 3, "auto")
+    assert objective.metric in found and objective.higher_is_better
     error = (7.0 / 3) ** 0.5  # the variance of 1, 2, 6 is 7
     assert (found["return"], found["length"]) == (3.0, 2.0)
     assert (found["low"], found["high"]) == (pytest.approx(3 - 1.96 * error), pytest.approx(3 + 1.96 * error))
@@ -63,20 +65,24 @@ def test_the_interval_of_a_return_is_that_of_95_percent(monkeypatch):
 
 @pytest.mark.parametrize("file", ["episode.png", "nowhere/episode.gif"])
 def test_an_episode_goes_to_a_gif_in_a_folder_that_exists(file, tmp_path):
-    inference = ControlInference(Control(), Agent((2,), None), lambda **_: SimpleNamespace(), True)  # type: ignore[arg-type,return-value]
+    inference = ControlInference(Control(), Agent((2,), None), lambda **_: SimpleNamespace(), True)
     with pytest.raises(ValueError, match=r"give a \.gif file in a folder that exists"):
-        inference.generate_images(None, tmp_path / Path(file))  # type: ignore[arg-type]
+        inference.generate_images(None, tmp_path / Path(file))
 
 
 def test_a_sample_shows_the_text_its_five_likeliest_classes_and_its_label():
-    classes = list("abcdefg")
-    texts = ["one  two", "x" * 160, "y" * 161]
-    labelled = SimpleNamespace(splits={"valid": (texts, [6, 0, 1])}, classes=classes)
+    classes, texts = tuple("abcdefg"), ["one  two", "x" * 160, "y" * 161]
     data: Any = SimpleNamespace(
-        classes=classes, labelled=labelled, encode=lambda _: None, pad=lambda _: {"x": torch.zeros(1)}
+        target=ClassTarget(classes),
+        labelled=SimpleNamespace(splits={"valid": (texts, None)}),
+        label={"valid": torch.tensor([6, 0, 1])},
+        encode=list,
+        as_text=str,
+        collate=lambda _: {"x": torch.zeros(1)},
     )
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
-    inference = TextClassifierInference(data, SimpleNamespace(forward=lambda *_: (None, logits)))  # type: ignore[arg-type]
+    objective: Any = SimpleNamespace(forward=lambda *_: (None, logits))
+    inference = TextClassifierInference(data, objective)
     network: Any = SimpleNamespace(parameters=lambda: iter([torch.zeros(1)]))
     shares = [f"{name} {share:.1%}" for name, share in zip(classes, logits[0].softmax(0).tolist(), strict=True)]
     likeliest = ", ".join(reversed(shares[2:]))

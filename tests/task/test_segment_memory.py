@@ -79,8 +79,8 @@ def test_rows_take_turns_to_begin_anew(tmp_path):
     assert (restart_SB.sum(1) < 3).all()
 
 
-@pytest.mark.parametrize("memory, context, restart", [(64, 64, 16), (512, 64, 32), (65, 64, 16), (64, None, 16)])
-def test_by_default_rows_begin_anew_after_their_memory_has_been_full_for_long(tmp_path, memory, context, restart):
+@pytest.mark.parametrize("memory, context, restart", [(64, 64, 4), (512, 64, 32), (65, 64, 8), (64, None, 4)])
+def test_by_default_a_row_begins_anew_after_its_memory_was_filled_four_times(tmp_path, memory, context, restart):
     value = build("transformer-xl", "tiny", memory=memory).value
     data = Language(context=context).open(str(text(tmp_path))).fit(value).data
     assert (data.restart, data.context) == (restart, 64)

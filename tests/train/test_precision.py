@@ -16,8 +16,8 @@ from tests.train.small import recipe, text
 
 SMALL = ("run.batch=4", "run.precision=bf16", "run.device=cpu")
 CASES = [
-    ("byte-language", "model.context=16"),
-    ("bert", "model.context=32", "task.vocabulary=90"),
+    ("byte-language", "task.context=16"),
+    ("bert", "task.context=32", "task.vocabulary=90"),
     ("byte-classifier",),
     ("vit",),
     ("graph-classifier",),

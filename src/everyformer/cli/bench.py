@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from everyformer.cli.options import Device
-from everyformer.cli.tables import labelled
+from everyformer.cli.tables import print_labelled
 from everyformer.cli.terminal import console, next_command
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _print_row(screen: Console, row: Row, gain: float) -> None:
         screen.print(f"{row.kind:<10}{numbers}")
     else:
         text = f"batch {row.batch}, {row.time:.2f} ms, speed-up {gain:.2f}x, {mebibytes:,.0f} MiB"
-        screen.print(labelled({f"{row.kind} {row.length:,}": text}))
+        print_labelled(screen, {f"{row.kind} {row.length:,}": text})
 
 
 def _numbers(text: str) -> list[int]:

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from everyformer.cli.options import AsJson
 from everyformer.cli.own_parts import Imports, import_parts
-from everyformer.cli.tables import labelled
+from everyformer.cli.tables import print_labelled
 from everyformer.cli.terminal import console, next_command
 from everyformer.cli.thread import one_thread
 
@@ -88,13 +88,12 @@ def _print(report: Report, member: str | None, models: int) -> None:
     lines, rows = str(report).splitlines(), list(report.rows())
     if max(map(len, lines[: len(rows) + 1])) > screen.width:
         lines = lines[len(rows) + 1 :]
-        screen.print(
-            labelled(
-                {
-                    name: f"{'passed' if passed else 'FAILED'}, checks {count}, worst error {error:.1e}, limit {limit:.0e}"
-                    for name, count, error, limit, passed in rows
-                }
-            )
+        print_labelled(
+            screen,
+            {
+                name: f"{'passed' if passed else 'FAILED'}, checks {count}, worst error {error:.1e}, limit {limit:.0e}"
+                for name, count, error, limit, passed in rows
+            },
         )
     screen.print("\n".join(lines), soft_wrap=True)
     if report.failures:

@@ -14,7 +14,7 @@ from rich.text import Text
 from everyformer.cli.family_listing import NOTHING, cache_of, read_listing
 from everyformer.cli.options import AsJson
 from everyformer.cli.own_parts import Imports, import_parts
-from everyformer.cli.tables import blocks, labelled, width_of
+from everyformer.cli.tables import print_blocks, print_labelled, width_of
 from everyformer.cli.terminal import console, next_command
 from everyformer.value import Value, flatten, snake, to_json
 
@@ -157,10 +157,10 @@ def _one(screen: Console, text: str, size: str | None, as_json: bool) -> None:
     name = title.partition(":")[0]
     screen.print(f"{title}  {find(name).paper}, {parameters(value):,} parameters\n", style="bold")
     lines = {path: _show(leaf) for path, leaf in flatten(_tree(value))}
-    table = labelled(lines)
-    if width_of(screen, table) > screen.width:
-        table = blocks((Text(path, "dim"), [text]) for path, text in lines.items())
-    screen.print(table)
+    if max(map(len, lines)) + 2 + max(map(len, lines.values())) <= screen.width:
+        print_labelled(screen, lines)
+    else:
+        print_blocks(screen, ((Text(path, "dim"), [text]) for path, text in lines.items()))
     next_command(screen, "family", "--diff", title, "bert" if name != "bert" else "gpt2")
 
 
@@ -188,7 +188,10 @@ def _compare(screen: Console, one: str, two: str, as_json: bool) -> None:
                 table.add_row(Text(path, style), *(Text(_show(leaf), style) for leaf in pair))
                 both = zip((first, second), pair, strict=True)
                 narrow.append((Text(path, style), [f"{name}: {_show(leaf)}" for name, leaf in both]))
-        screen.print(table if width_of(screen, table) <= screen.width else blocks(narrow))
+        if width_of(screen, table) <= screen.width:
+            screen.print(table)
+        else:
+            print_blocks(screen, narrow)
     next_command(screen, "family", first)
 
 

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from everyformer.cli.options import AsJson, Data
 from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.own_parts import Imports, import_parts
-from everyformer.cli.tables import labelled
+from everyformer.cli.tables import print_labelled
 from everyformer.cli.terminal import console, next_command
 
 FIELDS = (
@@ -66,7 +66,7 @@ def plan(
         print(json.dumps({name: getattr(planned, name) for name in FIELDS} | {"fits": planned.fits}))
         return 0
     screen = console()
-    screen.print(labelled(planned.lines()))
+    print_labelled(screen, planned.lines())
     options = {"--size": size, "--data": data, "--task": task, "--init-from": init_from and str(init_from)}
     words = [member, *(word for name, text in options.items() if text for word in (name, text)), *settings]
     next_command(screen, *(["family"] if planned.changes is None else ["train", *words, *planned.changes]))

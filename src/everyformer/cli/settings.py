@@ -11,7 +11,7 @@ from rich.text import Text
 from everyformer.cli.family_listing import NOTHING
 from everyformer.cli.options import AsJson
 from everyformer.cli.settings_listing import read_listing, settings_of
-from everyformer.cli.tables import blocks
+from everyformer.cli.tables import print_blocks
 from everyformer.cli.terminal import console, next_command
 from everyformer.value import nearest
 
@@ -42,7 +42,13 @@ def settings(member: str, /, *, size: str | None = None, task: str | None = None
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return 0
     screen = console()
-    screen.print(_table(rows) if screen.width >= 110 else _blocks(rows))
+    if screen.width >= 110:
+        screen.print(_table(rows))
+    else:  # a setting with its default, and below it what it means
+        entries = (
+            (Text(f"{row['name']}={_default(row)}", "bold"), [f"{row['meaning']} ({row['type']})"]) for row in rows
+        )
+        print_blocks(screen, entries)
     next_command(screen, "train", member, *(["--size", size] if size else []), rows[0]["example"])
     return 0
 
@@ -62,10 +68,3 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_row(row["name"], row["type"], _default(row), row["meaning"], row["example"])
     return table
-
-
-def _blocks(rows: list[dict[str, Any]]) -> Table:
-    """The same for a narrow terminal: a setting with its default, and below it what it means."""
-    return blocks(
-        (Text(f"{row['name']}={_default(row)}", "bold"), [f"{row['meaning']} ({row['type']})"]) for row in rows
-    )

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 
 from rich.console import Console, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-INDENT = (0, 0, 0, 4)
+INDENT = " " * 4
 
 
-def labelled(lines: Mapping[str, str]) -> Table:
+def print_labelled(screen: Console, lines: Mapping[str, str]) -> None:
     """Labels and texts in two columns; a long text continues below itself."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    wide = max(map(len, lines), default=0) + 2
     for label, text in lines.items():
-        grid.add_row(label, Text(text))
-    return grid
+        pieces = textwrap.wrap(text, max(8, screen.width - wide)) or [""]
+        for number, piece in enumerate(pieces):
+            screen.print(f"{'' if number else label:<{wide}}{piece}", soft_wrap=True)
 
 
-def blocks(entries: Iterable[tuple[str | Text, Iterable[RenderableType]]]) -> Table:
+def print_blocks(screen: Console, entries: Iterable[tuple[str | Text, Iterable[str]]]) -> None:
     """A heading per entry, and its texts below it, indented."""
-    grid = Table.grid()
-    grid.add_column(overflow="fold")
     for heading, texts in entries:
-        grid.add_row(heading)
+        screen.print(heading)
         for text in texts:
-            grid.add_row(Padding(text, INDENT))
-    return grid
+            for piece in textwrap.wrap(text, max(8, screen.width - len(INDENT))):
+                screen.print(INDENT + piece, soft_wrap=True)
 
 
 def width_of(screen: Console, table: RenderableType) -> int:

@@ -14,6 +14,7 @@ from everyformer.network.residual import Reversible
 
 if TYPE_CHECKING:
     from everyformer.network.model import EncoderDecoder, Model
+    from everyformer.network.position import Position
 
 
 def refuse(reasons: Iterator[str]) -> None:
@@ -24,9 +25,7 @@ def refuse(reasons: Iterator[str]) -> None:
 
 def illegal_reasons(value: Model) -> Iterator[str]:
     """The reasons why a model must not be built."""
-    if reasons := list(_width_reasons(value)):
-        yield from reasons
-        return
+    yield from _width_reasons(value)
     for sublayer in value.body.sublayers():
         yield from sublayer.illegal_reasons(value.width)
     yield from value.body.illegal_reasons(value.width)
@@ -56,6 +55,14 @@ def _width_reasons(value: Model) -> Iterator[str]:
                 position.content_width(value.width)
         except ValueError as error:
             yield str(error)
+
+
+def _takes_features(position: Position, width: int) -> bool:
+    """Whether the embedding is narrower than the model because of these positions."""
+    try:
+        return position.content_width(width) != width
+    except ValueError:
+        return True
 
 
 def _predicts_next(value: Model) -> list[OutputHead]:
@@ -92,7 +99,7 @@ def _head_reasons(value: Model, head: OutputHead) -> Iterator[str]:
             yield "a language head needs a vocabulary and the inputs are not tokens; give Language(vocabulary=..., tied=False)"
     if isinstance(head, Masked) and not isinstance(value.embed, Tokens):
         yield "a masked head predicts tokens and the inputs are not tokens; use PerToken"
-    if head.uses_table and value.position and value.position.content_width(value.width) != value.width:
+    if head.uses_table and value.position and _takes_features(value.position, value.width):
         yield (
             "concatenated positions make the embedding narrower than the model, so its weights cannot be shared with the head; "
             "set tied=False, or add the positions"
@@ -120,14 +127,12 @@ def _depth_reasons(value: Model) -> Iterator[str]:
         if reversible:
             yield "a reversible stack has two streams, but the steps of a repeated depth pass on one; use PostNorm or PreNorm"
         position = body.position
-        if position is not None and (
-            position.limit() is not None or position.content_width(value.width) != value.width
-        ):
+        if position is not None and (position.limit() is not None or _takes_features(position, value.width)):
             yield (
                 f"{type(position).__name__} cannot be added in every step; use TimePosition or Sinusoidal, or give it to the model"
             )
     for position in {layer.position for layer in body.layers if layer.position}:
-        if reversible or position.content_width(value.width) != value.width:
+        if reversible or _takes_features(position, value.width):
             yield (
                 f"{type(position).__name__} cannot be added to the input of each layer, because it takes features of its own or the "
                 "stack is reversible and has two streams; give it to the model"

@@ -96,9 +96,17 @@ class SharedScoreMod(nn.Module):
         super().__init__()
         self.owned_elsewhere = (module,)  # in a tuple, so that it is not registered here
 
-    @property
-    def module(self) -> nn.Module:
-        return self.owned_elsewhere[0]
+
+class ScoreModList(nn.ModuleList):
+    """The modules of the score modifications of an attention. It has the shared ones too, but does not own them."""
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        for one in self._modules.values():
+            assert one is not None
+            yield one.owned_elsewhere[0] if isinstance(one, SharedScoreMod) else one
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
 
 
 class AttentionModule(SublayerModule):
@@ -111,7 +119,7 @@ class AttentionModule(SublayerModule):
         self.value = value
         self.heads = value.heads.build(width)
         sizes = (self.heads.heads, self.heads.key_width, self.heads.value_width)
-        self.score_mods = nn.ModuleList(score_mod.build(*sizes) for score_mod in value.score_mods)
+        self.score_mods = ScoreModList(score_mod.build(*sizes) for score_mod in value.score_mods)
         self.hash = next((Hash(part, *sizes[:2]) for part in hashing(value.pattern)), None)
         self.gathers = not value.score_mods and self.hash is None
 
@@ -192,7 +200,7 @@ class AttentionModule(SublayerModule):
         return KVCache((*entry.tensors, self.hash.buckets(entry.k_BHKE)))
 
     def _score_mods(self) -> list[ScoreModModule]:
-        return [one.module if isinstance(one, SharedScoreMod) else one for one in self.score_mods]  # type: ignore[misc]
+        return list(self.score_mods)  # type: ignore[arg-type]
 
     def _attend(self, q_BHQE: Tensor, keys: KVCache, context: Context) -> Tensor:
         output_BHQE = attend(

@@ -63,7 +63,7 @@ from everyformer.value import Count, Share, Size, Value
 
 CONTEXT = 256  # default for a model without a limit of positions
 MAX_SEGMENT = 1024  # default for a model with a longer memory
-RESTART = 16  # segments, by default, after which a row begins anew
+RESTART = 4  # times that its memory is filled, by default, before a row begins anew
 STARTS = (  # how an evaluation begins
     "with an empty memory, then carried over",
     "with an empty memory, then carried over; each row reads its lead first",
@@ -82,7 +82,7 @@ class Language(Task, Value, frozen=True):
     valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
     stride: Size | None = None  # stride of the window in evaluation; None: half the window, or a whole segment
     context: Size | None = None  # tokens of a window or segment; None: the model's positions or memory length, or 256
-    restart: Count | None = None  # segments after which a row begins anew; 0: never; None: 16, or 4 times the memory
+    restart: Count | None = None  # segments after which a row begins anew; 0: never; None: 4 times the memory's
     memory: Size | None = None  # memory length in evaluation, for a model with a segment memory; None: as in training
     extra_targets: Count | None = None  # tokens after the next one to predict in training; None: as the model has it
     auxiliary_layers: bool | None = None  # predict from every layer in training; None: as the model has it
@@ -153,7 +153,7 @@ class LanguageData(TaskData):
         self.context = context_of(self.task.context, model, default)
         if model.memory is not None:
             filled = -(-model.memory.length // self.context)
-            self.restart = max(RESTART, 4 * filled) if self.task.restart is None else self.task.restart
+            self.restart = RESTART * filled if self.task.restart is None else self.task.restart
         elif self.task.restart is not None:
             raise ValueError(f"task.restart is {self.task.restart}, but the model has no segment memory; leave it out")
         if auxiliary is not None and auxiliary.extra_targets >= self.context:

@@ -58,10 +58,7 @@ class Translate(Task, Value, frozen=True):
     target: str = "de"  # target language, likewise
     tokenizer: Literal["bpe", "characters"] = "bpe"  # one tokenizer for both languages
     vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
-    context: Size | None = (
-        None  # tokens of a sentence: training leaves longer pairs out, evaluation truncates longer sources;
-    )
-    # None: 128, or the model's positions if they are fewer
+    context: Size | None = None  # tokens of a sentence: longer pairs are left out, longer sources truncated; None: 128
     smoothing: Share = 0.1  # label smoothing
     shift: Count = 0  # in training, positions start at a random offset below this; 0: at 0
     beam: Size = 5  # beam width in evaluation and generation

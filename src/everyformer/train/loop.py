@@ -178,7 +178,8 @@ class Loop:
         if self.folder is not None and self.world.is_main:
             path = self.folder / "records.jsonl"
             callbacks = callbacks + make_loggers(self.recipe, self.folder, self.step)
-        objective, data, again = self.task.objective, self.task.data, "evaluate" if self.evaluator.aborted else ""
+        objective, data = self.task.objective, self.task.data
+        again = ("evaluate", "final") if self.evaluator.aborted else ()
         records = Records(path, callbacks, after=self.step, again=again)
         records.write(
             "begin", self.step, steps=self.recipe.run.steps,

@@ -7,14 +7,16 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
 from everyformer.train.provenance import header
-from everyformer.train.record import Callback
+
+if TYPE_CHECKING:
+    from everyformer.train.record import Callback
 
 EVERY = 10.0  # seconds between lines of text
 DECAY = 0.95  # of the moving averages

@@ -40,13 +40,15 @@ def report_write_errors(folder: Path) -> Iterator[None]:
 class Records:
     """Writes records and calls the callbacks. A resumed run removes the records after the step that it resumes from.
 
-    It also removes the record of this step of the kind `again`, which it will write again.
+    It also removes the records of this step of the kinds `again`, which it will write again.
     """
 
-    def __init__(self, path: Path | None, callbacks: tuple[Callback, ...] = (), after: int = 0, again: str = ""):
+    def __init__(
+        self, path: Path | None, callbacks: tuple[Callback, ...] = (), after: int = 0, again: tuple[str, ...] = ()
+    ):
         self.path, self.callbacks, self.start_time = path, callbacks, time.time()
         if path is not None and path.exists():
-            lines = [line for line in read(path) if line.get("step", 0) <= after - (line["kind"] == again)]
+            lines = [line for line in read(path) if line.get("step", 0) <= after - (line["kind"] in again)]
             part = path.with_suffix(".part")
             with report_write_errors(path.parent):
                 part.write_text("".join(json.dumps(line) + "\n" for line in lines))
