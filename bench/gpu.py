@@ -46,7 +46,8 @@ TARGETS = {
 
 def section(log: TextIO, name: str, words: list[str], folder: Path = ROOT) -> int:
     """Run a program of this Python and write its output to the log and to the terminal. Returns its exit status."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    path = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
     write(log, f"== {name}: python {' '.join(words)}")
     start = time.perf_counter()
     program = subprocess.Popen(
@@ -160,7 +161,7 @@ def main() -> None:
                 start_log(seed=0, packages=("pytest",))
             bench = ["-m", "everyformer", "bench", "attention", "--repeats", "15", "--figure", "attention_gpu.png"]
             status |= section(log, ATTENTION, bench, options.out)
-            tests = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-n", str(options.workers)]
+            tests = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(options.workers)]
             status |= section(log, TESTS, [*tests, "--dist", "worksteal", "tests/device"])
     (options.out / "gpu.md").write_text(page(path))
     print(f"wrote {options.out / 'gpu.md'} and {path}")

@@ -176,6 +176,12 @@ def spans(log: str) -> Rows:
 # Contracts and control
 
 
+@table("generation")
+def generation(log: str) -> Rows:
+    rows = [line.strip("| ").split(" | ") for line in log.splitlines() if line.startswith("| ") and "---" not in line]
+    return [row[:4] for row in rows]
+
+
 @table("contracts")
 def contracts(log: str) -> Rows:
     found = re.findall(r"^(\w+) +(\d+) +(\S+) +(\S+)  passed$", log, re.MULTILINE)

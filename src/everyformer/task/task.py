@@ -29,7 +29,7 @@ from everyformer.network.residual import PostNorm
 from everyformer.task.batch import Batch
 from everyformer.task.probe_input import ProbeInput
 
-LR_TIMES_WIDTH = 0.25  # see docs/results/rates.md
+LR_TIMES_WIDTH = 0.5  # of pre-norm layers; see docs/results/rates.md
 MAX_LR = 4e-3
 RECURRENT_LR = 2e-3  # at least, for a model without attention
 MAX_TARGETS = 1 << 18  # of an evaluation, unless more are asked for
@@ -47,14 +47,15 @@ class Task:
     def default_lr(self, model: Model) -> float:
         """Returns the peak learning rate of AdamW by default.
 
-        It falls with the width of the model, and with the square root of the depth of post-norm layers, which diverge at rates that
-        pre-norm ones can take. Recurrent nets take higher rates than attention.
+        It falls with the width of the model. Post-norm layers, which diverge at rates that pre-norm ones can take, get half of it, less
+        with the square root of their depth. Recurrent nets take higher rates than attention.
         """
-        lr, body = min(MAX_LR, LR_TIMES_WIDTH / model.width), model.body
+        body, post_norm = model.body, isinstance(model.body.residual, PostNorm)
+        lr = min(MAX_LR, LR_TIMES_WIDTH / model.width / (2 if post_norm else 1))
         if not any(body.patterns()):
             return max(lr, RECURRENT_LR)
         depth = getattr(body, "num_layers", 0) or getattr(body, "steps", 0) * len(body.layers)
-        return lr / math.sqrt(max(1, depth / 2)) if isinstance(body.residual, PostNorm) else lr
+        return lr / math.sqrt(max(1, depth / 2)) if post_norm else lr
 
     def open_for_inference(self, data: str | None, folder: Path) -> TaskData:
         """Open the data of a run for generation. The data are only read if generation needs examples of them."""
