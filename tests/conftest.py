@@ -20,6 +20,12 @@ from everyformer.study.contracts import LIMIT
 collect_ignore = [] if torch.cuda.is_available() else ["device"]  # these need a GPU
 
 
+@pytest.fixture(autouse=True)
+def unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output is not wrapped; pytest-xdist sets COLUMNS for its workers."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def gpt2_files(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The first 2,000 merges of GPT-2's vocab.bpe and their ids in encoder.json (OpenAI, MIT licence), taken as the whole files."""

@@ -335,7 +335,7 @@ def test_values_are_frozen_and_take_lists_for_tuples() -> None:
             lambda: from_json('{"type": "windw", "size": 3}', Pattern),
             "no pattern is named 'windw'; did you mean window",
         ),
-        (lambda: from_json('{"type": "window", "size": -3}', Pattern), "not a Pattern: Expected `int` >= 1"),
+        (lambda: from_json('{"type": "window", "size": -3}', Pattern), "not a Pattern: expected int >= 1"),
         (lambda: from_json('{"size": 3}', Pattern), "expected a pattern value, got dict"),
         (lambda: from_json("{", Pattern), "this JSON is not a Pattern"),
     ],

@@ -12,6 +12,7 @@ import pytest
 
 from everyformer import member
 from everyformer.cli.main import main
+from everyformer.train.checksums import checksum, write_checksums
 from everyformer.train.recipe import Recipe
 from everyformer.value import from_json, to_json
 
@@ -180,6 +181,7 @@ def test_a_file_with_an_unknown_part_is_not_called_broken(name, folder, capsys):
     (folder / "mine.json").write_text(to_json(value))
     (folder / "model.safetensors").touch()
     (folder / name).write_text((folder / name).read_text().replace("pre_norm", "my_norm"))
+    write_checksums(folder, {one: (checksum(folder / one),) for one in ("recipe.json", "model.json")})
     words = {
         "recipe.json": ["evaluate", "."],
         "model.json": ["train", "gpt2", "--init-from", "."],

@@ -123,7 +123,7 @@ def test_cross_attention_is_equal(side):
     )
     output_BTD, _ = ours(x_BTD, replace(context, encoder=EncoderContext(source_BSD, context)), None)
     assert error(output_BTD, expected_BTD) < LIMIT
-    assert error(probe.weights[0], weights_BHQK) < LIMIT
+    assert error(probe.cross_weights[0], weights_BHQK) < LIMIT
 
 
 # TransformerEncoder, TransformerDecoder, Transformer

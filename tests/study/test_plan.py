@@ -26,6 +26,7 @@ from everyformer.task.table import TASKS, task_for
 from everyformer.task.task import TaskData
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World
+from everyformer.train.folder import write_run
 from everyformer.train.loop import Loop
 from everyformer.train.recipe import Recipe, Run, override
 from everyformer.train.record import Records
@@ -111,6 +112,7 @@ def test_operations_equal_the_formula(checkpoint_segments):
 def test_a_checkpoint_has_the_planned_size(member, settings, tmp_path):
     one = recipe(member, *settings, "run.batch=2", "model.layers=1")
     loop = begin(one, tmp_path)
+    write_run(one, loop.task.data, loop.model, tmp_path)
     loop._step(0, Records(None))
     loop._save(1, Records(None))
     files = checkpoint.path_of(tmp_path, 1).glob("*.safetensors")

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from everyformer.attention.has_data import has_data
+
 if TYPE_CHECKING:
     from everyformer.network.model import EncoderDecoder, Model
 
@@ -67,7 +69,7 @@ def _count(value: Model | EncoderDecoder) -> tuple[int, int]:
 def check_memory(value: Model | EncoderDecoder) -> None:
     """Raises ValueError if the weights of a model are larger than the memory of the device on which it is being built."""
     new = torch.empty(0)
-    if new.is_meta or type(new) is not Tensor:  # nothing is allocated on the meta device, or for fake tensors
+    if type(new) is not Tensor or not has_data(new):  # nothing is allocated then
         return
     available = total_memory(new.device)
     try:
