@@ -79,9 +79,9 @@ def test_optimizer_settings_out_of_range_are_refused(wrong, reason):
 @pytest.mark.parametrize(
     "member, size, settings, lr, warmup",
     [
-        ("gpt2", "tiny", [], 0.25 / 64, 100),
-        ("gpt2", "small", ["run.steps=100000"], 0.25 / 768, 1000),
-        ("gpt2", "tiny", ["model.width=512", "run.steps=30"], 0.25 / 512, 3),
+        ("gpt2", "tiny", [], 4e-3, 100),
+        ("gpt2", "small", ["run.steps=100000"], 0.5 / 768, 1000),
+        ("gpt2", "tiny", ["model.width=512", "run.steps=30"], 0.5 / 512, 3),
         ("gpt2", "tiny", ["optim.lr=0.5", "optim.warmup=7"], 0.5, 7),
         ("transformer", "tiny", [], 0.25 / 64, 100),
         ("graph-classifier", "tiny", [], 4e-3, 100),
@@ -102,4 +102,4 @@ def test_trained_weights_and_agents_have_lower_default_rates():
 
 def test_the_default_rate_does_not_depend_on_settings_that_must_fit_the_data():
     """Patches of 8 divide images of 32, but not those of the tiny size."""
-    assert Recipe.of("vit", "model.patch=8", size="tiny").optim.lr == pytest.approx(0.25 / 64)
+    assert Recipe.of("vit", "model.patch=8", size="tiny").optim.lr == 4e-3
