@@ -7,7 +7,6 @@ from pathlib import Path
 
 from everyformer.cli.terminal import UnbreakableConsole, console, next_command
 from everyformer.cli.train import exit_code, run_folder
-from everyformer.train.progress import show_progress
 
 STEPS = 600
 SETTINGS = (
@@ -36,6 +35,8 @@ def demo(*, out: Path | None = None) -> int:
     recipe = Recipe.of("byte-language", *SETTINGS, f"run.steps={STEPS}", size="tiny")
     folder = run_folder(out, "demo")
     screen.print("training byte-language (4 layers, width 128) on the bytes of Shakespeare; the last tenth is held out")
+    from everyformer.train.progress import show_progress
+
     with show_progress(screen) as callback:
         trained = train(recipe, folder, callbacks=(callback,))
     if trained.stopped:

@@ -11,7 +11,6 @@ from cyclopts import Parameter
 from everyformer.cli.options import AsJson, Device, Limit, RunData, Step
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, error_console, next_command
-from everyformer.train.progress import metrics, show_evaluation
 
 if TYPE_CHECKING:
     from everyformer.train.trained import TrainedRun
@@ -70,6 +69,8 @@ def evaluate(
         error_console().print(f"note: {change}", style="yellow", soft_wrap=True)
     if compiled:
         trained.network.compile()
+    from everyformer.train.progress import show_evaluation
+
     with show_evaluation(error_console()) as progress:
         result = trained.evaluate(split, limit, kernel, precision, progress)
     if as_json:
@@ -80,6 +81,8 @@ def evaluate(
 
 
 def _show(trained: TrainedRun, result: dict[str, Any], run: Path, capped: bool) -> None:
+    from everyformer.train.progress import metrics
+
     screen = console()
     screen.print(f"step {trained.step}  {metrics(result)}")
     if capped and result.get("targets", 0) < result.get("targets_in_split", 0):

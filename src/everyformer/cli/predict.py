@@ -19,7 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from everyformer.cli.options import Device, Step
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, next_command
-from everyformer.train.progress import EVERY
 
 if TYPE_CHECKING:
     from everyformer.train.trained import TrainedRun
@@ -153,6 +152,8 @@ def _progress(total: int | None, to_terminal: bool) -> Iterator[Callable[[int], 
             task = bar.add_task("", total=total)
             yield lambda count: bar.advance(task, count)
         return
+    from everyformer.train.progress import EVERY
+
     done, last = 0, time.monotonic()
 
     def advance(count: int) -> None:

@@ -12,9 +12,7 @@ from rich.console import Console
 from everyformer.cli.options import Data, RunData, Step
 from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.own_parts import Imports, import_parts, recorder
-from everyformer.cli.settings import settings as list_settings
 from everyformer.cli.terminal import UnbreakableConsole, console, next_command
-from everyformer.train.progress import metrics, show_progress
 
 if TYPE_CHECKING:
     from everyformer.train.trained import TrainedRun
@@ -53,6 +51,8 @@ def train(
         List all settings with type, default, meaning and an example, and do not train.
     """
     if lists_settings:
+        from everyformer.cli.settings import settings as list_settings
+
         return list_settings(member, size=size, task=task)
     import_parts(imports)
     from everyformer.family.table import find
@@ -62,6 +62,8 @@ def train(
     screen = console(UnbreakableConsole)
     recipe = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from)
     folder = run_folder(out, find(member).name)
+    from everyformer.train.progress import show_progress
+
     with show_progress(screen) as callback:
         callbacks = (recorder(imports, folder), callback)
         trained = explain_out_of_memory(recipe, lambda: start(recipe, folder, callbacks=callbacks))
@@ -101,6 +103,8 @@ def resume(
     recipe = override_run(read_recipe(run), settings)
     if not checkpoint.steps(run):
         screen.print(f"{run} has no checkpoint, so it starts from step 0", soft_wrap=True)
+    from everyformer.train.progress import show_progress
+
     with show_progress(screen) as callback:
         trained = explain_out_of_memory(
             recipe,
@@ -146,6 +150,8 @@ def _finish(screen: Console, trained: TrainedRun, folder: Path) -> None:
         screen.print(f"{trained.skipped_steps} of {trained.step} steps were skipped; {reasons}", style="yellow")
     best = trained.best if trained.best and trained.best["step"] != trained.step else None
     if best:
+        from everyformer.train.progress import metrics
+
         screen.print(f"best checkpoint (--step best): step {best['step']}, {metrics(best)}")
     try:
         from everyformer.study.curves import draw
