@@ -82,14 +82,26 @@ def _common_mistake(value: Any, kind: Any) -> str | None:
     return None
 
 
+def _words(error: msgspec.MsgspecError) -> str:
+    return str(error).replace("Expected", "expected").replace("`", "").replace("NoneType", "null")
+
+
 def _reason(error: msgspec.MsgspecError) -> str:
     """The message of msgspec in our words: without backticks, and with a path such as body.layers[0]."""
-    return re.sub(r" - at \$\.?(.+)", r", at \1", str(error).replace("Expected", "expected").replace("`", ""))
+    return re.sub(r" - at \$\.?(.+)", r", at \1", _words(error))
 
 
 def to_json(value: Value, indent: int = 2) -> str:
     """Write a value as JSON, which `from_json` reads. Example: `to_json(member("gpt2", "tiny"))`."""
     return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
+
+
+def decode_json(text: str | bytes) -> Any:
+    """Read JSON as plain data. Raises msgspec.DecodeError if it is not JSON, or is nested more deeply than any value."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise msgspec.DecodeError("JSON is nested too deeply") from None
 
 
 def from_json(text: str | bytes, kind: type[T]) -> T:
@@ -98,8 +110,7 @@ def from_json(text: str | bytes, kind: type[T]) -> T:
     Raises UnknownPart, a ValueError, if the JSON names a class that is not known. Example: `from_json(text, Model)`.
     """
     try:
-        tree = msgspec.json.decode(text)
-        return msgspec.convert(tree, kind, dec_hook=_decode)
+        return msgspec.convert(decode_json(text), kind, dec_hook=_decode)
     except msgspec.MsgspecError as error:
         if isinstance(error.__cause__, UnknownPart):
             raise UnknownPart(str(error.__cause__)) from None

@@ -24,13 +24,21 @@ def parse(text: str) -> Pattern:
         raise ValueError(
             f"cannot read the pattern {text!r}: {error.msg}; write for example causal & window(8)"
         ) from None
+    except (RecursionError, MemoryError):
+        raise ValueError(_too_deep(text)) from None
     try:
         pattern = _read(tree, text)
+    except RecursionError:
+        raise ValueError(_too_deep(text)) from None
     except TypeError:  # & | or ~ of a number or a list
         raise ValueError(f"cannot read the pattern {text!r}: & | ~ combine patterns only") from None
     if not isinstance(pattern, Pattern):
         raise ValueError(f"{text!r} is a number or a list, not a pattern; write for example causal & window(8)")
     return pattern
+
+
+def _too_deep(text: str) -> str:
+    return f"the pattern {text[:40]}... is nested too deeply; use fewer parentheses and ~"
 
 
 def _read(tree: ast.expr, text: str) -> Any:

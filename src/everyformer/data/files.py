@@ -169,10 +169,18 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Returns the content of JSON. Raises ValueError if it is none."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path) -> Any:
     """Reads a JSON file that a run wrote into its folder. Returns None if there is no such file."""
     try:
-        return json.loads(path.read_text()) if path.is_file() else None
+        return parse_json(path.read_text()) if path.is_file() else None
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}); restore the file that train wrote") from None
 

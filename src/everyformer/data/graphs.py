@@ -8,7 +8,6 @@ The JSON file holds an object with `features` (a list of numbers per node or, wi
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 import reprlib
 from collections import defaultdict
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from everyformer.data import synthetic
 from everyformer.data.datasets import dataset_files, dataset_name
-from everyformer.data.files import SPLITS, existing_path, read_text
+from everyformer.data.files import SPLITS, existing_path, parse_json, read_text
 from everyformer.data.labelled import check_numbers, hold_out, number_notes
 from everyformer.data.labelled_records import parse_number
 
@@ -59,16 +58,17 @@ def read_graph(data: str | None, numbers: bool = False) -> tuple[str, Any]:
         return "the embedded communities", synthetic.communities(numbers=numbers)
     if name == "cora":
         files = dataset_files(name, data)
-        tree = json.loads(read_text(files["cora.json"])) if "cora.json" in files else read_planetoid(files)
+        tree = parse_json(read_text(files["cora.json"])) if "cora.json" in files else read_planetoid(files)
         return name, tree
     if data == "-":
         raise ValueError("a graph cannot be read from standard input; give a JSON file")
     path = existing_path(data)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the JSON file of a graph")
+    text = read_text(path)
     try:
-        tree = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+        tree = parse_json(text)
+    except ValueError as error:
         raise ValueError(
             f"{path} is not JSON ({error}); give an object with features, labels, edges and train"
         ) from None

@@ -7,14 +7,13 @@ quoted. TSV has no quotes: a quotation mark is text.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from everyformer.data.files import decode_utf8, decompress, read_text, uncompressed_name
+from everyformer.data.files import decode_utf8, decompress, parse_json, read_text, uncompressed_name
 from everyformer.value import nearest
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -154,16 +153,17 @@ def _parse_json_lines(lines: Iterable[str], name: str) -> Iterator[Record]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise ValueError(f"line {number} of {name} is not JSON ({error}); give one JSON object per line") from None
         yield _json_record(row, f"line {number} of {name}")
 
 
 def _read_json_list(path: Path) -> Iterator[Record]:
+    text = read_text(path)
     try:
-        tree = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        tree = parse_json(text)
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); give a list of objects") from None
     if tree and all(isinstance(one, int) for one in tree):  # one list of token ids
         tree = [tree]
@@ -187,7 +187,7 @@ def _read_parquet(path: Path) -> Iterator[Record]:
             for row in batch.to_pylist():
                 number += 1
                 yield Record(row, f"row {number} of {path}")
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as Parquet ({error}); write it again") from None
 
 

@@ -207,6 +207,16 @@ def load_ids(arrays: Iterable[Ids], folder: Path | None) -> Tokenizer:
     return saved or TokenIds(max((int(np.max(ids)) for ids in arrays if len(ids)), default=0) + 1)
 
 
+def bytes_per_token(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """Returns the bytes of text in each token. Raises ValueError if decoding does not restore the text."""
+    if tokenizer.bytes_per_token is None:
+        raise ValueError(
+            f"the saved tokenizer ({tokenizer.kind}) does not keep all of a text, as a language model needs; leave out --init-from, "
+            "or give a run of the task language or image"
+        )
+    return tokenizer.bytes_per_token
+
+
 def load_or_train(
     kind: Kind,
     texts: Texts,

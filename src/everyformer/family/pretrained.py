@@ -7,15 +7,12 @@ What the config asks for and a member has not is refused. The names of the weigh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from everyformer.family.names import ROWS, from_transformers, heads, plain_names
@@ -23,8 +20,8 @@ from everyformer.family.table import member
 from everyformer.network.model import Model
 from everyformer.network.network import Network
 from everyformer.network.output_head import Classify, Masked, OutputHead, PerToken
-from everyformer.network.store import model_from_json
-from everyformer.value import nearest
+from everyformer.network.store import model_from_json, read_tensors
+from everyformer.value import decode_json, nearest
 
 BERT = {"width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers"}
 SETTINGS: dict[str, dict[str, str]] = {  # of our members, by the names of a config
@@ -152,7 +149,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{folder} has no config.json; give a folder that save_pretrained wrote")
     try:
-        config = json.loads(path.read_bytes())
+        config = decode_json(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}); restore it") from None
     if not isinstance(config, dict):
@@ -169,8 +166,5 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
                 f"{folder} has no model.safetensors; if it has pytorch_model.bin, load it with transformers and save it with "
                 "save_pretrained"
             )
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    try:
-        return {name: x for file in names for name, x in load_file(folder / Path(file).name).items()}
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"the weights of {folder} cannot be read ({error}); restore them") from None
+        names = sorted(set(decode_json(index.read_bytes())["weight_map"].values()))
+    return {name: x for file in names for name, x in read_tensors(folder / Path(file).name).items()}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_model
+from torch import Tensor
 
 from everyformer.network import convolution, feedforward, lstm, ponder_rnn  # noqa: F401  JSON finds sublayers by tag
 from everyformer.network.model import EncoderDecoder, Model
@@ -26,6 +28,14 @@ def model_from_json(text: bytes) -> Model | EncoderDecoder:
     """Returns the Model or EncoderDecoder that `to_json` wrote."""
     kind: type[Model] | type[EncoderDecoder] = EncoderDecoder if b'"encoder_decoder"' in text else Model
     return from_json(text, kind)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a safetensors file. Raises ValueError if it cannot be read."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); restore it from a copy") from None
 
 
 def load(folder: str | Path) -> Network | PairNetwork:

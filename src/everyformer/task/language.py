@@ -116,6 +116,7 @@ class LanguageData(TaskData):
                 task.tokenizer_files,
             )
         )
+        self.bytes_per_token = tokenizers.bytes_per_token(self.tokenizer)
 
     @cached_property
     def splits(self) -> dict[str, Ids]:
@@ -204,17 +205,14 @@ class LanguageData(TaskData):
     @cached_property
     def document_N(self) -> NDArray[np.int64]:
         """The index of the first token of each document of the training split."""
-        sizes = self.tokenizer.bytes_per_token
-        assert sizes is not None
-        return token_offsets(self.splits["train"], sizes, self.text.starts["train"])
+        return token_offsets(self.splits["train"], self.bytes_per_token, self.text.starts["train"])
 
     def count(self, batch: Batch) -> int:
         return len(batch) * (batch["token_BT"].shape[1] - 1)
 
     def byte_length(self, token_N: Ids) -> int:
         """Returns the number of bytes of the text of some tokens."""
-        sizes = self.tokenizer.bytes_per_token
-        assert sizes is not None
+        sizes = self.bytes_per_token
         return sum(int(sizes[token_N[start : start + COUNTED]].sum()) for start in range(0, len(token_N), COUNTED))
 
     def save(self, folder: Path) -> None:

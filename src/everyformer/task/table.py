@@ -63,7 +63,10 @@ def task_for(member: str | Model | EncoderDecoder, size: str | None = None, name
 def _default_task(value: Model | EncoderDecoder) -> str:
     """The task of the first output head; a model whose positions are a grid generates images."""
     decoder = value.decoder if isinstance(value, EncoderDecoder) else value
-    name = "image" if isinstance(decoder.position, Grid) else BY_HEAD[type(decoder.outputs[0])]
+    heads = ["image" if isinstance(decoder.position, Grid) else BY_HEAD.get(type(head)) for head in decoder.outputs[:1]]
+    name = heads[0] if heads else None
+    if name is None:
+        raise ValueError("the model has no output head that decides its task; add one to its outputs, or give --task")
     return "translate" if isinstance(value, EncoderDecoder) and name == "language" else name
 
 

@@ -13,10 +13,11 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 import torch
-from safetensors.torch import load_file, save_file
+from msgspec import convert
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -26,14 +27,43 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from everyformer.data.files import checksum
+from everyformer.data.files import checksum, read_json
+from everyformer.network.store import read_tensors
 from everyformer.train.checksums import FILE, Checksums, damaged, flush, read_checksums, write_checksums
 from everyformer.train.distributed import World
+from everyformer.train.gradient_watch import GradientWatch
 from everyformer.train.record import report_write_errors
 
 VERSION = 2
 TRAINING = ("optimizer.safetensors", "cache.safetensors", "data.safetensors")  # what only a resumed run needs
+NOTHING = torch.empty(0, 0, 0, 0, 0, 0)  # a shape that no weight has
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+class Group(TypedDict):
+    """A parameter group of an optimizer. Its settings are those of the recipe."""
+
+    params: list[str]
+
+
+class Best(TypedDict):
+    """The best evaluation so far; its metrics are other keys."""
+
+    step: int
+
+
+class State(TypedDict):
+    """What state.json holds."""
+
+    version: int
+    step: int
+    data: str
+    splits: NotRequired[dict[str, str]]
+    watch: GradientWatch
+    scaler: dict[str, Any]
+    best: Best | None
+    unevaluated: NotRequired[bool]
+    groups: list[Group]
 
 
 @dataclass(frozen=True)
@@ -186,13 +216,25 @@ def verify(folder: Path, step: int, *, result: bool = False) -> dict[str, Any]:
             raise ValueError(
                 f"{folder / name} is not the one of its checkpoint {step}; restore it: cp {path / name} {folder / name}"
             )
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
-    if state.get("version") != VERSION:
+    return _read_state(path)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Returns the state of a checkpoint. Raises ValueError if it is not one that this program writes."""
+    state: Any = read_json(path / "state.json")
+    version = state.get("version") if isinstance(state, dict) else None
+    if isinstance(version, int) and version != VERSION:
         raise ValueError(
-            f"the checkpoint {path} has version {state.get('version')}, but this program reads version {VERSION}; "
+            f"the checkpoint {path} has version {version}, but this program reads version {VERSION}; "
             "use the everyformer that wrote it"
         )
-    return state
+    try:
+        read = convert(state, State)
+    except ValueError as error:
+        raise ValueError(f"{path / 'state.json'} cannot be read ({error}); restore the file that train wrote") from None
+    if read["step"] != int(path.name):
+        raise ValueError(f"{path / 'state.json'} is of step {read['step']}; restore the file that train wrote")
+    return dict(state)
 
 
 def load(
@@ -204,19 +246,22 @@ def load(
 ) -> dict[str, Any]:
     """Load a checkpoint into a network, its optimizers and its EMA. Returns the state."""
     state, path = verify(folder, step), path_of(folder, step)
-    weights: dict[str, Any] = drop_aliases(network, load_file(path / "model.safetensors"))
-    if wrong := sorted(weights.keys() ^ drop_aliases(network, network.state_dict()).keys()):
-        raise ValueError(f"{path} does not fit {folder / 'model.json'}: {wrong}")
+    weights: dict[str, Any] = fitting(network, read_tensors(path / "model.safetensors"), path)
     # Not strict: of a shared weight torch saves the first name alone.
     set_model_state_dict(network, weights, options=replace(FULL, strict=False))
     moments: dict[str, Any] = {}
-    for key, x in load_file(path / "optimizer.safetensors").items():
-        name, moment = key.rsplit("/", 1)
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    for key, x in read_tensors(path / "optimizer.safetensors").items():
+        name, _, moment = key.rpartition("/")
+        if name not in parameters or x.shape not in ((), parameters[name].shape):
+            raise ValueError(
+                f"{path / 'optimizer.safetensors'} does not fit {path / 'model.json'}: {key}; restore it from a copy"
+            )
         moments.setdefault(name, {})[moment] = x
     optimizer_state = {"state": moments, "param_groups": state["groups"]}
     set_optimizer_state_dict(network, optimizers, optim_state_dict=optimizer_state, options=FULL)
     if ema is not None:
-        for name, saved in load_file(path / "ema.safetensors").items():
+        for name, saved in read_tensors(path / "ema.safetensors").items():
             _copy(ema[name], saved)
     return state
 
@@ -224,13 +269,13 @@ def load(
 def load_result(path: Path) -> dict[str, Tensor]:
     """Returns the weights of the trained model: the EMA if the run has one, else the last weights; with all buffers."""
     ema = path / "ema.safetensors"
-    return load_file(path / "model.safetensors") | (load_file(ema) if ema.is_file() else {})
+    return read_tensors(path / "model.safetensors") | (read_tensors(ema) if ema.is_file() else {})
 
 
 def load_extra(folder: Path, step: int, name: str) -> dict[str, Tensor]:
     """Returns the further tensors of a name; empty if the checkpoint has none."""
     path = path_of(folder, step) / f"{name}.safetensors"
-    return load_file(path) if path.is_file() else {}
+    return read_tensors(path) if path.is_file() else {}
 
 
 def _remedy(folder: Path, name: str, digests: tuple[str, ...], step: int | None) -> str:
@@ -259,6 +304,17 @@ def drop_aliases(network: nn.Module, weights: dict[str, Tensor]) -> dict[str, Te
     """Returns the weights without aliases of weights that are present under their first name."""
     others = aliases(network)
     return {name: x for name, x in weights.items() if others.get(name) not in weights}
+
+
+def fitting(network: nn.Module, weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Returns the weights of a checkpoint without aliases. Raises ValueError if they are not those of the network."""
+    weights, own = drop_aliases(network, weights), drop_aliases(network, network.state_dict())
+    wrong = [
+        name for name in weights.keys() | own.keys() if weights.get(name, NOTHING).shape != own.get(name, NOTHING).shape
+    ]
+    if wrong:
+        raise ValueError(f"{path} does not fit its model.json: {', '.join(sorted(wrong))}; restore it from a copy")
+    return weights
 
 
 def _full(x: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from everyformer.network.network import Network, PairNetwork
@@ -22,7 +21,7 @@ def load_weights(network: Network | PairNetwork, folder: str | Path) -> list[str
     path = saved_folder(Path(folder))
     with torch.device("meta"):
         source = read_model(path).build()
-    weights = checkpoint.drop_aliases(network, read_weights(path))
+    weights = checkpoint.drop_aliases(network, checkpoint.load_result(path))
     source_body, body = body_state(source), body_state(network)
     weights = {name: weight for name, weight in weights.items() if name in source_body}
     # A shared weight is saved under one of its names.
@@ -63,10 +62,3 @@ def saved_folder(folder: Path) -> Path:
     if not (path / "model.safetensors").is_file():
         raise ValueError(f"{folder} has no weights to load; give a run's folder, or one that everyformer.save wrote")
     return path
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        return checkpoint.load_result(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path / 'model.safetensors'} cannot be read ({error}); restore it from a copy") from None

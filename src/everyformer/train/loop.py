@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from msgspec import convert
 from msgspec.structs import replace
 
 from everyformer.network.model import EncoderDecoder, Model
@@ -306,7 +307,7 @@ class Loop:
         cache = checkpoint.load_extra(self.folder, start, "cache")
         if cache and len(Batch(cache)) == batch_size(run, start):  # else the rows are other ones
             learner.load_cache(cache)
-        self.watch = GradientWatch(**state["watch"])
+        self.watch = convert(state["watch"], GradientWatch)
         self.evaluator.aborted = state.get("unevaluated", False)
         best = None if {"valid", "data"} & set(self.changed) else state.get("best")  # it is of other examples
         self.evaluator.best = best if best and best["step"] in checkpoint.steps(self.folder) else None

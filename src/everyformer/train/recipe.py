@@ -29,6 +29,7 @@ from everyformer.value import (
     Share,
     Size,
     Value,
+    decode_json,
     nearest,
 )
 
@@ -193,7 +194,7 @@ def _parse(text: str, kind: Any, path: str) -> Any:
     if is_part(kind):
         return _read_part(text, kind, path)
     try:
-        plain = msgspec.json.decode(text) if text[:1] in '[{"' else text
+        plain = decode_json(text) if text[:1] in '[{"' else text
         if any(get_origin(one) is tuple for one in (kind, *get_args(kind))) and isinstance(plain, str):
             plain = text.split(",")
         return msgspec.convert(plain, kind, strict=False)
@@ -222,7 +223,7 @@ def _expected(error: str, optional: bool) -> str:
 def _read_part(text: str, kind: Any, path: str) -> Any:
     """A part of a model: a pattern as text, or JSON. It stays plain data, so that a recipe equals the one read from its JSON."""
     try:
-        plain = msgspec.json.decode(text) if text[:1] in "[{" else text
+        plain = decode_json(text) if text[:1] in "[{" else text
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}={text}: {error}") from None
     read_setting(path, plain, kind)

@@ -167,11 +167,7 @@ def open_run(
     network = model.build()
     set_gather(network, recipe.run.gather)
     path = checkpoint.path_of(folder, step)
-    weights = checkpoint.drop_aliases(network, checkpoint.load_result(path))
-    missing, unexpected = network.load_state_dict(weights, strict=False)
-    wrong = sorted(unexpected) + sorted(set(missing) - set(checkpoint.aliases(network)))
-    if wrong:
-        raise ValueError(f"{path} does not fit {folder / 'model.json'}: {wrong}")
+    network.load_state_dict(checkpoint.fitting(network, checkpoint.load_result(path), path), strict=False)
     network = network.to(find_device(device)).eval()
     skipped, best = state["watch"]["skipped_steps"], state["best"]
     return TrainedRun(network, task, recipe, step, state, skipped, best=best)

@@ -1,0 +1,125 @@
+"""Damaged files with checksums to match, and wrong values: each command ends with one line. `bench/hostile.py` tries thousands."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.hostile_inputs import write_sums
+from everyformer.cli.main import main
+from tests.cli.small_run import train
+
+pytestmark = pytest.mark.usefixtures("place")
+DEEP = "[" * 100_000 + "]" * 100_000
+TINY = (
+    "run.steps=1",
+    "run.batch=2",
+    "run.examples=2",
+    "run.device=cpu",
+    "model.width=8",
+    "model.heads=2",
+    "model.layers=1",
+)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 30)
+    words = ["--size", "tiny", "--data", str(folder / "text.txt"), "--out", str(folder / "run"), "task.context=8"]
+    assert main(["train", "byte-language", *words, *TINY]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "copy")
+
+
+def refusal(capsys, *words):
+    capsys.readouterr()
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    return error
+
+
+def damaged(run, name, change):
+    file = run / "checkpoints" / "00000001" / name
+    file.write_bytes(change(file.read_bytes()))
+    write_sums(run)
+
+
+@pytest.mark.parametrize("change", [lambda all_: all_[:-5], lambda all_: b"\xff" * 8 + all_[8:]])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+def test_tensors_that_cannot_be_read_are_named(run, name, change, capsys):
+    damaged(run, name, change)
+    error = refusal(capsys, "resume", str(run), "--steps", "2")
+    assert f"{name} cannot be read" in error and "restore it" in error
+
+
+def test_tensors_of_another_model_are_named(run, capsys):
+    damaged(run, "optimizer.safetensors", lambda content: content.replace(b"exp_avg_sq", b"exp/avg_sq"))
+    assert "optimizer.safetensors does not fit" in refusal(capsys, "resume", str(run), "--steps", "2")
+    damaged(run, "model.safetensors", lambda content: content.replace(b"[256,8]", b"[8,256]"))
+    assert "does not fit its model.json" in refusal(capsys, "generate", str(run))
+
+
+@pytest.mark.parametrize(
+    "name, wrong, told",
+    [("watch", 0.5, "at `$.watch`"), ("groups", [[]], "groups"), ("best", [], "best"), ("step", 2, "is of step 2")],
+)
+def test_a_state_of_another_form_is_refused(run, name, wrong, told, capsys):
+    damaged(run, "state.json", lambda content: json.dumps(json.loads(content) | {name: wrong}).encode())
+    error = refusal(capsys, "evaluate", str(run))
+    assert told in error and "restore the file that train wrote" in error
+
+
+def test_json_that_is_nested_too_deeply_is_refused(run, capsys):
+    damaged(run, "state.json", lambda _: DEEP.encode())
+    assert "nested too deeply" in refusal(capsys, "evaluate", str(run))
+    (run / "recipe.json").write_text(DEEP)
+    write_sums(run)
+    assert "nested too deeply" in refusal(capsys, "evaluate", str(run))
+    Path("graph.json").write_text(DEEP)
+    assert "nested too deeply" in refusal(capsys, "train", "graph-classifier", "--size", "tiny", "--data", "graph.json")
+    assert "nested too deeply" in refusal(capsys, "train", "gpt2", "--size", "tiny", f"run.batch_schedule={DEEP}")
+    assert "nested too deeply" in refusal(capsys, "show", "pattern", "~" * 5000 + "causal")
+
+
+def test_a_model_without_an_output_head_is_refused(run, capsys):
+    Path("model.json").write_text(json.dumps(json.loads((run / "model.json").read_text()) | {"outputs": []}))
+    assert "no output head" in refusal(capsys, "plan", "model.json", "--data", "text.txt")
+
+
+def test_a_language_model_cannot_begin_from_a_tokenizer_that_loses_text(capsys):
+    Path("films.csv").write_text("text,label\n" + "a good film,1\na bad film,0\n" * 8)
+    assert main(["train", "byte-classifier", "--size", "tiny", "--data", "films.csv", "--out", "films", *TINY]) == 0
+    assert train("--init-from", "films", "--out", "run", "model.width=8", "model.heads=2", "model.layers=1") == 2
+    assert "leave out --init-from" in capsys.readouterr().err
+
+
+def test_text_in_parquet_that_is_not_utf8_is_named(capsys):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    lines = [f"line {number} of this file" for number in range(20)]
+    parquet.write_table(pyarrow.table({"text": lines, "label": lines}), "a.parquet", compression="none")
+    Path("a.parquet").write_bytes(Path("a.parquet").read_bytes().replace(b"line 7 of", b"line \xff of"))
+    assert "a.parquet cannot be read as Parquet" in refusal(
+        capsys, "train", "byte-classifier", "--size", "tiny", "--data", "a.parquet"
+    )
+
+
+def test_a_small_campaign_has_no_failure(tmp_path):
+    log = tmp_path / "log.txt"
+    command = [sys.executable, "-m", "bench.hostile", "--count", "22", "--seed", "3", "--log", str(log)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert log.read_text().splitlines()[-1].startswith("| all | 22 |")
