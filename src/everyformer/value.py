@@ -97,11 +97,13 @@ def to_json(value: Value, indent: int = 2) -> str:
 
 
 def decode_json(text: str | bytes) -> Any:
-    """Read JSON as plain data. Raises msgspec.DecodeError if it is not JSON, or is nested more deeply than any value."""
+    """Read JSON as plain data. Raises msgspec.DecodeError if it is not JSON in UTF-8, or is nested more deeply than any value."""
     try:
         return msgspec.json.decode(text)
     except RecursionError:
         raise msgspec.DecodeError("JSON is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"byte {error.start} is not text in UTF-8") from None
 
 
 def from_json(text: str | bytes, kind: type[T]) -> T:

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.hostile_inputs import write_sums
 from everyformer.cli.main import main
+from everyformer.data.tokenizer import load as load_tokenizer
 from tests.cli.small_run import train
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -91,6 +93,27 @@ def test_json_that_is_nested_too_deeply_is_refused(run, capsys):
     assert "nested too deeply" in refusal(capsys, "train", "graph-classifier", "--size", "tiny", "--data", "graph.json")
     assert "nested too deeply" in refusal(capsys, "train", "gpt2", "--size", "tiny", f"run.batch_schedule={DEEP}")
     assert "nested too deeply" in refusal(capsys, "show", "pattern", "~" * 5000 + "causal")
+
+
+def test_a_model_that_is_not_utf8_is_refused(run, capsys):
+    Path("model.json").write_bytes((run / "model.json").read_bytes().replace(b'"width"', b'"wi\xc7th"'))
+    error = refusal(capsys, "plan", "model.json", "--data", "text.txt")
+    assert "model.json: this JSON is not a Model: byte " in error and "is not text in UTF-8" in error
+
+
+def test_an_id_beyond_the_vocabulary_is_refused_before_memory_is_taken_for_it(tmp_path):
+    tree = {"model": {"type": "BPE", "vocab": {"a": 0, "o": 2**31}, "merges": []}, "added_tokens": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(ValueError, match=r"the token 'o' has the id 2147483648, but there are 2 tokens.*restore"):
+        load_tokenizer(tmp_path)
+
+
+def test_an_array_with_a_damaged_header_is_refused(capsys):
+    np.save("ids.npy", np.arange(300))
+    Path("ids.npy").write_bytes(Path("ids.npy").read_bytes().replace(b"(300,)", b"(((((,"))
+    assert "ids.npy cannot be read as an array" in refusal(
+        capsys, "train", "byte-language", "--size", "tiny", "--data", "ids.npy"
+    )
 
 
 def test_a_model_without_an_output_head_is_refused(run, capsys):

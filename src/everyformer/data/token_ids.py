@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import TokenError  # numpy reads the header of an array as Python
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ def read_token_ids(path: Path, column: str | None) -> Iterator[Ids]:
 def _load(path: Path) -> list[NDArray[np.int64]]:
     try:
         array = np.load(decompress(path), allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, SyntaxError, TokenError) as error:
         raise ValueError(f"{path} cannot be read as an array ({error}); write it with numpy.save") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim not in (1, 2) or not array.size:
         what = f"{array.dtype} of the shape {array.shape}" if isinstance(array, np.ndarray) else "several arrays"

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everyformer.data.datasets import GPT2_FILES, dataset_files
-from everyformer.data.files import atomic_write, cache_folder, digest, read_json
+from everyformer.data.files import atomic_write, cache_folder, digest, parse_json, read_json
 
 Kind = Literal["bytes", "characters", "bpe", "gpt2", "wordpiece", "ids"]
 Texts = Callable[[], Iterable[str]]  # returns a new iterator over the texts at each call
@@ -193,12 +193,23 @@ def load(folder: Path) -> Tokenizer | None:
         from tokenizers import Tokenizer as Inner
 
         try:
+            _check_ids(parse_json((folder / "tokenizer.json").read_bytes()))
             return HuggingFaceTokenizer(Inner.from_file(str(folder / "tokenizer.json")))
         except Exception as error:  # the library raises nothing narrower
             raise ValueError(
                 f"{folder / 'tokenizer.json'} is not a tokenizer ({error}); restore the file that train wrote"
             ) from None
     return None
+
+
+def _check_ids(tree: Any) -> None:
+    """Raises ValueError if a token has an id as large as the vocabulary: the library takes memory for all ids below."""
+    vocabulary = tree["model"]["vocab"]
+    count = len(vocabulary) + len(tree["added_tokens"])
+    if isinstance(vocabulary, dict):
+        for name, id_ in vocabulary.items():
+            if isinstance(id_, int) and id_ >= count:
+                raise ValueError(f"the token {name!r} has the id {id_}, but there are {count} tokens")
 
 
 def load_ids(arrays: Iterable[Ids], folder: Path | None) -> Tokenizer:
