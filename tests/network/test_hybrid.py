@@ -70,19 +70,19 @@ class GateModule(SublayerModule):
         return x_BTD * self.map(x_BTD).sigmoid(), None
 
 
-class RunningMean(Sublayer, Value, frozen=True):
+class OwnMean(Sublayer, Value, frozen=True):
     """A user's own recurrent sublayer, y_t = W mean(x_1, ..., x_t). Its state is the sum of the inputs and their number."""
 
     carries: ClassVar[str | None] = "recurrent state"
 
     def build(self, width: int) -> SublayerModule:
-        return RunningMeanModule(width)
+        return OwnMeanModule(width)
 
     def mixes_positions(self) -> bool:
         return True
 
 
-class RunningMeanModule(SublayerModule):
+class OwnMeanModule(SublayerModule):
     def __init__(self, width: int):
         super().__init__()
         self.map = nn.Linear(width, width)
@@ -179,10 +179,10 @@ BODIES: dict[str, Any] = {
     "attention then convolution halting, freeze": halt("freeze", (PLAIN, CONVOLUTION)),
     "lstm and attention layers halting, freeze": halt("freeze", (LSTM,), (PLAIN, NET)),
     "own gate": stack(1, ATTENTION, Gate(), residual=PreNorm()),
-    "own running mean": stack(1, RunningMean(), Gate(), residual=PreNorm()),
-    "own running mean then attention": stack(1, RunningMean(), ATTENTION, NET, residual=PreNorm()),
+    "own running mean": stack(1, OwnMean(), Gate(), residual=PreNorm()),
+    "own running mean then attention": stack(1, OwnMean(), ATTENTION, NET, residual=PreNorm()),
     "own token shift then attention": stack(1, TokenShift(), ATTENTION, residual=PostNorm()),
-    "own sublayers halting, freeze": halt("freeze", (PLAIN, RunningMean(), Gate())),
+    "own sublayers halting, freeze": halt("freeze", (PLAIN, OwnMean(), Gate())),
     "own gate halting, freeze": halt("freeze", (PLAIN, Gate())),
 }
 CHECKS = [name for name in CONTRACTS if name not in ("pattern", "flex", "chunks", "halting", "overfit")]
@@ -247,7 +247,7 @@ LAYERS: dict[
     "attention then net": ((PLAIN, NET), True),
     "attention then own gate": ((PLAIN, Gate()), True),
     "attention then lstm": ((PLAIN, LSTM), False),
-    "attention then own running mean": ((PLAIN, RunningMean()), False),
+    "attention then own running mean": ((PLAIN, OwnMean()), False),
     "lstm then attention": ((LSTM, PLAIN), False),
     "convolution then attention": ((CONVOLUTION, PLAIN), False),
     "attention twice": ((PLAIN, PLAIN), False),
@@ -332,8 +332,8 @@ def test_the_cache_of_another_hybrid_is_refused() -> None:
         (stack(1, LSTM, Attention(Standard(2))), "the pattern full attends to the future"),
         (stack(1, Convolution(4, causal=False), PLAIN), "Convolution sees the future, and a language head"),
         (
-            stack(1, RunningMean(), Attention(Standard(2), parse("causal & same_document"))),
-            "RunningMean reads across the ends of documents, which same_document is to prevent",
+            stack(1, OwnMean(), Attention(Standard(2), parse("causal & same_document"))),
+            "OwnMean reads across the ends of documents, which same_document is to prevent",
         ),
         (
             Stack(2, (Layer((LSTM,)), Layer((Attention(Standard(2), parse("causal & same_document")),))), PreNorm()),

@@ -57,20 +57,18 @@ def evaluate(
         Compile the network first. This pays off for a long evaluation on a GPU.
     """
     import_parts(imports, run)
+    from everyformer.train.progress import show_evaluation
     from everyformer.train.run_data import describe_change
     from everyformer.train.trained import open_run
 
     if isinstance(limit, int) and limit < 1:
         raise ValueError(f"--limit {limit} is less than 1; give the number of examples to evaluate, or all")
-    options: dict[str, Any] = {"stride": stride, "memory": memory}
-    options = {name: number for name, number in options.items() if number is not None}
+    options = {name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None}
     trained = open_run(run, step=step, device=device, data=data or True, **options)
     if change := describe_change(trained.changed_splits()):
         error_console().print(f"note: {change}", style="yellow", soft_wrap=True)
     if compiled:
         trained.network.compile()
-    from everyformer.train.progress import show_evaluation
-
     with show_evaluation(error_console()) as progress:
         result = trained.evaluate(split, limit, kernel, precision, progress)
     if as_json:
