@@ -87,8 +87,7 @@ class Slots:
 
     def grown(self, capacity: int) -> Slots:
         """These slots with more of them, before any was written twice."""
-        positions = torch.where(self.position_BS < 0, -1, self.position_BS)
-        cache = Cache(self.capacity, tuple(self._plain()), positions, has_padding=True)
+        cache = Cache(self.capacity, tuple(self._plain()), self.position_BS, has_padding=True)
         grown = Slots.of(self.network, cache, capacity, encoder_output=self.encoder_output, kernel=self.kernel)
         grown.next_B1 = self.next_B1
         return grown
