@@ -116,46 +116,90 @@ def network_of(pattern: Any, position: Any, norm: Any, vocabulary: int, device: 
     return model.build().to(device)
 
 
-def train(
-    network: nn.Module, loss_of: Callable[[int], Tensor], steps: int, lr: float
-) -> tuple[list[float], list[float]]:
-    """AdamW with 50 steps of warm-up and clipping to 1. Returns the losses and the norms of the gradient before clipping."""
-    optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.01)
-    losses, norms = [], []
-    network.train()
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, (step + 1) / 50)
-        optimizer.zero_grad()
-        loss = loss_of(step)
+class Step:
+    """A step of AdamW with clipping to 1; on a GPU it may be a CUDA graph. Returns the loss and the norm of the gradient."""
+
+    def __init__(self, network: nn.Module, loss_of: Callable[[Tensor], Tensor], lr: float, graph: bool) -> None:
+        self.weights, self.loss_of, self.calls = list(network.parameters()), loss_of, 0
+        device = self.weights[0].device
+        self.captures = graph and device.type == "cuda"
+        self.lr = torch.tensor(lr, device=device)
+        settings = {"lr": self.lr, "betas": (0.9, 0.99), "weight_decay": 0.01, "capturable": device.type == "cuda"}
+        self.adam = torch.optim.AdamW(self.weights, **settings)  # type: ignore[arg-type]
+
+    def __call__(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        if not self.captures:
+            return self._compute(batch)
+        if self.calls < 4:  # on a side stream, as a capture needs it
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                outputs = self._compute(batch)
+            torch.cuda.current_stream().wait_stream(stream)
+            return outputs
+        if self.calls == 4:
+            torch.cuda.synchronize()
+            self.batch, self.graph = batch.clone(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.outputs = self._compute(self.batch)
+        self.batch.copy_(batch)
+        self.graph.replay()
+        return self.outputs
+
+    def _compute(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        self.adam.zero_grad()
+        loss = self.loss_of(batch)
         loss.backward()
-        norms.append(nn.utils.clip_grad_norm_(network.parameters(), 1.0))
-        optimizer.step()
-        losses.append(loss.detach())
-    return [float(x) for x in losses], [float(x) for x in norms]
+        norm = nn.utils.clip_grad_norm_(self.weights, 1.0)
+        self.adam.step()
+        return loss.detach(), norm
+
+
+def train(
+    network: nn.Module,
+    loss_of: Callable[[Tensor], Tensor],
+    batch_of: Callable[[int], Tensor],
+    steps: int,
+    lr: float,
+    graph: bool = True,
+) -> tuple[list[float], list[float]]:
+    """With 100 steps of warm-up. Returns the losses and the norms of the gradient before clipping."""
+    network.train()
+    step = Step(network, loss_of, lr, graph)
+    found = []
+    for number in range(steps):
+        step.lr.fill_(lr * min(1.0, (number + 1) / 100))
+        found.append(torch.stack(step(batch_of(number))))
+    losses, gradients = torch.stack(found).T.tolist()
+    return losses, gradients
 
 
 def norms(device: torch.device, steps: int) -> None:
     text = Text(device)
     for name, norm in NORMS.items():
         for lr in RATES:
-            for seed in (0, 1):
+            for seed in (0, 1, 2):
                 torch.manual_seed(seed)
-                network = network_of(Full(), Learned(LENGTH), norm, MASK + 1, device)
+                network = network_of(Full(), Sinusoidal(), norm, MASK + 1, device)
 
-                def loss_of(step: int, part: str = "train", network: nn.Module = network, seed: int = seed) -> Tensor:
+                def batch_of(step: int, part: str = "train", seed: int = seed) -> Tensor:
+                    """Bytes, and those of them that are masked."""
                     token_BT = text.windows(part, LENGTH, BATCH, seed, step)
                     random = torch.Generator().manual_seed(step)
-                    masked_BT = (torch.rand(token_BT.shape, generator=random) < 0.15).to(device)
-                    logits = network(token_BT.masked_fill(masked_BT, MASK)).logits
-                    return F.cross_entropy(logits[masked_BT].float(), token_BT[masked_BT])
+                    return torch.stack([token_BT, (torch.rand(token_BT.shape, generator=random) < 0.15).to(token_BT)])
 
-                losses, gradients = train(network, loss_of, steps, lr)
+                def loss_of(batch_2BT: Tensor, network: nn.Module = network) -> Tensor:
+                    token_BT, masked_BT = batch_2BT[0], batch_2BT[1].bool()
+                    logits = network(token_BT.masked_fill(masked_BT, MASK)).logits
+                    return F.cross_entropy(logits.flatten(0, 1), token_BT.masked_fill(~masked_BT, -100).flatten())
+
+                losses, gradients = train(network, loss_of, batch_of, steps, lr)
                 with torch.no_grad():
                     network.eval()
-                    valid = statistics.mean(float(loss_of(step, "valid")) for step in range(8))
+                    valid = statistics.mean(float(loss_of(batch_of(step, "valid"))) for step in range(8))
                     network.train()
-                    batch_mode = statistics.mean(float(loss_of(step, "valid")) for step in range(8))
+                    batch_mode = statistics.mean(float(loss_of(batch_of(step, "valid"))) for step in range(8))
                 late = losses[steps // 2 :]
                 print(json.dumps({
                     "claim": "norms", "norm": name, "lr": lr, "seed": seed, "steps": steps, "valid": round(valid, 4),
@@ -172,11 +216,13 @@ def positions(device: torch.device, steps: int) -> None:
             torch.manual_seed(seed)
             network = network_of(Causal(), position, LayerNorm(), 256, device)
 
-            def loss_of(step: int, network: nn.Module = network, seed: int = seed) -> Tensor:
-                token_BT = text.windows("train", LENGTH + 1, BATCH, seed, step)
+            def batch_of(step: int, seed: int = seed) -> Tensor:
+                return text.windows("train", LENGTH + 1, BATCH, seed, step)
+
+            def loss_of(token_BT: Tensor, network: nn.Module = network) -> Tensor:
                 return F.cross_entropy(network(token_BT[:, :-1]).logits.flatten(0, 1), token_BT[:, 1:].flatten())
 
-            train(network, loss_of, steps, 1e-3)
+            train(network, loss_of, batch_of, steps, 1e-3)
             found: dict[str, Any] = {"claim": "positions", "position": name, "seed": seed, "steps": steps}
             network.eval()
             start = 0
@@ -218,16 +264,18 @@ def depth(device: torch.device, steps: int, length: int = 16_384, layers: int = 
     first, last = (network.body.layers[index].sublayers[-1].out.weight for index in (0, -1))
     started: list[float] = []
 
-    def loss_of(step: int) -> Tensor:
-        token_BT = text.windows("train", length + 1, 1, 0, step)
-        with torch.autocast(device.type, torch.bfloat16):
-            logits = network(token_BT[:, :-1]).logits
+    def batch_of(step: int) -> Tensor:
         if device.type == "cuda":
             torch.cuda.synchronize()
         started.append(time.perf_counter())
+        return text.windows("train", length + 1, 1, 0, step)
+
+    def loss_of(token_BT: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            logits = network(token_BT[:, :-1]).logits
         return F.cross_entropy(logits.flatten(0, 1).float(), token_BT[:, 1:].flatten())
 
-    losses, gradients = train(network, loss_of, steps, 1e-3)
+    losses, gradients = train(network, loss_of, batch_of, steps, 1e-3, graph=False)
     if device.type == "cuda":
         torch.cuda.synchronize()
     memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
@@ -277,9 +325,9 @@ def _range(values: list[Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    claims = {"norms": (norms, 300), "positions": (positions, 600), "depth": (depth, 40)}
+    claims = {"norms": (norms, 3000), "positions": (positions, 3000), "depth": (depth, 40)}
     parser.add_argument("claims", nargs="*", choices=[[], *claims], help="default: all")
-    parser.add_argument("--steps", type=int, help="default: 300, 600 and 40")
+    parser.add_argument("--steps", type=int, help="default: 3000, 3000 and 40")
     parser.add_argument("--page", type=Path, help="print the page of this log")
     options = parser.parse_args()
     if options.page:
