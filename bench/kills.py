@@ -106,13 +106,11 @@ def compare(place: Place, whole: Reference, steps: list[int]) -> str:
 
 
 def _same_state(mine: Path, theirs: Path) -> bool:
-    """Whether two states are equal but for the learning rate, which each step sets anew.
+    """Whether two states are equal.
 
     A state whose evaluation SIGTERM aborted is left to the last checkpoint, before which the evaluation is made up for.
     """
     one, two = (json.loads(path.read_bytes()) for path in (mine, theirs))
-    for group in (*one["groups"], *two["groups"]):
-        del group["lr"]
     return one["unevaluated"] or one == two
 
 
@@ -286,9 +284,9 @@ def campaign(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, An
     (folder / "text.txt").write_text(
         "the quick brown fox jumps over the lazy dog; pack my box with five dozen jugs.\n" * 40
     )
-    kinds = [kind for kind in KINDS if kind != "agent" or find_spec("gymnasium")]
+    kinds = [kind for kind in options.kinds.split(",") if kind != "agent" or find_spec("gymnasium")]
     cells = [
-        (kind, way) for way in WAYS for kind in kinds if (kind, way) != ("agent", "fsdp")
+        (kind, way) for way in options.ways.split(",") for kind in kinds if (kind, way) != ("agent", "fsdp")
     ]  # an agent is not sharded
     cells += [(kind, "one") for kind in kinds] * 2
     random.Random(options.seed).shuffle(cells)

@@ -75,12 +75,23 @@ def test_tensors_of_another_model_are_named(run, capsys):
 
 @pytest.mark.parametrize(
     "name, wrong, told",
-    [("watch", 0.5, "at `$.watch`"), ("groups", [[]], "groups"), ("best", [], "best"), ("step", 2, "is of step 2")],
+    [("watch", 0.5, "at `$.watch`"), ("best", [], "best"), ("step", 2, "is of step 2")],
 )
 def test_a_state_of_another_form_is_refused(run, name, wrong, told, capsys):
     damaged(run, "state.json", lambda content: json.dumps(json.loads(content) | {name: wrong}).encode())
     error = refusal(capsys, "evaluate", str(run))
     assert told in error and "restore the file that train wrote" in error
+
+
+def test_a_best_evaluation_without_its_metric_is_refused(run, capsys):
+    damaged(run, "state.json", lambda content: json.dumps(json.loads(content) | {"best": {"step": 1}}).encode())
+    assert "a best evaluation without its bits_per_byte; restore" in refusal(capsys, "resume", str(run), "--steps", "2")
+
+
+def test_token_ids_that_are_too_large_are_refused(capsys):
+    Path("ids.json").write_text(json.dumps([{"text": [1, 2, 10**30]}, {"text": [1]}]))
+    error = refusal(capsys, "train", "gpt2", "--size", "tiny", "--data", "ids.json")
+    assert f"are from 1 to {10**30}; give integers from 0 to 2147483647" in error
 
 
 def test_json_that_is_nested_too_deeply_is_refused(run, capsys):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import shutil
 import signal
@@ -482,6 +484,15 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_intact(tmp_path, size):
     resume(tmp_path / "run", steps=6)
     assert checkpoint.steps(tmp_path / "run") == [3, 6]
     assert len(losses(tmp_path / "run")) == 6
+
+
+def test_a_disk_that_fails_after_the_last_write_is_named(tmp_path, monkeypatch):
+    def fail(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "flush", lambda path: path.name == "checkpoints" and fail(path))
+    with pytest.raises(ValueError, match=r"cannot write to .*run \(.*No space left.*checkpoint is intact"):
+        train(recipe(text(tmp_path), "run.steps=3"), tmp_path / "run")
 
 
 @pytest.fixture

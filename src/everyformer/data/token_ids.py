@@ -40,7 +40,7 @@ def read_token_ids(path: Path, column: str | None) -> Iterator[Ids]:
                 f"{where} is not a list of token ids, as the first record has; give integers of at least 0"
             )
         if cell:
-            yield _checked(np.array(cell, dtype=np.int64), where)
+            yield _checked(np.array(cell), where)
 
 
 def _load(path: Path) -> list[NDArray[np.int64]]:
@@ -56,5 +56,7 @@ def _load(path: Path) -> list[NDArray[np.int64]]:
 
 def _checked(ids: NDArray[np.int64], where: str) -> Ids:
     if not 0 <= ids.min() <= ids.max() < 1 << 31:
-        raise ValueError(f"the token ids of {where} are from {ids.min()} to {ids.max()}; give integers of at least 0")
+        raise ValueError(
+            f"the token ids of {where} are from {ids.min()} to {ids.max()}; give integers from 0 to {(1 << 31) - 1}"
+        )
     return ids.astype(np.uint32)

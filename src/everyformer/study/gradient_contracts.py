@@ -122,7 +122,8 @@ def overfit(network: Network, inputs: Example) -> float | None:
     """The loss on random targets after some steps on one batch, relative to that of uniform guessing.
 
     At first there are as many targets as the model has features. A model with a narrow part inside cannot fit so many: then half
-    of them are tried, and so on down to two, which any model fits that can tell their positions apart.
+    of them are tried, and so on down to two, which any model fits that can tell their positions apart. A model that learns slowly
+    or only at another rate, such as a deep one without residual connections, gets more steps at several rates.
     """
     heads = [logits.detach().flatten(0, -2) for logits in logits_of(inputs.run(network))]
     if not heads or not any(p.requires_grad for p in network.parameters()):
@@ -138,23 +139,30 @@ def overfit(network: Network, inputs: Example) -> float | None:
             return None
         chosen.append(some_M)
         targets.append(target_M)
-    count, left = max(map(len, chosen)), math.inf
-    while left >= LIMITS["overfit"] and count > 1:
-        left = _fit(network, inputs, [one[:count] for one in chosen], [one[:count] for one in targets])
-        count //= 2
+    most = max(map(len, chosen))
+    tries = [(most >> half, STEPS, 3e-3) for half in range(most.bit_length() - 1)]
+    left = math.inf
+    for count, steps, lr in (*tries, *((count, 5 * STEPS, lr) for lr in (3e-3, 1e-2, 3e-2) for count in (most, 2))):
+        left = min(
+            left, _fit(network, inputs, [one[:count] for one in chosen], [one[:count] for one in targets], steps, lr)
+        )
+        if left < LIMITS["overfit"]:
+            break
     return left
 
 
-def _fit(network: Network, inputs: Example, chosen: list[Tensor], targets: list[Tensor]) -> float:
+def _fit(
+    network: Network, inputs: Example, chosen: list[Tensor], targets: list[Tensor], steps: int, lr: float
+) -> float:
     """The least loss of a copy that is trained on the chosen outputs of each head, relative to that of uniform guessing."""
     learner = copy.deepcopy(network).float().train()
     for module in learner.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     data = inputs.to(dtype=torch.float32)
-    optimizer = torch.optim.AdamW(learner.parameters(), lr=3e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=lr, weight_decay=0.0)
     least = math.inf
-    for _ in range(STEPS):
+    for _ in range(steps):
         found = [
             (one.flatten(0, -2)[some], two)
             for one, some, two in zip(logits_of(data.run(learner)), chosen, targets, strict=True)

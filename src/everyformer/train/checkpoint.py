@@ -40,12 +40,6 @@ NOTHING = torch.empty(0, 0, 0, 0, 0, 0)  # a shape that no weight has
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-class Group(TypedDict):
-    """A parameter group of an optimizer. Its settings are those of the recipe."""
-
-    params: list[str]
-
-
 class Best(TypedDict):
     """The best evaluation so far; its metrics are other keys."""
 
@@ -63,7 +57,6 @@ class State(TypedDict):
     scaler: dict[str, Any]
     best: Best | None
     unevaluated: NotRequired[bool]
-    groups: list[Group]
 
 
 @dataclass(frozen=True)
@@ -124,14 +117,14 @@ def save(folder: Path, contents: Contents, world: World, keep: int) -> None:
                     if not leftover.name.isdigit():
                         shutil.rmtree(leftover)
                 _write(part, contents, drop_aliases(contents.network, weights), optimizer_state, ema)
+                if target.exists():
+                    _remove(target)
+                part.rename(target)
+                flush(target.parent)
+                _remove_old(folder, contents.state, keep)
         except ValueError:
             shutil.rmtree(part, ignore_errors=True)
             raise
-        if target.exists():
-            _remove(target)
-        part.rename(target)
-        flush(target.parent)
-        _remove_old(folder, contents.state, keep)
     world.barrier()
 
 
@@ -148,7 +141,7 @@ def _write(
     files |= {name: tensors for name, tensors in contents.extra.items() if tensors}
     for name, tensors in files.items():
         save_file({key: x.contiguous() for key, x in tensors.items()}, part / f"{name}.safetensors")
-    state = {"version": VERSION, **contents.state, "groups": optimizer_state["param_groups"]}
+    state = {"version": VERSION, **contents.state}
     (part / "state.json").write_text(json.dumps(state, indent=1) + "\n")
     sums = {path.name: (checksum(path),) for path in part.iterdir()}
     run_sums = read_checksums(part.parent.parent)
@@ -258,7 +251,13 @@ def load(
                 f"{path / 'optimizer.safetensors'} does not fit {path / 'model.json'}: {key}; restore it from a copy"
             )
         moments.setdefault(name, {})[moment] = x
-    optimizer_state = {"state": moments, "param_groups": state["groups"]}
+    names = {weight: name for name, weight in network.named_parameters()}
+    groups = [  # as they are: their settings are those of the recipe, which may be new
+        group | {"params": [names[weight] for weight in group["params"]]}
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
+    optimizer_state: dict[str, Any] = {"state": moments, "param_groups": groups}
     set_optimizer_state_dict(network, optimizers, optim_state_dict=optimizer_state, options=FULL)
     if ema is not None:
         for name, saved in read_tensors(path / "ema.safetensors").items():

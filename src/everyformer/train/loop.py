@@ -34,7 +34,6 @@ from everyformer.train.learner import Learner
 from everyformer.train.lock import only_writer
 from everyformer.train.loggers import check_loggers, make_loggers
 from everyformer.train.memory import peak_memory
-from everyformer.train.optimizer import load_settings, settings_of
 from everyformer.train.progress import show_if
 from everyformer.train.provenance import provenance
 from everyformer.train.recipe import Recipe
@@ -293,9 +292,7 @@ class Loop:
         """Load a checkpoint. Returns its step."""
         assert self.folder is not None
         learner, data, run = self.learner, self.task.data, self.recipe.run
-        settings = settings_of(learner.optimizers)
         state = checkpoint.load(self.folder, start, learner.network, learner.optimizers, learner.ema)
-        load_settings(learner.optimizers, settings)  # those of the recipe, which may be new
         self.changed = changed_splits(state, data)
         if not other_data and {"train", "data"} & set(self.changed):
             raise ValueError(
@@ -309,7 +306,12 @@ class Loop:
             learner.load_cache(cache)
         self.watch = convert(state["watch"], GradientWatch)
         self.evaluator.aborted = state.get("unevaluated", False)
-        best = None if {"valid", "data"} & set(self.changed) else state.get("best")  # it is of other examples
+        best = None if {"valid", "data"} & set(self.changed) else state.get("best")  # else it is of other examples
+        if best and not isinstance(best.get(self.task.objective.metric), float):
+            raise ValueError(
+                f"{checkpoint.path_of(self.folder, start) / 'state.json'} has a best evaluation without its "
+                f"{self.task.objective.metric}; restore the file that train wrote"
+            )
         self.evaluator.best = best if best and best["step"] in checkpoint.steps(self.folder) else None
         if learner.scaler.is_enabled() and state["scaler"]:  # it is empty after another precision
             learner.scaler.load_state_dict(state["scaler"])

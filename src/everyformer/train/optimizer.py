@@ -6,8 +6,6 @@ Papers: Kingma & Ba 2014, Loshchilov & Hutter 2017; Muon: Jordan et al. 2024.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -41,21 +39,6 @@ def _layer_matrices(network: nn.Module) -> set[nn.Parameter]:
     """The weights of the layers that are matrices: not embeddings, output heads, or weights that layers share."""
     stacks = [module for module in network.modules() if isinstance(module, DepthModule)]
     return {p for stack in stacks for p in stack.layers.parameters() if p.dim() == 2}
-
-
-def settings_of(optimizers: list[torch.optim.Optimizer]) -> list[list[dict[str, Any]]]:
-    """Returns the settings of each group of each optimizer: rates, betas, weight decay."""
-    return [
-        [{name: x for name, x in group.items() if name != "params"} for group in optimizer.param_groups]
-        for optimizer in optimizers
-    ]
-
-
-def load_settings(optimizers: list[torch.optim.Optimizer], settings: list[list[dict[str, Any]]]) -> None:
-    """Replace the settings of each group."""
-    for optimizer, groups in zip(optimizers, settings, strict=True):
-        for group, new in zip(optimizer.param_groups, groups, strict=True):
-            group.update(new)
 
 
 def set_lr(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
