@@ -486,6 +486,15 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_intact(tmp_path, size):
     assert len(losses(tmp_path / "run")) == 6
 
 
+def test_a_disk_that_is_too_full_for_the_tokenizer_is_named_and_nothing_is_left(tmp_path):
+    run = recipe(text(tmp_path), "task.tokenizer=bpe", "task.vocabulary=300")
+    train(run, tmp_path / "whole")  # the tokens of the text are then in the cache
+    size = (tmp_path / "whole" / "tokenizer.json").stat().st_size
+    with full_disk(size - 1), pytest.raises(ValueError, match=r"cannot write to .*run \(.*File too large"):
+        train(run, tmp_path / "run")
+    assert not [path for path in (tmp_path / "run").iterdir() if path.is_file()]
+
+
 def test_a_disk_that_fails_after_the_last_write_is_named(tmp_path, monkeypatch):
     def fail(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

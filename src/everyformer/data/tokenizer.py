@@ -179,7 +179,7 @@ class HuggingFaceTokenizer:
         return id_
 
     def save(self, folder: Path) -> None:
-        self.inner.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer.json").write_text(self.inner.to_str(pretty=True), "utf-8")
 
 
 def load(folder: Path) -> Tokenizer | None:
