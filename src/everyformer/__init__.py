@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.attention.span import DynamicSpan, Span
     from everyformer.family.pretrained import from_pretrained
     from everyformer.family.table import build, member, members
+    from everyformer.infer.batching import Batcher, Event
     from everyformer.infer.generate import generate, sample
     from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions
     from everyformer.network.cache import Cache, SegmentMemory
@@ -127,6 +128,7 @@ _HOMES = {
     "everyformer.network.store": "save load",
     "everyformer.family.pretrained": "from_pretrained",
     "everyformer.family.table": "build member members",
+    "everyformer.infer.batching": "Batcher Event",
     "everyformer.infer.generate": "generate sample",
     "everyformer.study.contracts": "contracts",
     "everyformer.train": "Recipe TrainedRun open_run resume",

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everyformer.infer.generate import language_head, pad_left, prompt_rows
+from everyformer.infer.prompts import language_head, pad_left, prompt_rows
 from everyformer.infer.sample import check_logits
 from everyformer.network.cache import Cache
 from everyformer.network.network import EncoderOutput, Network, PairNetwork, evaluating

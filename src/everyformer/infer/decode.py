@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Generator, Tensor
 
-from everyformer.infer.sample import draw_uniform
+from everyformer.infer.sample import BROKEN, draw_uniform
 from everyformer.network.cache import Cache, LayerInputs
 from everyformer.network.network import EncoderOutput, Network
 from everyformer.network.slots import Slots
@@ -125,9 +125,7 @@ class Decoder:
 
     def _checked(self, token_B: Tensor, finite: Tensor) -> Tensor:
         if not bool(finite):
-            raise ValueError(
-                "the logits are NaN or infinite, so no token can be chosen: the model's weights are broken; load another checkpoint"
-            )
+            raise ValueError(BROKEN)
         return token_B
 
 

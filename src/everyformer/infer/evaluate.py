@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from everyformer.attention.context import Probe
 from everyformer.attention.span import DynamicSpanModule, SpanModule
 from everyformer.infer.estimate import Estimate
-from everyformer.infer.generate import language_head
+from everyformer.infer.prompts import language_head
 from everyformer.network.act import HaltingUnit
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network, evaluating

@@ -14,19 +14,19 @@ of the batch, nor on its index in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from operator import index
+from collections import Counter
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from everyformer.infer.batching import Batcher
 from everyformer.infer.decode import Choose, Decoder, static_reason
-from everyformer.infer.sample import check_sampling, choose, sample, seeded_generator
+from everyformer.infer.prompts import Prompts, check_tokens, language_head, pad_left, prompt_rows
+from everyformer.infer.sample import BROKEN, check_sampling, choose, sample, seeded_generator
 from everyformer.network.cache import Cache
-from everyformer.network.model import Model
-from everyformer.network.network import Network, PairNetwork, evaluating
-from everyformer.network.output_head import Language
+from everyformer.network.network import Network, evaluating
 from everyformer.value import nearest
 
 __all__ = ["generate", "sample", "stream"]
@@ -34,21 +34,46 @@ __all__ = ["generate", "sample", "stream"]
 SPARE = 64  # positions that a cache may hold beyond what is visible, so that it is not trimmed for each token
 NETWORK_OPTIONS = {"encoder_output", "side_inputs", "kernel", "probe"}  # the same in every call of the network
 SAMPLING_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "context", "cached", "static"}
+BATCHER_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "kernel"}
 Sampling = tuple[float, int | None, float | None, float | None]  # temperature, top_k, top_p, min_p
-Prompts = Sequence[Sequence[int]] | Tensor
+TOGETHER = 64  # prompts that are generated together, unless rows= says otherwise
 
 
-def generate(network: Network, prompts: Prompts, tokens: int, **options: Any) -> list[list[int]]:
+def generate(
+    network: Network, prompts: Prompts, tokens: int, *, rows: int | None = None, **options: Any
+) -> list[list[int]]:
     """Returns each prompt with at most `tokens` new tokens; prompts may differ in length. The options are those of `stream`.
+
+    rows   how many prompts are generated together; when one has ended the next takes its place, which bounds the memory and changes
+           no text. Default: 64, or all where an option (encoder_output, side_inputs, probe, context, cached, static) needs that
 
     Example: `generate(network, [list(b"Once")], tokens=40, temperature=0.8, seed=1)`.
     """
-    rows = prompt_rows(prompts)
-    for new_tokens in stream(network, rows, tokens, **options):
-        for row, token in zip(rows, new_tokens, strict=True):
-            if token is not None:
-                row.append(token)
-    return rows
+    texts = prompt_rows(prompts)
+    together = {name for name in options if name not in BATCHER_OPTIONS}
+    if rows is not None and together:
+        raise ValueError(
+            f"with {together.pop()}= all prompts are generated together; leave rows= out, or give fewer prompts at a time"
+        )
+    if rows is None and (together or len(texts) <= TOGETHER):
+        for new_tokens in stream(network, texts, tokens, **options):
+            for text, token in zip(texts, new_tokens, strict=True):
+                if token is not None:
+                    text.append(token)
+        return texts
+    kernel, seed = options.pop("kernel", "auto"), options.pop("seed", None)
+    seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+    batcher = Batcher(network, TOGETHER if rows is None else rows, kernel=kernel)
+    numbers = {
+        batcher.submit(text, tokens, seed=seed, copy=copy, logprobs=None, **options): text
+        for text, copy in zip(texts, copies(texts), strict=True)
+    }
+    while batcher.active or batcher.waiting:
+        for event in batcher.step():
+            if event.ended == "error":
+                raise ValueError(BROKEN)
+            numbers[event.number] += [] if event.token is None else [event.token]
+    return texts
 
 
 def stream(
@@ -81,12 +106,9 @@ def stream(
         raise ValueError(f"generate has no option {name!r}; {nearest(name, known)}")
     rows, head = prompt_rows(prompts), language_head(network)
     check_sampling(temperature, top_k, top_p, min_p)
-    if not isinstance(tokens, int) or tokens < 0 or (context is not None and context < 1):
-        raise ValueError(
-            f"tokens is {tokens!r} and context {context}: give 0 tokens or more, and a context of 1 or more"
-        )
-    if not isinstance(stop, Collection) or not all(isinstance(token, int) and token >= 0 for token in stop):
-        raise ValueError(f"stop is {stop!r}: give a list of token ids, empty for none")
+    check_tokens(tokens, stop)
+    if context is not None and context < 1:
+        raise ValueError(f"context is {context}: give a context of 1 or more, or leave it out")
     if network.value.memory is not None and (context is not None or not cached):
         raise ValueError(
             "the outputs of a model with a segment memory depend on that memory, so there is no window to compute again; leave "
@@ -202,46 +224,14 @@ class _Window:
 
 def _generators(rows: list[list[int]], seed: int) -> list[Generator]:
     """One generator per row, seeded by the prompt and the number of equal prompts before it."""
-    generators, counts = [], dict[tuple[int, ...], int]()
+    return [seeded_generator(seed, copy, row) for copy, row in zip(copies(rows), rows, strict=True)]
+
+
+def copies(rows: list[list[int]]) -> list[int]:
+    """Returns for each prompt the number of equal ones before it."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    found = []
     for row in rows:
-        index_among_equals = counts[tuple(row)] = counts.get(tuple(row), -1) + 1
-        generators.append(seeded_generator(seed, index_among_equals, row))
-    return generators
-
-
-def language_head(network: Network) -> int:
-    """Returns the index of the output head that predicts the next token."""
-    if isinstance(network, PairNetwork):
-        raise ValueError(
-            "an encoder-decoder generates with its decoder; give pair.decoder and encoder_output=pair.encode(...), or use beam_search"
-        )
-    if isinstance(network, Model):
-        raise ValueError("a Model is a description without weights; give model.build(), or a trained network")
-    for position, head in enumerate(network.value.outputs):
-        if isinstance(head, Language):
-            return position
-    raise ValueError(
-        "the model has no Language output head to predict the next token; build it with outputs=(Language(),)"
-    )
-
-
-def prompt_rows(prompts: Prompts) -> list[list[int]]:
-    """Returns the prompts as new lists. Raises ValueError if they are not token ids, or if one is empty."""
-    try:
-        plain = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-        rows = [[index(token) for token in row] for row in plain]
-    except TypeError:
-        raise ValueError(f"prompts are {prompts!r}: give a list of lists of token ids, one for each prompt") from None
-    if not rows or not all(rows):
-        raise ValueError(
-            "a prompt is empty, but the first new token needs a token before it; begin with a start token or a newline"
-        )
-    return rows
-
-
-def pad_left(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns the rows as one batch, padded on the left so that all end together, and which tokens are visible."""
-    longest = max(map(len, rows))
-    token_BT = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
-    visible_BT = torch.tensor([[False] * (longest - len(row)) + [True] * len(row) for row in rows], device=device)
-    return token_BT, visible_BT
+        found.append(counts[tuple(row)])
+        counts[tuple(row)] += 1
+    return found

@@ -17,6 +17,10 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
+BROKEN = (
+    "the logits are NaN or infinite, so no token can be chosen: the model's weights are broken; load another checkpoint"
+)
+
 
 def sample(
     logits_BV: Tensor,
@@ -108,9 +112,7 @@ def check_sampling(
 def check_logits(logits_BV: Tensor) -> Tensor:
     """Returns the logits. Raises ValueError if a row has a NaN, +inf, or nothing but -inf."""
     if not bool(logits_BV.amax(-1).isfinite().all()):
-        raise ValueError(
-            "the logits are NaN or infinite, so no token can be chosen: the model's weights are broken; load another checkpoint"
-        )
+        raise ValueError(BROKEN)
     return logits_BV
 
 

@@ -10,6 +10,7 @@ next slot is the oldest, and the cost of a token stays constant.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.context import Call, Context, Positions, SideInputs
-from everyformer.network.cache import Cache, Entry, KVCache, RecurrentState
+from everyformer.network.cache import NO_POSITION, Cache, Entry, KVCache, RecurrentState
 from everyformer.network.network import EncoderOutput, Network
 
 
@@ -36,77 +37,111 @@ class SlotKV(KVCache):
 
 @dataclass
 class Slots:
-    """The state of decoding. `step` changes it in place."""
+    """The state of decoding: one row for each sequence. `step` changes it in place."""
 
     network: Network
     entries: list[Entry]
     position_BS: Tensor  # of each slot, -1 if it is empty
     next_B1: Tensor  # the position of the next token
-    slot_B: Tensor
+    slot_B: Tensor  # of the next token
+    ring: int  # the number of slots after which the first is used again
     encoder_output: EncoderOutput | None = None
     kernel: str = "auto"
+
+    @property
+    def rows(self) -> int:
+        return self.position_BS.shape[0]
 
     @property
     def capacity(self) -> int:
         return self.position_BS.shape[1]
 
     @staticmethod
-    def of(network: Network, cache: Cache, capacity: int, **options: Any) -> Slots:
-        """The slots of a cache. If it holds more positions than there are slots, the last ones are kept."""
+    def of(network: Network, cache: Cache, capacity: int, *, rows: int | None = None, **options: Any) -> Slots:
+        """The slots of a cache, for its sequences and as many more as `rows` has beyond them.
+
+        If the cache holds more positions than there are slots, the last ones are kept.
+        """
         if cache.batch is None:
             raise ValueError("the cache is empty; call the network on the prompts first")
-        device = next(network.parameters()).device
-        position_BK = (
-            torch.arange(cache.length, device=device)[None] if cache.position_BK is None else cache.position_BK
+        rows, device = rows or cache.batch, next(network.parameters()).device
+        position_BS, next_B1 = (
+            torch.full((rows, capacity), -1, device=device),
+            torch.zeros(rows, 1, device=device).long(),
         )
-        position_BK = position_BK.expand(cache.batch, -1)
-        keep = min(capacity, cache.length)
-        # In the order of their positions, empty ones first: the last ones are kept, and the next slot follows them.
-        order_BK = position_BK.argsort(dim=1, stable=True)[:, cache.length - keep :]
-        position_BS = position_BK.new_full((cache.batch, capacity), -1)
-        position_BS[:, :keep] = position_BK.gather(1, order_BK)
-        slot_B = torch.full((cache.batch,), keep % capacity, dtype=torch.long, device=device)
+        slot_B = torch.zeros(rows, dtype=torch.long, device=device)
+        entries = [_empty(entry, rows, capacity) for entry in cache.entries]
+        slots = Slots(network, entries, position_BS, next_B1, slot_B, capacity, **options)
+        slots.put(range(cache.batch), cache)
+        return slots
 
-        def in_slots(x_BHKE: Tensor) -> Tensor:
-            buffer = x_BHKE.new_zeros(*x_BHKE.shape[:2], capacity, x_BHKE.shape[3])
-            index = order_BK[:, None, :, None].expand(*x_BHKE.shape[:2], -1, x_BHKE.shape[3])
-            buffer[:, :, :keep] = x_BHKE.gather(2, index)
-            return buffer
+    def put(self, rows: Sequence[int], cache: Cache) -> None:
+        """Writes the sequences of a cache into these rows; what was there is forgotten."""
+        index = torch.tensor(list(rows), device=self.slot_B.device)
+        position_BK = cache.position_BK
+        if position_BK is None:
+            position_BK = torch.arange(cache.length, device=index.device)[None]
+        position_BK = position_BK.expand(len(index), -1)
+        keep = min(self.capacity, cache.length)
+        # In the order of their positions, the empty ones last. Of those with a token the last ones are kept.
+        order_BK = position_BK.masked_fill(position_BK < 0, NO_POSITION).argsort(dim=1, stable=True)
+        start_B1 = ((position_BK >= 0).sum(1, keepdim=True) - keep).clamp(min=0)
+        last_BK = order_BK.gather(1, start_B1 + torch.arange(keep, device=index.device))
+        self.position_BS[index] = -1
+        self.position_BS[index, :keep] = position_BK.gather(1, last_BK)
+        self.slot_B[index] = (self.position_BS[index] >= 0).sum(1) % self.ring
+        self.next_B1[index] = position_BK.amax(1, keepdim=True) + 1
+        for entry, new in zip(self.entries, cache.entries, strict=True):
+            for buffer, x in zip(entry.tensors, new.tensors, strict=True):
+                if isinstance(entry, SlotKV):
+                    at_BHKE = last_BK[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+                    buffer[index] = 0
+                    buffer[index, :, :keep] = x.gather(2, at_BHKE).to(buffer.dtype)
+                elif isinstance(entry, RecurrentState):
+                    buffer[index] = x[:, -1:].to(buffer.dtype)
 
-        entries: list[Entry] = []
-        at = (torch.arange(cache.batch, device=device), slice(None), slot_B)
-        for entry in cache.entries:
-            if isinstance(entry, KVCache):
-                entries.append(SlotKV(tuple(map(in_slots, entry.tensors)), at))
-            elif isinstance(entry, RecurrentState):
-                entries.append(entry.map(lambda x_BMC: x_BMC[:, -1:].clone()))
-            else:
-                entries.append(entry)
-        next_B1 = position_BK.amax(1, keepdim=True) + 1
-        return Slots(network, entries, position_BS, next_B1, slot_B, **options)
+    def move(self, source: int, target: int) -> None:
+        """Moves the sequence of one row into another one."""
+        for x in (*self.state(), *(x for entry in self.entries if isinstance(entry, SlotKV) for x in entry.tensors)):
+            x[target] = x[source]
 
-    def grown(self, capacity: int) -> Slots:
-        """These slots with more of them, before any was written twice."""
+    def grown(self, capacity: int, rows: int | None = None) -> Slots:
+        """These slots with more of them, before any was written twice, and with more rows."""
+        rows = rows or self.rows
         cache = Cache(self.capacity, tuple(self._plain()), self.position_BS, has_padding=True)
-        grown = Slots.of(self.network, cache, capacity, encoder_output=self.encoder_output, kernel=self.kernel)
-        grown.next_B1 = self.next_B1
+        options = {"encoder_output": self.encoder_output, "kernel": self.kernel}
+        grown = Slots.of(self.network, cache, capacity, rows=rows, **options)
+        grown.next_B1[: self.rows] = self.next_B1
         return grown
+
+    def view(self, rows: int, capacity: int) -> Slots:
+        """The first rows and slots, in the same memory. A step of the view writes into these slots too."""
+        entries: list[Entry] = []
+        for entry in self.entries:
+            if isinstance(entry, SlotKV):
+                entries.append(SlotKV(tuple(x[:rows, :, :capacity] for x in entry.tensors)))
+            else:
+                entries.append(entry.map(lambda x: x[:rows]) if isinstance(entry, RecurrentState) else entry)
+        here = (self.position_BS[:rows, :capacity], self.next_B1[:rows], self.slot_B[:rows])
+        return Slots(self.network, entries, *here, self.ring, self.encoder_output, self.kernel)
 
     def step(self, inputs: Any) -> Tensor:
         """The logits of every output head after one more token of each sequence; changes the state."""
         network = self.network
+        at = (torch.arange(self.rows, device=self.slot_B.device), slice(None), self.slot_B)
+        entries = [SlotKV(entry.tensors, at) if isinstance(entry, SlotKV) else entry for entry in self.entries]
         x_BTD = network.embed(inputs)
         self.position_BS.scatter_(1, self.slot_B[:, None], self.next_B1)
         positions = Positions(1, self.capacity, x_BTD.device, self.next_B1, self.position_BS)
         context = Context(positions, SideInputs(), Call(self.kernel))
         context = replace(context, encoder=network.encoder_context(self.encoder_output, x_BTD, context))
         x_BTD = network.add_positions(x_BTD, context)
-        x_BTD, new = network.body(x_BTD, context, self.entries)
+        x_BTD, new = network.body(x_BTD, context, entries)
         for entry, after in zip(self.entries, new or (), strict=True):
             if isinstance(entry, RecurrentState):
                 entry.tensors[0].copy_(after.tensors[0][:, -1:])
         self.next_B1 += 1
-        self.slot_B.copy_((self.slot_B + 1) % self.capacity)
+        self.slot_B.copy_((self.slot_B + 1) % self.ring)
         return network.predict(x_BTD)
 
     def state(self) -> list[Tensor]:
@@ -116,3 +151,10 @@ class Slots:
 
     def _plain(self) -> list[Entry]:
         return [KVCache(entry.tensors) if isinstance(entry, SlotKV) else entry for entry in self.entries]
+
+
+def _empty(entry: Entry, rows: int, capacity: int) -> Entry:
+    """An entry of the same kind for these rows; that of an encoder output as it is, because nothing is added to it."""
+    if isinstance(entry, KVCache):
+        return SlotKV(tuple(x.new_zeros(rows, x.shape[1], capacity, x.shape[3]) for x in entry.tensors))
+    return entry.map(lambda x: x.new_zeros(rows, 1, x.shape[2])) if isinstance(entry, RecurrentState) else entry

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from everyformer.infer.generate import language_head
+from everyformer.infer.prompts import language_head
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network, evaluating
 
