@@ -5,7 +5,7 @@
     value = everyformer.member("gpt2", "tiny")          # what it is: a value, printable, JSON round trip
     everyformer.contracts(network)                      # proof that the future does not leak, the cache is exact, ...
     recipe = everyformer.Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")
-    run = everyformer.train(recipe, "runs/first", progress=True)   # trains it; open_run("runs/first") opens it again
+    run = everyformer.train(recipe, "runs/first", progress=True)   # trains it; everyformer.load("runs/first") opens it again
     run.generate("Once", tokens=40)
 
 Names are imported when they are first used, so that `import everyformer` costs nothing.
@@ -65,6 +65,8 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.family.table import build, member, members
     from everyformer.infer.batching import Batcher, Event
     from everyformer.infer.generate import generate, sample
+    from everyformer.infer.predict import Predictions
+    from everyformer.infer.score import Score
     from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions
     from everyformer.network.cache import Cache, SegmentMemory
     from everyformer.network.convolution import Convolution
@@ -85,12 +87,13 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.repeat import Halt, Repeat
     from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
     from everyformer.network.sinusoid import Sinusoidal, TimePosition
-    from everyformer.network.store import load, save
+    from everyformer.network.store import save
     from everyformer.network.sublayer import Sublayer, SublayerModule
     from everyformer.study.contracts import contracts
+    from everyformer.task.attention_maps import AttentionWeights
     from everyformer.train.loop import resume
     from everyformer.train.recipe import Recipe
-    from everyformer.train.trained import TrainedRun, open_run
+    from everyformer.train.trained import TrainedRun, load
     from everyformer.value import Value, from_json, to_json
 
 _HOMES = {
@@ -125,13 +128,16 @@ _HOMES = {
     "everyformer.network.auxiliary": "AuxiliaryPredictions AuxiliaryNetwork",
     "everyformer.network.model": "Model EncoderDecoder",
     "everyformer.network.network": "Network PairNetwork Output EncoderOutput",
-    "everyformer.network.store": "save load",
+    "everyformer.network.store": "save",
     "everyformer.family.pretrained": "from_pretrained",
     "everyformer.family.table": "build member members",
     "everyformer.infer.batching": "Batcher Event",
     "everyformer.infer.generate": "generate sample",
     "everyformer.study.contracts": "contracts",
-    "everyformer.train": "Recipe TrainedRun open_run resume",
+    "everyformer.train": "Recipe TrainedRun load resume",
+    "everyformer.infer.predict": "Predictions",
+    "everyformer.infer.score": "Score",
+    "everyformer.task.attention_maps": "AttentionWeights",
     "everyformer.value": "Value from_json to_json",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -26,7 +26,7 @@ def demo(*, out: Path | None = None) -> int:
         The folder of the run; it must not exist yet. Default: runs/demo-1, runs/demo-2, ...
     """
     from everyformer.study import attention_pictures, curves, pattern_images
-    from everyformer.study.attention_maps import attention_maps
+    from everyformer.task.attention_maps import attention_maps
     from everyformer.train.loop import train
     from everyformer.train.recipe import Recipe
 

@@ -78,13 +78,13 @@ def generate(
 
 def _generate(run: Path, data: RunData, step: Step, device: str, options: dict[str, Any]) -> None:
     """Generate with the options that were given, and print or write the result."""
-    from everyformer.train.trained import open_run
+    from everyformer.train.trained import load
 
     if options.get("tokens", 0) < 0:
         raise ValueError(f"--tokens {options['tokens']} is negative; give the number of tokens to generate")
     if options.get("beam", 1) < 1:
         raise ValueError(f"--beam {options['beam']} is less than 1; give the width of the beam, or leave it out")
-    trained = open_run(run, step=step, device=device, data=data or False)
+    trained = load(run, step=step, device=device, data=data or False)
     if "stream" in options and "beam" in options:
         raise ValueError("--beam returns the whole text at once and cannot be streamed; leave out --stream or --beam")
     screen = console()

@@ -68,7 +68,7 @@ def window_nll(
         raise ValueError(f"batch is {batch} windows: give 1 or more, or None")
     head, device, count = language_head(network), next(network.parameters()).device, len(token_N) - 1
     window, estimate = min(window, count), Estimate() if estimate is None else estimate
-    fitting = MAX_LOGITS // (window * _vocabulary(network, head))
+    fitting = MAX_LOGITS // (window * vocabulary_of(network, head))
     batch = batch or max(1, min(MAX_CPU_WINDOWS, fitting) if device.type == "cpu" else fitting)
     estimate.expect(sum(len(end_B) * new for end_B, new in _batches(count, window, stride, batch, limit)))
     with evaluating(network):
@@ -187,7 +187,8 @@ def _loss(logits_BTV: Tensor, target_BT: Tensor) -> Tensor:
     return loss_N.double().view(target_BT.shape).sum(1)
 
 
-def _vocabulary(network: Network, head: int) -> int:
+def vocabulary_of(network: Network, head: int) -> int:
+    """Returns the number of tokens that an output head predicts."""
     output_head = network.value.outputs[head]
     assert isinstance(output_head, Language)
     return output_head.vocabulary or vocabulary_size(network.value.embed)

@@ -38,7 +38,7 @@ from everyformer.network.multi_head_attention import Attention
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.ponder_rnn import PonderRnn
 from everyformer.network.repeat import Halt
-from everyformer.network.store import load, save
+from everyformer.network.store import load_network, save
 from everyformer.study import gradient_contracts, time_contracts
 from everyformer.study.contract_report import LIMIT, LIMITS, BrokenContract, Report, Result, distance
 from everyformer.study.example import Example, example, parts
@@ -132,7 +132,7 @@ def _halting(network: Network, inputs: Example) -> float | None:
 def _store(network: Network, inputs: Example) -> float | None:
     with tempfile.TemporaryDirectory() as folder:
         save(network, folder)
-        again = load(folder)
+        again = load_network(folder)
     assert isinstance(again, Network)
     if again.value != network.value:
         return float("inf")

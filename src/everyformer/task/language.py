@@ -13,8 +13,6 @@ Every position is a target. Two auxiliary losses serve training alone (Al-Rfou e
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -31,7 +29,6 @@ from everyformer.data import tokenizer as tokenizers
 from everyformer.data.encode import COUNTED, encode_split, token_offsets
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import Ids
-from everyformer.infer.beam import beam_search
 from everyformer.infer.estimate import Estimate, Progress
 from everyformer.infer.evaluate import (
     adaptive_metrics,
@@ -41,7 +38,6 @@ from everyformer.infer.evaluate import (
     streaming_rows,
     window_nll,
 )
-from everyformer.infer.generate import generate, stream
 from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions, Prediction
 from everyformer.network.cache import Cache
 from everyformer.network.depth import Stack
@@ -57,11 +53,10 @@ from everyformer.task.check import (
     head_index,
     single_sequence,
 )
-from everyformer.task.probe_input import EXAMPLE, ProbeInput, token_labels
-from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
+from everyformer.task.language_inference import CONTEXT, LanguageInference
+from everyformer.task.task import FittedTask, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
-CONTEXT = 256  # default for a model without a limit of positions
 MAX_SEGMENT = 1024  # default for a model with a longer memory
 RESTART = 4  # times that its memory is filled, by default, before a row begins anew
 STARTS = (  # how an evaluation begins
@@ -69,7 +64,6 @@ STARTS = (  # how an evaluation begins
     "with an empty memory, then carried over; each row reads its lead first",
     "anew in each window",
 )
-SAMPLING = {"temperature": 0.8}  # default of text generation
 
 
 class Language(Task, Value, frozen=True):
@@ -165,7 +159,9 @@ class LanguageData(TaskData):
         layers = 0
         if auxiliary is not None:
             layers = model.body.num_layers if auxiliary.every_layer and isinstance(model.body, Stack) else 1
-        return FittedTask(self, LanguageObjective(self, index, layers), LanguageInference(self))
+        return FittedTask(
+            self, LanguageObjective(self, index, layers), LanguageInference(self.tokenizer, self.context, self)
+        )
 
     def examples(self) -> int:
         count = len(self.splits["train"])
@@ -312,83 +308,6 @@ class LanguageObjective(Objective):
             **({} if network.value.body.is_causal() else {"leaks": "the future"}),  # then the numbers above are too low
             **adaptive_metrics(network, token_N),
         }
-
-
-class LanguageInference(Inference):
-    can_generate = True
-
-    def __init__(self, data: LanguageData):
-        self.data, self.tokenizer = data, data.tokenizer
-
-    @cached_property
-    def example(self) -> str:  # type: ignore[override]
-        """A prompt of characters that the tokenizer has."""
-        if self.tokenizer.kind == "ids":
-            return "--prompt '1 2 3'"
-        if self.data.task.tokenizer != "characters":
-            return super().example
-        words = bytes(self.data.text.splits["valid"][:200]).decode(errors="ignore").split()
-        return f"--prompt {shlex.quote(words[0] if words else ' ')}"
-
-    def sample(self, network: Network | PairNetwork, seed: int, tokens: int = 200) -> str | None:
-        assert isinstance(network, Network)
-        prompt = self.data.splits["valid"][:32].tolist()
-        return self.tokenizer.decode(generate(network, [prompt], tokens, temperature=0.5, seed=seed)[0])
-
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
-        """A text. Default: as much of EXAMPLE as the network can read, or of the validation text if it has other characters."""
-        assert isinstance(network, Network)
-        if text == "":
-            raise ValueError("the text is empty; give one with --text, or leave --text out")
-        try:
-            ids = self.tokenizer.encode((text or EXAMPLE).encode())
-        except ValueError:  # an unknown character
-            if text is not None:
-                raise
-            ids = np.asarray(self.data.splits["valid"][: len(EXAMPLE)])
-        ids = ids if text is not None else ids[: network.limit]
-        token_BT = torch.from_numpy(ids.astype(np.int64))[None].to(next(network.parameters()).device)
-        return ProbeInput((token_BT,), token_labels(self.tokenizer, ids))
-
-    def generate_text(
-        self,
-        network: Network | PairNetwork,
-        prompt: str,
-        tokens: int = 200,
-        *,
-        beam: int | None = None,
-        **sampling: Any,
-    ) -> str:
-        """Returns the prompt with its continuation; with a beam, with the most probable end of its line."""
-        assert isinstance(network, Network)
-        ids = self.tokenizer.encode(prompt.encode()).tolist()
-        if beam is None:
-            return self.tokenizer.decode(generate(network, [ids], tokens, **SAMPLING | sampling)[0])
-        if sampling:
-            raise ValueError(
-                f"--beam searches for the most probable text, so {' and '.join(sampling)} would have no effect; leave one or the "
-                "other out"
-            )
-        end = self.tokenizer.encode(b"\n").tolist()
-        if len(end) != 1:
-            raise ValueError(
-                f"a beam search ends at the end of the line, but this tokenizer has {len(end)} tokens for it; leave --beam out"
-            )
-        return self.tokenizer.decode(ids + beam_search(network, [ids], end=end[0], max_tokens=tokens, beam=beam)[0])
-
-    def stream(self, network: Network | PairNetwork, prompt: str, tokens: int = 200, **sampling: Any) -> Iterator[str]:
-        """Yields the continuation of the prompt. A character of several tokens is yielded when it is complete."""
-        assert isinstance(network, Network)
-        incomplete: list[int] = []
-        prompt_ids = self.tokenizer.encode(prompt.encode()).tolist()
-        for new_tokens in stream(network, [prompt_ids], tokens, **SAMPLING | sampling):
-            incomplete += [token for token in new_tokens if token is not None]
-            text = self.tokenizer.decode(incomplete)
-            if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(incomplete) > 4:
-                yield text
-                incomplete = []
-        if incomplete:
-            yield self.tokenizer.decode(incomplete)
 
 
 def _cross_entropy(token_BTV: Tensor, target_BT: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ from everyformer.task.check import (
     head_index,
     single_sequence,
 )
-from everyformer.task.probe_input import EXAMPLE, ProbeInput, token_labels
-from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
+from everyformer.task.task import FittedTask, Objective, Task, TaskData
+from everyformer.task.token_inference import TokenInference
 from everyformer.value import Share, Size, Value
 
 CONTEXT = 128  # default for a model without a limit of positions
@@ -273,21 +273,10 @@ class MaskedObjective(Objective):
         return {**metrics, "split": split, **sizes, "share": self.task.share}
 
 
-class MaskedInference(Inference):
+class MaskedInference(TokenInference):
     def __init__(self, objective: MaskedObjective):
+        super().__init__(objective.data.tokenizer, objective.data.context, (CLS, SEP))
         self.objective, self.data = objective, objective.data
-
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
-        """A text as the first passage, between [CLS] and [SEP]. Default: EXAMPLE."""
-        if text == "":
-            raise ValueError("the text is empty; give one with --text, or leave --text out")
-        assert self.data.context is not None
-        ids = self.data.tokenizer.encode((text or EXAMPLE).encode())[: self.data.context - 2]
-        token_T = np.concatenate(([CLS], ids, [SEP])).astype(np.int64)
-        token_BT = torch.from_numpy(token_T)[None]
-        batch = Batch({"token_BT": token_BT, "segment_BT": torch.zeros_like(token_BT)})
-        inputs, options = self.objective.arguments(batch.to(next(network.parameters()).device))
-        return ProbeInput((inputs,), token_labels(self.data.tokenizer, token_T.tolist()), options)
 
     @torch.no_grad()
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:

@@ -17,14 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from everyformer.data.inputs import Inputs
 from everyformer.infer.estimate import Progress
 from everyformer.infer.predict import Predictions
+from everyformer.infer.score import Score
 from everyformer.network.cache import Cache
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
+from everyformer.network.output_head import Reading
 from everyformer.network.residual import PostNorm
 from everyformer.task.batch import Batch
 from everyformer.task.probe_input import ProbeInput
@@ -170,6 +174,7 @@ class Inference:
 
     can_generate: bool = False
     can_predict: bool = False
+    classes: tuple[str, ...] = ()  # names of the classes that `predict` predicts
     takes_graph: bool = False  # whether `predict` takes a graph instead of a list of examples
     generates_images: bool = False
     file: str = "samples.png"  # default name of the file of `generate_images`, in the run's folder
@@ -194,6 +199,20 @@ class Inference:
     def generate_text(self, network: Network | PairNetwork, prompt: str, **options: Any) -> str:
         """Returns the prompt with its continuation, or its translation, or its class."""
         raise ValueError("this model does not generate text; use evaluate, or generate images if it is an image model")
+
+    def generate_texts(self, network: Network | PairNetwork, prompts: Sequence[Any], **options: Any) -> list[str]:
+        """Returns what `generate_text` returns, for several prompts."""
+        return [self.generate_text(network, prompt, **options) for prompt in prompts]
+
+    def score(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> list[Score]:
+        """Returns the log-likelihood of each text, or list of token ids."""
+        raise ValueError("this model gives texts no probability")
+
+    def embed(
+        self, network: Network | PairNetwork, inputs: Sequence[Any], pooling: Reading = "mean", normalize: bool = False
+    ) -> NDArray[np.float32]:
+        """Returns one vector of each input: N, D, the last layer pooled over the positions that are not padding."""
+        raise ValueError("this model gives its inputs no vector each")
 
     def stream(self, network: Network | PairNetwork, prompt: str, **options: Any) -> Iterator[str]:
         """Yields the continuation of a prompt piece by piece."""
