@@ -79,6 +79,12 @@ def rms_norm(z: Tensor, gamma: Tensor, eps: float) -> Tensor:
     return torch.stack([gamma[d] * z[d] / (square + eps).sqrt() for d in range(len(z))])
 
 
+def offset_rms_norm(z: Tensor, gamma: Tensor, eps: float) -> Tensor:
+    """Gemma Team 2024, published code: (1 + gamma) z / sqrt(mean z^2)."""
+    square = sum((n**2 for n in z), torch.zeros(())) / len(z)
+    return torch.stack([(1 + gamma[d]) * z[d] / (square + eps).sqrt() for d in range(len(z))])
+
+
 def normalization_group(kind: str, visible: list[list[bool]], width: int, b: int, d: int) -> list[tuple[int, int, int]]:
     """Katsaros (source K): the indices (sequence, position, feature) whose mean and variance normalize feature d of sequence b."""
     return [

@@ -2,7 +2,9 @@
 
     attend(q, k, v) = sum_j softmax_j(scale q_i . k_j + terms_ij, over the keys j that the pattern allows for i) v_j
 
-The output of a query without keys is zero. Every kernel computes the same function; `kernel` names one:
+Keys and values may have fewer heads than the queries: of H query heads and G key heads, query head h has key head h // (H / G)
+(grouped-query attention, Ainslie et al. 2023). The output of a query without keys is zero. Every kernel computes the same function;
+`kernel` names one:
 
     fused       Triton programs for windows, blocks, strides, summaries, hashes and spans; half precision on CUDA
     hashed      sorts the keys by bucket; the pattern `hashed` by itself, on any device
@@ -137,6 +139,8 @@ def _apply(request: Request, score_mods: Sequence[ScoreModModule]) -> Request:
     """Returns the request with transformed queries and keys and the terms of the scores."""
     if not score_mods:
         return request
+    if not all(score_mod.grouped_keys for score_mod in score_mods):
+        request = request.ungrouped()
     q, k, context = request.q_BHQE, request.k_BHKE, request.context
     for score_mod in score_mods:  # which may make them wider
         q, k = score_mod.transform(q, k, context)
@@ -155,10 +159,15 @@ def _check(q_BHQE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor) -> None:
     if any(len(shape) != 4 for shape in shapes):
         raise ValueError(f"q, k and v have the shapes {shapes}: each must be batch, heads, positions, head width")
     (batch, heads, queries, width), (k_batch, k_heads, keys, k_width), (v_batch, v_heads, values, _) = shapes
-    if not (batch == k_batch == v_batch and heads == k_heads == v_heads and width == k_width and keys == values):
+    if not (batch == k_batch == v_batch and k_heads == v_heads and width == k_width and keys == values):
         raise ValueError(
             f"q, k and v have the shapes {shapes}: batch and heads must agree, q and k must be equally wide, "
             "k and v equally long; nothing is broadcast"
+        )
+    if k_heads == 0 or heads % k_heads:
+        raise ValueError(
+            f"q, k and v have the shapes {shapes}: {heads} query heads cannot share {k_heads} key heads equally; give a number of key "
+            "heads that divides the number of query heads"
         )
     if queries == 0 or keys == 0:
         raise ValueError(f"attention over {queries} queries and {keys} keys: give at least one of each")

@@ -15,6 +15,7 @@ from everyformer.attention.projection import (
     Sliced,
     Standard,
     Sum,
+    few_key_heads,
     head_width,
 )
 from everyformer.attention.score_mod import ImageBias, Rotary, ScoreMod, Shaw
@@ -32,6 +33,11 @@ def head_reasons(width: int, heads: Projection, pattern: Pattern) -> Iterator[st
         except ValueError as error:
             yield str(error)
             return
+    if isinstance(heads, Standard) and heads.key_heads and heads.heads % heads.key_heads:
+        yield few_key_heads(heads.heads, heads.key_heads)
+        return
+    if isinstance(heads, Standard) and heads.qk_norm is not None and heads.qk_norm.mixes_positions:
+        yield f"{type(heads.qk_norm).__name__} mixes positions, but queries and keys are normed one by one; use RMSNorm or LayerNorm"
     for part in pattern.walk():
         if isinstance(part, ByHead) and heads.heads % len(part.patterns):
             yield (
@@ -49,6 +55,8 @@ def attention_reasons(
         return
     if len(hashing(pattern)) > 1:
         yield f"the pattern {pattern} hashes the keys in two ways; use one hashed or chunked for the heads of a layer"
+    if hashing(pattern) and isinstance(heads, Standard) and heads.key_heads not in (None, heads.heads):
+        yield f"the pattern {pattern} hashes the keys of each head, but heads share keys; leave key_heads out"
     key_width = _key_width(width, heads)
     for score_mod in score_mods:
         if isinstance(score_mod, Rotary) and key_width % 2:

@@ -55,6 +55,7 @@ class ScoreModModule(nn.Module):
     needs_weights = False  # whether `output` does anything
     reads_inputs = False  # whether it reads `context.side.query_inputs`
     soft = False  # whether its term is a `SoftMask`, which a GPU kernel reads on the device
+    grouped_keys = False  # whether its hooks take keys with fewer heads than the queries; otherwise they are repeated
 
     def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         return q_BHQE, k_BHKE
@@ -106,6 +107,8 @@ class Rotary(ScoreMod, Value, frozen=True):
 
 
 class RotaryModule(ScoreModModule):
+    grouped_keys = True
+
     def __init__(self, base: float, head_width: int):
         super().__init__()
         self.base, self.head_width = base, head_width
@@ -164,6 +167,7 @@ class Alibi(ScoreMod, Value, frozen=True):
 
 
 class AlibiModule(ScoreModModule):
+    grouped_keys = True
     slope_H: Tensor
 
     def __init__(self, heads: int):
@@ -204,6 +208,8 @@ class Shaw(ScoreMod, Value, frozen=True):
 
 
 class ShawModule(ScoreModModule):
+    grouped_keys = True
+
     def __init__(self, value: Shaw, key_width: int, value_width: int):
         super().__init__()
         self.back, self.future = value.max_distance, value.max_distance if value.future else 0
@@ -258,6 +264,8 @@ class T5Bias(ScoreMod, Value, frozen=True):
 
 
 class T5BiasModule(ScoreModModule):
+    grouped_keys = True
+
     def __init__(self, value: T5Bias, heads: int):
         super().__init__()
         self.buckets, self.max_distance, self.bidirectional = value.buckets, value.max_distance, value.bidirectional
@@ -298,6 +306,8 @@ class ImageBias(ScoreMod, Value, frozen=True):
 
 
 class ImageBiasModule(ScoreModModule):
+    grouped_keys = True
+
     def __init__(self, value: ImageBias, heads: int):
         super().__init__()
         self.rows, self.columns, self.before = value.rows, value.columns, value.before

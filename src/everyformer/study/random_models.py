@@ -198,6 +198,9 @@ class Draw:
         projection: Projection = self.of(
             lambda: Standard(heads, bias=bias, merge_bias=self.yes()),
             lambda: Standard(heads, key_width=2 * self.size(4), value_width=self.size(6), bias=bias),
+            lambda: Standard(
+                heads, key_heads=self.random.choice([n for n in (1, 2, 3) if heads % n == 0]), qk_norm=RMSNorm()
+            ),
             *(lambda kind=kind: kind(heads) for kind in (Wide, Sliced, Narrow, Sum, Shared)),
             lambda: Sum(heads, rank=self.size(5)),
             ParameterFree,
@@ -254,6 +257,7 @@ class Draw:
             LayerNorm,
             lambda: LayerNorm(bias=False),
             RMSNorm,
+            lambda: RMSNorm(unit_offset=True),
             *([] if self.causal else [BatchNorm, InstanceNorm, SequenceNorm]),
         )
         return norm

@@ -121,6 +121,7 @@ HEADS: tuple[Projection, ...] = (
     Symmetric(6),
     Asymmetric(6),
     Shared(2),
+    Standard(4, key_heads=2, qk_norm=RMSNorm()),
 )
 POSITIONS: tuple[Position | None, ...] = (
     None,

@@ -108,8 +108,9 @@ def _attend(request: Request, gather: Gather, head_H: Tensor, with_total: bool) 
     positions = request.context.positions
     i_NQ, j_NK = gather.i_NQ.clamp(max=positions.queries - 1), gather.j_NK.clamp(max=positions.keys - 1)
     q = request.q_BHQE[:, head_H][:, :, i_NQ]  # score modifications may have made q and k wider than v
-    k = request.k_BHKE[:, head_H][:, :, j_NK]
-    v_BHNKE = request.v_BHKE[:, head_H][:, :, j_NK]
+    key_head_H = head_H // (request.heads // request.key_heads)
+    k = request.k_BHKE[:, key_head_H][:, :, j_NK]
+    v_BHNKE = request.v_BHKE[:, key_head_H][:, :, j_NK]
 
     b = torch.arange(request.batch, device=positions.device).view(-1, 1, 1, 1, 1)
     h, i, j = head_H.view(-1, 1, 1, 1), i_NQ[:, :, None], j_NK[:, None, :]

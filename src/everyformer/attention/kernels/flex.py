@@ -79,6 +79,7 @@ def run(request: Request) -> Tensor:
         score_mod=score,
         block_mask=block_mask,
         scale=request.scale,
+        enable_gqa=request.key_heads != request.heads,
     )
     assert isinstance(output, Tensor)
     return output

@@ -58,6 +58,7 @@ def auto_limit(request: Request) -> float:
 def run(request: Request) -> Tensor:
     pattern, positions = request.pattern, request.context.positions
     assert isinstance(pattern, Hashed)
+    request = request.ungrouped()
     grid, before = Grid.of(pattern, positions.keys), positions.keys - positions.queries
     rank_BHRK = _by_index(request.context)
     q = F.pad(request.q_BHQE, (0, 0, before, 0)) if before else request.q_BHQE

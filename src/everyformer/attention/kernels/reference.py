@@ -22,7 +22,7 @@ def auto_limit(request: Request) -> float:
 
 
 def run(request: Request) -> Tensor:
-    context = request.context
+    context, request = request.context, request.ungrouped()
     b, h, i, j = context.positions.indices(request.batch, request.heads)
     score_BHQK = request.q_BHQE @ request.k_BHKE.transpose(-1, -2) * request.scale
     for term in request.terms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -63,6 +63,18 @@ class Request:
         return self.q_BHQE.shape[1]
 
     @property
+    def key_heads(self) -> int:
+        """The number of heads of keys and values; `heads` is a multiple of it."""
+        return self.k_BHKE.shape[1]
+
+    def ungrouped(self) -> Request:
+        """Returns the request with keys and values repeated for each query head, if several share them. That copies them."""
+        if self.key_heads == self.heads:
+            return self
+        k, v = (x.repeat_interleave(self.heads // self.key_heads, dim=1) for x in (self.k_BHKE, self.v_BHKE))
+        return replace(self, k_BHKE=k, v_BHKE=v)
+
+    @property
     def requires_grad(self) -> bool:
         return any(x.requires_grad for x in (self.q_BHQE, self.k_BHKE, self.v_BHKE))
 
@@ -91,7 +103,8 @@ class Request:
         return None
 
     def by_position(self, width: int) -> list[Tensor]:
-        """Returns q, k and v as B, T, H, E, all of the given width; zeros fill the rest and change nothing."""
-        heads = (self.q_BHQE, self.k_BHKE, self.v_BHKE)
+        """Returns q, k and v as B, T, H, E, all of the given width and number of heads; zeros fill the rest and change nothing."""
+        request = self.ungrouped()
+        heads = (request.q_BHQE, request.k_BHKE, request.v_BHKE)
         padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in heads)  # a pad of 0 copies
         return [x.transpose(1, 2).contiguous() for x in padded]

@@ -68,7 +68,7 @@ def without_empty_rows(allowed: Tensor) -> tuple[Tensor, Tensor]:
 def dense(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float, causal: bool = False
 ) -> Tensor:
-    """Returns softmax(scale q k^T + bias) v."""
+    """Returns softmax(scale q k^T + bias) v; k and v may have fewer heads than q."""
     backends: AbstractContextManager[None] = nullcontext()
     # Score modifications may have made q and k wider than v.
     missing = max(0, q.shape[-1] - v.shape[-1]) if q.shape[-1] <= FLASH_WIDTH else 0
@@ -82,7 +82,7 @@ def dense(
         v = F.pad(v, (0, missing))
     with backends:
         output = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
+            q, k, v, bias, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     return output[..., : v.shape[-1] - missing]
 
@@ -95,7 +95,7 @@ def _cudnn_supports(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: boo
     """Whether cuDNN has a kernel for these; only cuDNN's takes values narrower than keys."""
     if q.device.type != "cuda" or torch.compiler.is_compiling() or not has_data(q):
         return False
-    return bool(can_use_cudnn_attention(SDPAParams(q, k, v, None, dropout, causal, False)))
+    return bool(can_use_cudnn_attention(SDPAParams(q, k, v, None, dropout, causal, q.shape[1] != k.shape[1])))
 
 
 def _bias(request: Request) -> Tensor:
