@@ -74,7 +74,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
     from everyformer.network.feedforward import FeedForward
     from everyformer.network.grid import Axial, Grid
-    from everyformer.network.initial import AsTorch, Initial, Normal, Xavier
+    from everyformer.network.initial import AsTorch, FanIn, Initial, Normal, Xavier
     from everyformer.network.layer import Layer
     from everyformer.network.lstm import AblatedLstm, Lstm
     from everyformer.network.model import EncoderDecoder, Model
@@ -124,7 +124,7 @@ _HOMES = {
     "everyformer.network.repeat": "Repeat Halt",
     "everyformer.network.cache": "Cache SegmentMemory",
     "everyformer.network.output_head": "OutputHead Language Masked Classify Regress PerToken Logistics",
-    "everyformer.network.initial": "Initial AsTorch Normal Xavier",
+    "everyformer.network.initial": "Initial AsTorch Normal FanIn Xavier",
     "everyformer.network.auxiliary": "AuxiliaryPredictions AuxiliaryNetwork",
     "everyformer.network.model": "Model EncoderDecoder",
     "everyformer.network.network": "Network PairNetwork Output EncoderOutput",

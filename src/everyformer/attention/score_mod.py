@@ -15,7 +15,8 @@ A score modification with `shared` True has one module for all layers of a stack
 
 Papers: Su et al. 2021 (rotary), Press et al. 2021 (ALiBi), Shaw et al. 2018, Raffel et al. 2019 (T5), Wu et al. 2021
 (image-relative bias).
-Departures: T5 omits the 1/sqrt(d) scale; here the scale belongs to the projection, and T5's bias is added to scaled scores.
+Departures: T5 omits the 1/sqrt(d) scale; here the scale belongs to the projection (`Standard(scale=1.0)` has none), and T5's bias is
+added to scaled scores.
 """
 
 from __future__ import annotations
@@ -242,13 +243,15 @@ class ShawModule(ScoreModModule):
 class T5Bias(ScoreMod, Value, frozen=True):
     """A learned number per head and bucket of distances; buckets widen logarithmically up to `max_distance`.
 
-    `bidirectional` gives half of the buckets to the future (an encoder); otherwise the future has bucket 0.
+    `bidirectional` gives half of the buckets to the future (an encoder); otherwise the future has bucket 0. `shared`: one table for
+    all layers, as in T5.
     Example: `Attention(Standard(8), Causal(), (T5Bias(),))`.
     """
 
     buckets: Size = 32
     max_distance: Size = 128
     bidirectional: bool = False
+    shared: bool = False
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)

@@ -36,14 +36,14 @@ def generate(
     device: Device = "auto",
     imports: Imports = (),
 ) -> int:
-    """Continue a prompt, translate or classify it, generate images, or record an agent's episode.
+    """Continue a prompt, fill its blanks, translate or classify it, generate images, or record an agent's episode.
 
     Parameters
     ----------
     run
         The folder of a run.
     prompt
-        The text to continue, translate or classify. Default: a new line.
+        The text to continue, translate or classify, or a text with blanks (___) to fill. Default: a new line.
     tokens
         The number of tokens to generate. Default: 200.
     temperature

@@ -240,7 +240,8 @@ def load_or_train(
     """Returns the tokenizer saved in `folder`; otherwise one of the given kind, trained on `texts` if need be.
 
     A trained tokenizer is cached under the `fingerprint` of the texts. GPT-2's files are read from the folder `files`; by default they
-    are found, or downloaded, as a data set is. `names` are the special tokens of a character tokenizer.
+    are found, or downloaded, as a data set is. `names` are the special tokens of a character tokenizer; a trained one gets those that it
+    does not have.
     Raises ValueError if `folder` is a run's folder whose tokenizer is missing: a newly trained one would assign other ids.
     """
     if folder is not None and (saved := load(folder)) is not None:
@@ -263,13 +264,22 @@ def load_or_train(
     import tokenizers
 
     target = cache_folder() / digest("tokenizer", tokenizers.__version__, kind, vocabulary, fingerprint)
-    if (cached := load(target)) is not None:
-        return cached
+    if isinstance(cached := load(target), HuggingFaceTokenizer):
+        return with_names(cached, names)
     trained = train(kind, texts, vocabulary)
     target.mkdir(exist_ok=True)
     with atomic_write(target / "tokenizer.json") as file:
         file.write(trained.inner.to_str().encode())
-    return trained
+    return with_names(trained, names)
+
+
+def with_names(tokenizer: HuggingFaceTokenizer, names: Sequence[str]) -> HuggingFaceTokenizer:
+    """Returns the tokenizer with these special tokens; new ones have the highest ids."""
+    new = [name for name in names if tokenizer.special_id(name) is None]
+    if not new:
+        return tokenizer
+    tokenizer.inner.add_special_tokens(new)
+    return HuggingFaceTokenizer(tokenizer.inner)
 
 
 def train_characters(texts: Texts, names: Sequence[str] = ()) -> CharacterTokenizer:

@@ -51,11 +51,14 @@ class OutputHead:
 
 
 class Language(OutputHead, Value, frozen=True):
-    """Predicts the next token. The model must be causal. `tied` shares the embedding table. Example: `Language(tied=False)`."""
+    """Predicts the next token. The model must be causal. `tied` shares the embedding table; `scaled` multiplies its input by
+    width^-0.5, as T5 does with a shared table. Example: `Language(tied=False)`.
+    """
 
     tied: bool = True
     bias: bool = False
     vocabulary: Size | None = None  # Default: that of the embedding. Needed if the inputs are not tokens
+    scaled: bool = False
 
     @property
     def uses_table(self) -> bool:
@@ -63,7 +66,7 @@ class Language(OutputHead, Value, frozen=True):
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         size = self.vocabulary or vocabulary_size(embed)
-        return LanguageModule(width, size, tied=self.tied, bias=self.bias)
+        return LanguageModule(width, size, self)
 
 
 class Masked(OutputHead, Value, frozen=True):
@@ -175,14 +178,15 @@ def vocabulary_size(embed: Embed) -> int:
 
 
 class LanguageModule(nn.Module):
-    def __init__(self, width: int, vocabulary: int, tied: bool, bias: bool):
+    def __init__(self, width: int, vocabulary: int, value: Language):
         super().__init__()
-        self.map = None if tied else nn.Linear(width, vocabulary, bias=False)
-        self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias else None
+        self.scale = width**-0.5 if value.scaled else 1.0
+        self.map = None if value.tied else nn.Linear(width, vocabulary, bias=False)
+        self.bias = nn.Parameter(torch.zeros(vocabulary)) if value.bias else None
 
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
         weight_VD = _tied(embed) if self.map is None else self.map.weight
-        return F.linear(z_BTD, weight_VD, self.bias)
+        return F.linear(z_BTD if self.scale == 1.0 else z_BTD * self.scale, weight_VD, self.bias)
 
 
 class MaskedModule(nn.Module):
