@@ -94,7 +94,7 @@ def file_types() -> dict[str, str]:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise ValueError(
-            "drawing needs matplotlib, which is not installed; run pip install -c constraints.txt -e '.[plot]'"
+            "drawing needs matplotlib, which is not installed; install it with pip install 'everyformer[plot]'"
         ) from None
     return FigureCanvasBase.get_supported_filetypes()
 
