@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.network.embed import Embed, EmbedModule, Mixed, Tokens
+from everyformer.network.linear_cross_entropy import LogitMap
 from everyformer.network.norm import LayerNorm
 from everyformer.value import Share, Size, Value
 
@@ -35,6 +36,8 @@ Reading = Literal["mean", "max", "last", "first"]
 
 class OutputHead:
     """A value that builds a module `head(z_BTD, visible_BT, embed)`. A tied head uses the weights of `embed`.
+
+    A module with the method `logit_map` of the same arguments, which returns a `LogitMap`, is trained without storing its logits.
 
     Example: `class Rank(OutputHead, Value, frozen=True)`.
     """
@@ -184,9 +187,12 @@ class LanguageModule(nn.Module):
         self.map = None if value.tied else nn.Linear(width, vocabulary, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if value.bias else None
 
+    def logit_map(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> LogitMap:
+        z_BTD = z_BTD if self.scale == 1.0 else z_BTD * self.scale
+        return LogitMap(z_BTD, _tied(embed) if self.map is None else self.map.weight, self.bias)
+
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
-        weight_VD = _tied(embed) if self.map is None else self.map.weight
-        return F.linear(z_BTD if self.scale == 1.0 else z_BTD * self.scale, weight_VD, self.bias)
+        return self.logit_map(z_BTD, visible_BT, embed).logits()
 
 
 class MaskedModule(nn.Module):
@@ -196,8 +202,11 @@ class MaskedModule(nn.Module):
         self.norm = LayerNorm(eps).build(width)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
+    def logit_map(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> LogitMap:
+        return LogitMap(self.norm(F.gelu(self.map(z_BTD))), _tied(embed), self.bias)
+
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
-        return F.linear(self.norm(F.gelu(self.map(z_BTD))), _tied(embed), self.bias)
+        return self.logit_map(z_BTD, visible_BT, embed).logits()
 
 
 class ClassifyModule(nn.Module):

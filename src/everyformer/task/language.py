@@ -41,6 +41,7 @@ from everyformer.infer.evaluate import (
 from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions, Prediction
 from everyformer.network.cache import Cache
 from everyformer.network.depth import Stack
+from everyformer.network.linear_cross_entropy import NO_TARGET, cross_entropy
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language as LanguageHead
@@ -54,6 +55,7 @@ from everyformer.task.check import (
     single_sequence,
 )
 from everyformer.task.language_inference import CONTEXT, LanguageInference
+from everyformer.task.layer_losses import LayerLosses
 from everyformer.task.task import FittedTask, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
@@ -222,8 +224,10 @@ class LanguageObjective(Objective):
 
     def __init__(self, data: LanguageData, head: int, layers: int):
         self.data, self.task, self.head, self.layers = data, data.task, head, layers
+        self.layer_losses = LayerLosses(layers, data.task.auxiliary_until)
         self.metric = "bits_per_token" if data.tokenizer.kind == "ids" else "bits_per_byte"
         self.includes = "auxiliary losses" if layers else ""
+        self.progress = 0.0
 
     @cached_property
     def bytes_per_target(self) -> float | None:  # type: ignore[override]
@@ -241,26 +245,27 @@ class LanguageObjective(Objective):
         if cache is not None and "restart_B" in batch.tensors:
             cache = cache.reset(batch["restart_B"])
         predictions: tuple[Prediction, ...] = ()
+        options: dict[str, Any] = {"cache": cache, "kernel": kernel, "logits": self.whole_logits}
         if self.layers:
-            module = AuxiliaryNetwork(network) if isinstance(network, Network) else network
-            output, predictions = module(token_BT[:, :-1], lowest_layer=self.lowest_layer(), cache=cache, kernel=kernel)
+            options["lowest_layer"] = self.layer_losses.lowest
+            output, predictions = AuxiliaryNetwork(network)(token_BT[:, :-1], **options)
         else:
-            output = network(token_BT[:, :-1], cache=cache, kernel=kernel)
-        loss = _cross_entropy(output.logits_of(self.head), token_BT[:, 1:])
-        for layer, extra, token_BTV in predictions:
-            weight = (self.task.extra_target_weight if extra else 1.0) * self.has_loss(layer)
-            length = token_BT.shape[1] - 1 - extra
-            loss = loss + weight * _cross_entropy(token_BTV[:, :length], token_BT[:, 1 + extra :])
+            output = network(token_BT[:, :-1], **options)
+        loss = cross_entropy(output.logits_of(self.head), token_BT[:, 1:])
+        for layer, extra, logits in predictions:
+            target_BT = F.pad(token_BT[:, 1 + extra :], (0, extra), value=NO_TARGET)
+            weight = self.layer_losses.weights[layer - 1] * (self.task.extra_target_weight if extra else 1.0)
+            loss = loss + weight * cross_entropy(logits, target_BT)
         return loss + sum(output.aux.values()) * self.data.count(batch), output.cache
 
-    def has_loss(self, layer: int) -> bool:
-        """Does the loss of a layer count at this point of the training?"""
-        return layer == self.layers or self.progress < self.task.auxiliary_until * layer / self.layers
+    @property
+    def progress(self) -> float:
+        return self._progress
 
-    def lowest_layer(self) -> int:
-        """Returns the lowest layer that predicts: 1 while any layer below the last has a loss, so that there are only two forms
-        of a step to compile."""
-        return 1 if self.layers > 1 and self.has_loss(self.layers - 1) else self.layers
+    @progress.setter
+    def progress(self, progress: float) -> None:
+        self._progress = progress
+        self.layer_losses.advance(progress)
 
     @property
     def targets_per_example(self) -> float:  # type: ignore[override]
@@ -308,7 +313,3 @@ class LanguageObjective(Objective):
             **({} if network.value.body.is_causal() else {"leaks": "the future"}),  # then the numbers above are too low
             **adaptive_metrics(network, token_N),
         }
-
-
-def _cross_entropy(token_BTV: Tensor, target_BT: Tensor) -> Tensor:
-    return F.cross_entropy(token_BTV.flatten(0, 1).float(), target_BT.flatten(), reduction="sum")

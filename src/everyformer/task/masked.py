@@ -27,6 +27,7 @@ from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.estimate import Estimate, Progress, row_sums
 from everyformer.infer.evaluate import perplexity
+from everyformer.network.linear_cross_entropy import NO_TARGET, cross_entropy
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Classify
@@ -48,7 +49,6 @@ CONTEXT = 128  # default for a model without a limit of positions
 MULTIPLE = 16
 CLS, SEP, MASK = (SPECIAL.index(name) for name in ("[CLS]", "[SEP]", "[MASK]"))
 FIRST_WORD = len(SPECIAL)  # tokens below this one are special
-IGNORED = -100  # the target of a position without a loss
 MASKED, RANDOM = 0.8, 0.1  # of the selected tokens; the others stay
 EVALUATION_ROWS = 32  # in one call
 
@@ -152,7 +152,7 @@ class MaskedData(TaskData):
         tensors |= {"token_BT": input_BT, "target_BT": target_BT}
         if self.task.next_sentence:
             # The loss is a sum that is divided by the number of selected tokens; with this weight rows contribute their mean.
-            weight = float((target_BT != IGNORED).sum()) / size
+            weight = float((target_BT != NO_TARGET).sum()) / size
             tensors |= {
                 "other_B": torch.tensor([other for _, _, other in rows]),
                 "weight_B": torch.full((size,), weight),
@@ -195,7 +195,7 @@ class MaskedData(TaskData):
         return np.concatenate(([CLS], a, [SEP], b, [SEP])), len(a) + 2, int(from_elsewhere)
 
     def count(self, batch: Batch) -> int:
-        return int((batch["target_BT"] != IGNORED).sum())
+        return int((batch["target_BT"] != NO_TARGET).sum())
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder)
@@ -215,20 +215,17 @@ class MaskedObjective(Objective):
         side_inputs = SideInputs(segments=batch["segment_BT"]) if self.task.next_sentence else None
         return batch["token_BT"], {"visible": batch.tensors.get("visible_BT"), "side_inputs": side_inputs}
 
-    def forward(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Any:
+    def forward(self, network: Network | PairNetwork, batch: Batch, kernel: str, logits: bool = True) -> Any:
         inputs, options = self.arguments(batch)
-        return network(inputs, **options, kernel=kernel)
+        return network(inputs, **options, kernel=kernel, logits=logits)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
-        output = self.forward(network, batch, kernel)
-        token_BTV = output.logits_of(self.head)
-        loss = F.cross_entropy(
-            token_BTV.flatten(0, 1).float(), batch["target_BT"].flatten(), reduction="sum", ignore_index=IGNORED
-        )
+        output = self.forward(network, batch, kernel, logits=self.whole_logits)
+        loss = cross_entropy(output.logits_of(self.head), batch["target_BT"])
         if self.task.next_sentence:
             other_B2 = output.logits_of(self.pair_head).float()
             loss = loss + (F.cross_entropy(other_B2, batch["other_B"], reduction="none") * batch["weight_B"]).sum()
-        return loss + sum(output.aux.values()) * self.data.count(batch) if output.aux else loss
+        return loss + sum(output.aux.values()) * (batch["target_BT"] != NO_TARGET).sum() if output.aux else loss
 
     @property
     def targets_per_example(self) -> float:  # type: ignore[override]
@@ -256,7 +253,7 @@ class MaskedObjective(Objective):
             batch = data.random_batch(split, size, step_generator(0, number)).to(device)
             output = self.forward(network, batch, kernel)
             target_BT = batch["target_BT"]
-            selected_BT = target_BT != IGNORED
+            selected_BT = target_BT != NO_TARGET
             token_NV = output.logits_of(self.head)[selected_BT].float()
             loss_N = F.cross_entropy(token_NV, target_BT[selected_BT], reduction="none")
             correct += int((token_NV.argmax(-1) == target_BT[selected_BT]).sum())
@@ -295,7 +292,7 @@ class MaskedInference(TokenInference):
 def mask(
     token_BT: Tensor, visible_BT: Tensor, share: float, vocabulary: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Returns the tokens with some of them masked, and the targets: IGNORED where a token was not selected.
+    """Returns the tokens with some of them masked, and the targets: NO_TARGET where a token was not selected.
 
     In each row that share of its words is selected, at least one; special tokens are never selected.
     """
@@ -307,4 +304,4 @@ def mask(
     kind_BT = torch.rand(token_BT.shape, generator=generator)
     random_BT = torch.randint(FIRST_WORD, vocabulary, token_BT.shape, generator=generator)
     masked_BT = torch.where(kind_BT < MASKED, MASK, torch.where(kind_BT < MASKED + RANDOM, random_BT, token_BT))
-    return torch.where(selected_BT, masked_BT, token_BT), torch.where(selected_BT, token_BT, IGNORED)
+    return torch.where(selected_BT, masked_BT, token_BT), torch.where(selected_BT, token_BT, NO_TARGET)

@@ -130,6 +130,7 @@ class Objective:
     bytes_per_target: float | None = None  # of a text, on average: converts the loss to bits per byte
     targets_per_example: float = 1  # on average
     includes: str = ""  # what else the training loss contains, besides the loss of the targets that is evaluated
+    whole_logits: bool = False  # whether `loss` stores the logits of all targets at once; the training loop sets it
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         """Returns the sum of the losses of the batch's targets and its auxiliary losses, in float32."""
