@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from everyformer import build
+from everyformer.attention.context import Probe
 from everyformer.network import linear_cross_entropy
 from everyformer.network.linear_cross_entropy import LogitMap, cross_entropy
 from tests.network import tokens
@@ -95,7 +96,7 @@ def test_a_tied_table_has_the_sum_of_both_gradients(chunks, name):
     token_BT = tokens(2, 6) % 31
     gradients = []
     for logits in (True, False):
-        output = network(token_BT, logits=logits)
+        output = network(token_BT, probe=Probe(records_weights=False, logits=logits))
         loss = cross_entropy(output.logits_of(0), token_BT.roll(-1, 1)) + sum(output.aux.values())
         network.zero_grad()
         loss.backward()

@@ -59,8 +59,8 @@ class AuxiliaryNetwork(nn.Module):
         With `logits` False their logits are a `LogitMap`, as those of the output.
         """
         maps = self.network.auxiliary
-        probe = Probe(records_weights=False, records_layers=len(maps) > 1)
-        output = self.network(inputs, probe=probe, logits=logits, **options)
+        probe = Probe(records_weights=False, records_layers=len(maps) > 1, logits=logits)
+        output = self.network(inputs, probe=probe, **options)
         predictions: list[Prediction] = []
         unused = output.hidden.new_zeros(())
         for layer, (x_BTD, layer_maps) in enumerate(zip((*probe.layers, output.hidden), maps, strict=True), 1):

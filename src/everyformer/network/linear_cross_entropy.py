@@ -32,7 +32,7 @@ SELECTED = 0.75  # share of the vectors with a target below which the others are
 
 @dataclass(frozen=True)
 class LogitMap:
-    """Logits that are not computed yet: a linear map of vectors. Example: `network(token_BT, logits=False).logits.logits()`."""
+    """Logits that are not computed yet: a linear map of vectors. Example: `network(x, probe=Probe(logits=False)).logits.logits()`."""
 
     hidden: Tensor  # ..., D
     weight_VD: Tensor
@@ -122,10 +122,10 @@ def _chunk(
     logits: Tensor, target: Tensor, exact: torch.dtype, smoothing: float, soft_cap: float | None, needs_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of a chunk and the gradient of its logits, which overwrites the logits where that saves memory."""
-    slope = None
+    to_capped = None
     if soft_cap is not None:
         squashed = (logits / soft_cap).tanh()
-        logits, slope = soft_cap * squashed, 1 - squashed.square()
+        logits, to_capped = soft_cap * squashed, 1 - squashed.square()
     log_p, has_target = torch.log_softmax(logits.to(exact), -1), (target >= 0)[:, None]
     index = target.clamp(min=0)[:, None]
     loss = -(1 - smoothing) * log_p.gather(1, index)
@@ -139,7 +139,7 @@ def _chunk(
     if smoothing:
         gradient -= smoothing / logits.shape[1]
     gradient.masked_fill_(~has_target, 0)
-    return loss, gradient if slope is None else gradient.mul_(slope)
+    return loss, gradient if to_capped is None else gradient.mul_(to_capped)
 
 
 def _add(total: Tensor | None, gradient_VN: Tensor, h_ND: Tensor, dtype: torch.dtype) -> Tensor:

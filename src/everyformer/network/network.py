@@ -41,7 +41,7 @@ class Output:
     """
 
     hidden: Tensor  # B, T, D
-    logits: Any = None  # of the output head, or a tuple if there are several; see `Network.forward`
+    logits: Any = None  # of the output head, or a tuple if there are several
     cache: Cache | None = None
     aux: dict[str, Tensor] = field(default_factory=dict)
 
@@ -110,7 +110,6 @@ class Network(nn.Module):
         position_offset: Tensor | None = None,
         kernel: str = "auto",
         probe: Probe | None = None,
-        logits: bool = True,
     ) -> Output:
         """Runs the model on inputs (tokens B, T; images; features; a tuple of parts).
 
@@ -121,7 +120,6 @@ class Network(nn.Module):
         position_offset   B whole numbers: the first position of each sequence. Default: 0
         kernel            how attention is computed; see everyformer.attention.attend
         probe             records the attention weights of every layer
-        logits            False: heads with a vocabulary return a `LogitMap`, which gives a loss without storing the logits
         """
         x_BTD, visible = self._embed(inputs, visible)
         side, before = side_inputs or SideInputs(), cache or Cache()
@@ -147,10 +145,11 @@ class Network(nn.Module):
             padding = before.has_padding or visible is not None
             cache = replace(before, **changes, position_BK=position_BK, document_BK=document_BK, has_padding=padding)
             cache = self._trim(cache)
-        return Output(x_BTD, self.predict(x_BTD, visible_BT, logits), cache, _sums(context.call.losses))
+        logits = self.predict(x_BTD, visible_BT, logits=probe is None or probe.logits)
+        return Output(x_BTD, logits, cache, _sums(context.call.losses))
 
     def predict(self, x_BTD: Tensor, visible_BT: Tensor | None = None, logits: bool = True) -> Any:
-        """The logits of the output head, or a tuple if there are several. For `logits` see `forward`."""
+        """The logits of the output head, or a tuple if there are several. With `logits` False a `LogitMap` where a head has one."""
         heads: list[Any] = [getattr(head, "logit_map", head) if not logits else head for head in self.outputs]
         outputs = tuple(head(x_BTD, visible_BT, self.embed) for head in heads)
         return outputs if len(outputs) > 1 else outputs[0] if outputs else None
@@ -389,10 +388,9 @@ class PairNetwork(nn.Module):
         position_offset: Tensor | None = None,
         kernel: str = "auto",
         probe: Probe | None = None,
-        logits: bool = True,
     ) -> Output:
         options: dict[str, Any] = {"position_offset": position_offset, "kernel": kernel, "probe": probe}
         encoder_output = self.encode(source, visible=source_visible, **options)
-        output = self.decode(target, encoder_output, visible=visible, logits=logits, **options)
+        output = self.decode(target, encoder_output, visible=visible, **options)
         losses = {name: loss + output.aux.get(name, 0) for name, loss in encoder_output.aux.items()}
         return replace(output, aux=output.aux | losses)

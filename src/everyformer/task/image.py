@@ -223,7 +223,7 @@ class ImageObjective(Objective):
             output, total_B = self.forward(network, batch, kernel)
             total = total_B.sum()
         else:
-            output = network(*self.data.arguments(batch), kernel=kernel, logits=self.whole_logits)
+            output = network(*self.data.arguments(batch), kernel=kernel, probe=self.probe())
             total = cross_entropy(output.logits_of(self.head), batch["step_BPN"])
         return total + sum(output.aux.values()) * self.data.count(batch)
 

@@ -245,12 +245,12 @@ class LanguageObjective(Objective):
         if cache is not None and "restart_B" in batch.tensors:
             cache = cache.reset(batch["restart_B"])
         predictions: tuple[Prediction, ...] = ()
-        options: dict[str, Any] = {"cache": cache, "kernel": kernel, "logits": self.whole_logits}
+        options: dict[str, Any] = {"cache": cache, "kernel": kernel}
         if self.layers:
-            options["lowest_layer"] = self.layer_losses.lowest
+            options |= {"lowest_layer": self.layer_losses.lowest, "logits": self.whole_logits}
             output, predictions = AuxiliaryNetwork(network)(token_BT[:, :-1], **options)
         else:
-            output = network(token_BT[:, :-1], **options)
+            output = network(token_BT[:, :-1], probe=self.probe(), **options)
         loss = cross_entropy(output.logits_of(self.head), token_BT[:, 1:])
         for layer, extra, logits in predictions:
             target_BT = F.pad(token_BT[:, 1 + extra :], (0, extra), value=NO_TARGET)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer.attention.context import SideInputs
+from everyformer.attention.context import Probe, SideInputs
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.encode import Sentences, encode_sentences
 from everyformer.data.text import Text, open_text
@@ -215,12 +215,12 @@ class MaskedObjective(Objective):
         side_inputs = SideInputs(segments=batch["segment_BT"]) if self.task.next_sentence else None
         return batch["token_BT"], {"visible": batch.tensors.get("visible_BT"), "side_inputs": side_inputs}
 
-    def forward(self, network: Network | PairNetwork, batch: Batch, kernel: str, logits: bool = True) -> Any:
+    def forward(self, network: Network | PairNetwork, batch: Batch, kernel: str, probe: Probe | None = None) -> Any:
         inputs, options = self.arguments(batch)
-        return network(inputs, **options, kernel=kernel, logits=logits)
+        return network(inputs, **options, kernel=kernel, probe=probe)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
-        output = self.forward(network, batch, kernel, logits=self.whole_logits)
+        output = self.forward(network, batch, kernel, self.probe())
         loss = cross_entropy(output.logits_of(self.head), batch["target_BT"])
         if self.task.next_sentence:
             other_B2 = output.logits_of(self.pair_head).float()

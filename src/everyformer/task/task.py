@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from everyformer.attention.context import Probe
 from everyformer.data.inputs import Inputs
 from everyformer.infer.estimate import Progress
 from everyformer.infer.predict import Predictions
@@ -131,6 +132,10 @@ class Objective:
     targets_per_example: float = 1  # on average
     includes: str = ""  # what else the training loss contains, besides the loss of the targets that is evaluated
     whole_logits: bool = False  # whether `loss` stores the logits of all targets at once; the training loop sets it
+
+    def probe(self) -> Probe | None:
+        """Returns the probe of a training step: with it the heads return a `LogitMap`, unless the loss takes whole logits."""
+        return None if self.whole_logits else Probe(records_weights=False, logits=False)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         """Returns the sum of the losses of the batch's targets and its auxiliary losses, in float32."""

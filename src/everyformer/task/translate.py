@@ -211,7 +211,7 @@ class TranslateObjective(Objective):
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         inputs, options = pair_arguments(batch)
-        output: Any = network(*inputs, **options, kernel=kernel, logits=self.whole_logits)
+        output: Any = network(*inputs, **options, kernel=kernel, probe=self.probe())
         target_BT = batch["target_BT"].masked_fill(~batch["visible_BT"], NO_TARGET)
         loss = cross_entropy(output.logits_of(self.head), target_BT, self.task.smoothing)
         return loss + sum(output.aux.values()) * batch["visible_BT"].sum() if output.aux else loss
