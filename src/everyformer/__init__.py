@@ -59,7 +59,9 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
         Symmetric,
         Wide,
     )
+    from everyformer.attention.rotary import LinearScaling, Llama3Scaling, NtkScaling, RotaryScaling, YarnScaling
     from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, ScoreModModule, Shaw, T5Bias
+    from everyformer.attention.softmax import Sinks, SoftCap
     from everyformer.attention.span import DynamicSpan, Span
     from everyformer.family.pretrained import from_pretrained
     from everyformer.family.table import build, member, members
@@ -86,6 +88,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
     from everyformer.network.repeat import Halt, Repeat
     from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
+    from everyformer.network.sandwich_norm import SandwichNorm
     from everyformer.network.sinusoid import Sinusoidal, TimePosition
     from everyformer.network.store import save
     from everyformer.network.sublayer import Sublayer, SublayerModule
@@ -104,6 +107,8 @@ _HOMES = {
     "everyformer.attention.parse": "parse",
     "everyformer.attention.check_pattern": "check_pattern",
     "everyformer.attention.score_mod": "ScoreMod ScoreModModule Rotary Alibi Shaw T5Bias ImageBias",
+    "everyformer.attention.rotary": "RotaryScaling LinearScaling NtkScaling Llama3Scaling YarnScaling",
+    "everyformer.attention.softmax": "SoftCap Sinks",
     "everyformer.attention.four_term": "FourTerm",
     "everyformer.attention.span": "Span DynamicSpan",
     "everyformer.attention.projection": "Projection Standard Shared Wide Sum ParameterFree Symmetric Asymmetric Sliced Narrow",
@@ -119,6 +124,7 @@ _HOMES = {
     "everyformer.network.lstm": "Lstm AblatedLstm",
     "everyformer.network.ponder_rnn": "PonderRnn",
     "everyformer.network.residual": "Residual PostNorm PreNorm Gated Reversible NoResidual",
+    "everyformer.network.sandwich_norm": "SandwichNorm",
     "everyformer.network.layer": "Layer",
     "everyformer.network.depth": "Depth Stack",
     "everyformer.network.repeat": "Repeat Halt",

@@ -2,6 +2,8 @@
 
     attend(q, k, v) = sum_j softmax_j(scale q_i . k_j + terms_ij, over the keys j that the pattern allows for i) v_j
 
+A score modification may also bound the products scale q_i . k_j, or add a logit to the denominator (attention/softmax.py).
+
 Keys and values may have fewer heads than the queries: of H query heads and G key heads, query head h has key head h // (H / G)
 (grouped-query attention, Ainslie et al. 2023). The output of a query without keys is zero. Every kernel computes the same function;
 `kernel` names one:
@@ -11,7 +13,7 @@ Keys and values may have fewer heads than the queries: of H query heads and G ke
     tiled       dense attention in other views of the memory: windows, blocks, strides, summaries; whole causal passes
     flex        FlexAttention; training on CUDA only, no dropout
     blocked     gathers the keys of any sparse pattern and calls SDPA, on any device
-    sdpa        PyTorch's fused attention; everything that does not need the weights
+    sdpa        PyTorch's fused attention; everything that does not need the weights, no soft cap
     reference   the equation as written; everything
     auto        the first of these that supports the request and computes few enough of the scores: each kernel states up to
                 which fraction it is the fastest. Sparse kernels are considered from 1,024 queries on.
@@ -144,6 +146,10 @@ def _apply(request: Request, score_mods: Sequence[ScoreModModule]) -> Request:
     q, k, context = request.q_BHQE, request.k_BHKE, request.context
     for score_mod in score_mods:  # which may make them wider
         q, k = score_mod.transform(q, k, context)
+    caps = [score_mod.soft_cap for score_mod in score_mods if score_mod.soft_cap is not None]
+    sinks = [sink_H for sink_H in [score_mod.sink() for score_mod in score_mods] if sink_H is not None]
+    if len(caps) > 1 or len(sinks) > 1:
+        raise ValueError("an attention has one soft cap and one list of sinks at most; leave the others out")
     terms = (score_mod.bias(q, k, request.scale, context) for score_mod in score_mods)
     return replace(
         request,
@@ -151,6 +157,8 @@ def _apply(request: Request, score_mods: Sequence[ScoreModModule]) -> Request:
         k_BHKE=k,
         terms=tuple(term for term in terms if term is not None),
         output_mods=tuple(score_mod for score_mod in score_mods if score_mod.needs_weights),
+        soft_cap=caps[0] if caps else None,
+        sink_H=sinks[0] if sinks else None,
     )
 
 

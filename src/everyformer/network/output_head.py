@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from everyformer.network.embed import Embed, EmbedModule, Mixed, Tokens
 from everyformer.network.linear_cross_entropy import LogitMap
 from everyformer.network.norm import LayerNorm
-from everyformer.value import Share, Size, Value
+from everyformer.value import Positive, Share, Size, Value
 
 Reading = Literal["mean", "max", "last", "first"]
 
@@ -55,13 +55,15 @@ class OutputHead:
 
 class Language(OutputHead, Value, frozen=True):
     """Predicts the next token. The model must be causal. `tied` shares the embedding table; `scaled` multiplies its input by
-    width^-0.5, as T5 does with a shared table. Example: `Language(tied=False)`.
+    width^-0.5, as T5 does with a shared table; `soft_cap` keeps the logits z between -c and c: c tanh(z / c) (Gemma Team 2024).
+    Example: `Language(tied=False)`.
     """
 
     tied: bool = True
     bias: bool = False
     vocabulary: Size | None = None  # Default: that of the embedding. Needed if the inputs are not tokens
     scaled: bool = False
+    soft_cap: Positive | None = None
 
     @property
     def uses_table(self) -> bool:
@@ -184,12 +186,13 @@ class LanguageModule(nn.Module):
     def __init__(self, width: int, vocabulary: int, value: Language):
         super().__init__()
         self.scale = width**-0.5 if value.scaled else 1.0
+        self.soft_cap = value.soft_cap
         self.map = None if value.tied else nn.Linear(width, vocabulary, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if value.bias else None
 
     def logit_map(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> LogitMap:
         z_BTD = z_BTD if self.scale == 1.0 else z_BTD * self.scale
-        return LogitMap(z_BTD, _tied(embed) if self.map is None else self.map.weight, self.bias)
+        return LogitMap(z_BTD, _tied(embed) if self.map is None else self.map.weight, self.bias, self.soft_cap)
 
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
         return self.logit_map(z_BTD, visible_BT, embed).logits()

@@ -68,6 +68,8 @@ def unsupported_reason(request: Request) -> str | None:
     q = request.q_BHQE
     if reason := request.needs_weights_reason():
         return reason
+    if reason := request.softmax_reason():
+        return reason
     if q.device.type != "cuda" or q.dtype not in HALF:
         return f"it computes in bfloat16 or float16 on CUDA, not in {q.dtype} on {q.device.type}; use blocked"
     if torch.version.hip is not None:

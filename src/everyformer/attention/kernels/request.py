@@ -35,7 +35,10 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """softmax(scale q k^T + sum of terms, over the keys that `pattern` allows) v, plus the outputs of score modifications."""
+    """softmax(scale q k^T + sum of terms, over the keys that `pattern` allows) v, plus the outputs of score modifications.
+
+    With a `soft_cap` the products are bounded before the terms are added, with `sink_H` the denominator has one more summand.
+    """
 
     q_BHQE: Tensor
     k_BHKE: Tensor
@@ -47,6 +50,8 @@ class Request:
     scale: float
     dropout: float
     narrowed: Pattern | None = None  # the pattern without the pairs that the terms hide anyway
+    soft_cap: float | None = None  # c in c tanh(s / c), s the products of queries and keys
+    sink_H: Tensor | None = None  # a logit of each head in the denominator
 
     @staticmethod
     def of(pattern: Pattern, queries: int, keys: int, heads: int) -> Request:
@@ -87,6 +92,17 @@ class Request:
     def is_sparse(self) -> bool:
         """Whether the sequence is long and the pattern is neither `full` nor `causal`."""
         return self.is_long and type(self.narrowed or self.pattern) not in (Full, Causal)
+
+    def products(self, q: Tensor, k: Tensor) -> Tensor:
+        """Returns scale q k^T, bounded by the soft cap."""
+        score = q @ k.transpose(-1, -2) * self.scale
+        return score if self.soft_cap is None else self.soft_cap * (score / self.soft_cap).tanh()
+
+    def softmax_reason(self) -> str | None:
+        """Returns why a kernel with a softmax of its own cannot compute the request, or None."""
+        if self.soft_cap is not None or self.sink_H is not None:
+            return "a soft cap or sinks change the softmax, which is built into it; use blocked"
+        return None
 
     def partial_pass_reason(self) -> str | None:
         """Returns why a kernel that takes indices for positions cannot compute the request, or None."""

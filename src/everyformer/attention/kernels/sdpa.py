@@ -22,6 +22,8 @@ BACKENDS_WITH_BIAS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 
 
 def unsupported_reason(request: Request) -> str | None:
+    if request.soft_cap is not None:
+        return "a soft cap changes the scores, which it does not store; use reference, or blocked for a sparse pattern"
     return request.needs_weights_reason()
 
 
@@ -39,6 +41,8 @@ def run(request: Request) -> Tensor:
     has_no_terms = (
         len(request.terms) == 0
     )  # not `not terms`: torch.compile does not trace that for a tuple of functions
+    if request.sink_H is not None:
+        return _run_with_sinks(request, request.sink_H)
     plain = has_no_terms and context.positions.in_order and type(pattern) is Causal
     if plain and context.positions.queries == context.positions.keys:
         return _run(request, None, causal=True)
@@ -54,6 +58,17 @@ def run(request: Request) -> Tensor:
     mask, has_keys = context.memo(key, lambda: without_empty_rows(allowed))
     bias = mask if has_no_terms else _bias(request).masked_fill(~mask, -torch.inf)
     return _run(request, bias).masked_fill(~has_keys, 0)
+
+
+def _run_with_sinks(request: Request, sink_H: Tensor) -> Tensor:
+    """A sink is one more key, whose score is its logit and whose value is 0."""
+    q, batch, heads = request.q_BHQE, request.batch, request.heads
+    bias = _bias(request) if len(request.terms) else q.new_zeros(())
+    bias = bias.masked_fill(~request.context.mask(request.pattern, batch, heads), -torch.inf)
+    sink_BHQ1 = sink_H.to(q.dtype)[:, None, None].expand(batch, heads, q.shape[2], 1)
+    bias_BHQK = torch.cat((bias.expand(batch, heads, q.shape[2], request.k_BHKE.shape[2]), sink_BHQ1), dim=-1)
+    k, v = (F.pad(x, (0, 0, 0, 1)) for x in (request.k_BHKE, request.v_BHKE))
+    return dense(q, k, v, bias_BHQK, request.scale, request.dropout)
 
 
 def without_empty_rows(allowed: Tensor) -> tuple[Tensor, Tensor]:

@@ -72,6 +72,8 @@ AnyTile = Tile | FewColumns
 def unsupported_reason(request: Request) -> str | None:
     if reason := request.needs_weights_reason():
         return reason
+    if reason := request.softmax_reason():
+        return reason
     if request.context.positions.device.type != "cpu" and request.q_BHQE.dtype in HALF:
         return "on a GPU it computes scores in the precision of its inputs, and half precision is too low; use blocked"
     if request.terms or request.dropout:
