@@ -138,7 +138,7 @@ def test_dynamic_spans_start_at_their_share_of_the_longest(start):
         (lambda: Hashed(0, 2, 3), "hashed.rounds"),
         (lambda: Chunked(1, 2, 0), "chunked.chunk"),
         (lambda: T5Bias(8, 0), "t5_bias.max_distance"),
-        (lambda: FourTerm(-1), "four_term.width"),
+        (lambda: FourTerm(-2), "four_term.width"),
         (lambda: Layer(FeedForward(4)), "layer.sublayers"),
         (lambda: Halt(2, (Layer((FeedForward(4),)),), everyformer.PostNorm(), epsilon=1.0), "halt.epsilon"),
         (lambda: Halt(2, (Layer((FeedForward(4),)),), everyformer.PostNorm(), epsilon=0.0), "halt.epsilon"),
