@@ -65,7 +65,7 @@ def evaluate(
         raise ValueError(f"--limit {limit} is less than 1; give the number of examples to evaluate, or all")
     options = {name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None}
     trained = load(run, step=step, device=device, data=data or True, **options)
-    if change := describe_change(trained.changed_splits()):
+    if trained.step and (change := describe_change(trained.changed_splits())):  # else nothing was trained here
         error_console().print(f"note: {change}", style="yellow", soft_wrap=True)
     if compiled:
         trained.network.compile()

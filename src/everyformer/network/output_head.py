@@ -32,6 +32,7 @@ from everyformer.network.norm import LayerNorm
 from everyformer.value import Positive, Share, Size, Value
 
 Reading = Literal["mean", "max", "last", "first"]
+PoolerActivation = Literal["tanh", "relu", "gelu"]
 
 
 class OutputHead:
@@ -91,12 +92,15 @@ class Masked(OutputHead, Value, frozen=True):
 
 
 class Classify(OutputHead, Value, frozen=True):
-    """Predicts a class of the sequence. `pooler` adds BERT's tanh layer before the logits. Example: `Classify(10, reading="first")`."""
+    """Predicts a class of the sequence. `pooler` adds BERT's tanh layer before the logits (ReLU in DistilBERT, GELU in ELECTRA).
+
+    Example: `Classify(10, reading="first")`."""
 
     classes: Size
     reading: Reading = "mean"
     pooler: bool = False
     dropout: Share = 0.0
+    pooler_activation: PoolerActivation = "tanh"
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         return ClassifyModule(width, self.classes, self)
@@ -109,6 +113,7 @@ class Regress(OutputHead, Value, frozen=True):
     reading: Reading = "mean"
     pooler: bool = False
     dropout: Share = 0.0
+    pooler_activation: PoolerActivation = "tanh"
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         return ClassifyModule(width, self.numbers, self)
@@ -217,7 +222,7 @@ class ClassifyModule(nn.Module):
 
     def __init__(self, width: int, outputs: int, value: Classify | Regress):
         super().__init__()
-        self.reading = value.reading
+        self.reading, self.activation = value.reading, value.pooler_activation
         self.pooler = nn.Linear(width, width) if value.pooler else None
         self.dropout = nn.Dropout(value.dropout)
         self.map = nn.Linear(width, outputs)
@@ -225,7 +230,7 @@ class ClassifyModule(nn.Module):
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
         z_BD = read(z_BTD, visible_BT, self.reading)
         if self.pooler is not None:
-            z_BD = self.pooler(z_BD).tanh()
+            z_BD = getattr(torch if self.activation == "tanh" else F, self.activation)(self.pooler(z_BD))
         return self.map(self.dropout(z_BD))
 
 

@@ -30,7 +30,7 @@ class LanguageInference(TokenInference):
     can_generate = True
 
     def __init__(self, tokenizer: Tokenizer, context: int | None = None, data: LanguageData | None = None):
-        super().__init__(tokenizer, context)
+        super().__init__(tokenizer, context, (tokenizer.start, ()))
         self.data = data
 
     @cached_property
@@ -42,6 +42,11 @@ class LanguageInference(TokenInference):
             return super().example
         words = bytes(self.data.text.splits["valid"][:200]).decode(errors="ignore").split()
         return f"--prompt {shlex.quote(words[0] if words else ' ')}"
+
+    def prompt(self, one: Any) -> list[int]:
+        """Returns the tokens of a text after those with which the tokenizer begins a text, or a list of token ids as it is."""
+        (ids,) = self.encode([one])
+        return [*(self.tokenizer.start if isinstance(one, str) else ()), *ids.tolist()]
 
     def sample(self, network: Network | PairNetwork, seed: int, tokens: int = 200) -> str | None:
         assert isinstance(network, Network)
@@ -75,7 +80,7 @@ class LanguageInference(TokenInference):
     ) -> str:
         """Returns the prompt with its continuation; with a beam, with the most probable end of its line."""
         assert isinstance(network, Network)
-        ids = self.tokenizer.encode(prompt.encode()).tolist()
+        ids = self.prompt(prompt)
         if beam is None:
             return self.tokenizer.decode(generate(network, [ids], tokens, **SAMPLING | sampling)[0])
         if sampling:
@@ -94,8 +99,7 @@ class LanguageInference(TokenInference):
         """Yields the continuation of the prompt. A character of several tokens is yielded when it is complete."""
         assert isinstance(network, Network)
         incomplete: list[int] = []
-        prompt_ids = self.tokenizer.encode(prompt.encode()).tolist()
-        for new_tokens in stream(network, [prompt_ids], tokens, **SAMPLING | sampling):
+        for new_tokens in stream(network, [self.prompt(prompt)], tokens, **SAMPLING | sampling):
             incomplete += [token for token in new_tokens if token is not None]
             text = self.tokenizer.decode(incomplete)
             if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(incomplete) > 4:
@@ -110,12 +114,16 @@ class LanguageInference(TokenInference):
         assert isinstance(network, Network)
         if "beam" in options:
             return super().generate_texts(network, prompts, tokens=tokens, **options)
-        rows = generate(network, [ids.tolist() for ids in self.encode(prompts)], tokens, **SAMPLING | options)
+        rows = generate(network, [self.prompt(one) for one in prompts], tokens, **SAMPLING | options)
         return [self.tokenizer.decode(row) for row in rows]
 
     def score(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> list[Score]:
         assert isinstance(network, Network)
-        rows, sizes, scores = self.encode(inputs), self.tokenizer.bytes_per_token, []
+        rows, sizes, scores = (
+            [np.array(self.prompt(one), np.int64) for one in inputs],
+            self.tokenizer.bytes_per_token,
+            [],
+        )
         for ids, nll in zip(rows, row_nll(network, rows, self.context or network.limit or CONTEXT), strict=True):
             known = sizes is not None and self.tokenizer.kind != "ids"
             size = int(sizes[ids[1:].astype(np.int64)].sum()) if known and sizes is not None else 0

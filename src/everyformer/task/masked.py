@@ -11,6 +11,7 @@ again at each step, as a function of (seed, step); BERT repeats ten sets of mask
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,6 +71,29 @@ class Masked(Task, Value, frozen=True):
         return MaskedData(self, open_text(data, (1 - self.valid, self.valid), self.column), folder)
 
 
+@dataclass(frozen=True)
+class SpecialIds:
+    """The special tokens of a masked language model, and the tokens that are words."""
+
+    cls: int
+    sep: int
+    mask: int
+    word_N: Tensor
+
+    @classmethod
+    def of(cls, tokenizer: tokenizers.Tokenizer, folder: Path | None) -> SpecialIds:
+        ids = {name: tokenizer.special_id(name) for name in ("[CLS]", "[SEP]", "[MASK]")}
+        if missing := [name for name, id_ in ids.items() if id_ is None]:
+            raise ValueError(
+                f"the tokenizer in {folder} has no {' and no '.join(missing)}; give a run of the task masked, or train a new tokenizer"
+            )
+        words = [id_ for id_ in range(tokenizer.vocabulary) if id_ not in tokenizer.special]
+        return cls(*(id_ or 0 for id_ in ids.values()), torch.tensor(words))
+
+
+OURS = SpecialIds(CLS, SEP, MASK, torch.empty(0, dtype=torch.long))  # of our own tokenizers
+
+
 class MaskedData(TaskData):
     """Rows of one or two passages with masked tokens."""
 
@@ -81,10 +105,7 @@ class MaskedData(TaskData):
         self.tokenizer = tokenizers.load_or_train(
             "wordpiece", lambda: text.chunks("train"), task.vocabulary, text.fingerprint, folder
         )
-        if [self.tokenizer.special_id(name) for name in SPECIAL] != list(range(len(SPECIAL))):
-            raise ValueError(
-                f"the first tokens of the tokenizer in {folder} are not {' '.join(SPECIAL)}; give a run of the task masked"
-            )
+        self.special = SpecialIds.of(self.tokenizer, folder)
         blank = task.documents == "blank"
         self.splits = {split: encode_sentences(text, split, self.tokenizer, blank) for split in text.splits}
         self.starts = {split: self._starts(of_split, split) for split, of_split in self.splits.items()}
@@ -148,7 +169,9 @@ class MaskedData(TaskData):
         position = torch.arange(token_BT.shape[1])[None]
         tensors = {"segment_BT": (position >= torch.tensor([second for _, second, _ in rows])[:, None]).long()}
         tensors["segment_BT"] *= visible_BT
-        input_BT, target_BT = mask(token_BT, visible_BT, self.task.share, self.tokenizer.vocabulary, generator)
+        input_BT, target_BT = mask(
+            token_BT, visible_BT, self.task.share, self.tokenizer.vocabulary, generator, self.special
+        )
         tensors |= {"token_BT": input_BT, "target_BT": target_BT}
         if self.task.next_sentence:
             # The loss is a sum that is divided by the number of selected tokens; with this weight rows contribute their mean.
@@ -174,7 +197,7 @@ class MaskedData(TaskData):
         start_S = of_split.start_S
         if not pair:
             a = of_split.token_N[start_S[first_sentence] : start_S[last]][:length]
-            return np.concatenate(([CLS], a, [SEP])), len(a) + 2, 0
+            return np.concatenate(([self.special.cls], a, [self.special.sep])), len(a) + 2, 0
         end = of_split.end_within(first_sentence, length, at_least=2)
         boundary = (
             first_sentence + 1 + int(middle * (end - first_sentence - 1))
@@ -192,7 +215,11 @@ class MaskedData(TaskData):
             b = of_split.token_N[start_S[sentence] : start_S[of_split.end_within(sentence, len(b))]]
         a = a[-max(length - len(b), length // 2) :]
         b = b[: length - len(a)]
-        return np.concatenate(([CLS], a, [SEP], b, [SEP])), len(a) + 2, int(from_elsewhere)
+        return (
+            np.concatenate(([self.special.cls], a, [self.special.sep], b, [self.special.sep])),
+            len(a) + 2,
+            int(from_elsewhere),
+        )
 
     def count(self, batch: Batch) -> int:
         return int((batch["target_BT"] != NO_TARGET).sum())
@@ -272,7 +299,11 @@ class MaskedObjective(Objective):
 
 class MaskedInference(TokenInference):
     def __init__(self, objective: MaskedObjective):
-        super().__init__(objective.data.tokenizer, objective.data.context, (CLS, SEP))
+        super().__init__(
+            objective.data.tokenizer,
+            objective.data.context,
+            ((objective.data.special.cls,), (objective.data.special.sep,)),
+        )
         self.objective, self.data = objective, objective.data
 
     @torch.no_grad()
@@ -280,28 +311,34 @@ class MaskedInference(TokenInference):
         """Returns a row in which the masked tokens are replaced by the model's predictions, in brackets."""
         batch = self.data.random_batch("valid", 1, step_generator(seed, 0)).to(next(network.parameters()).device)
         token_BTV = self.objective.forward(network, batch, "auto").logits_of(self.objective.head)
-        masked_BT = batch["token_BT"] == MASK
+        masked_BT = batch["token_BT"] == self.data.special.mask
         guess_BT = torch.where(masked_BT, token_BTV.argmax(-1), batch["token_BT"])
         words = []
         for token, guess, masked in zip(batch["token_BT"][0], guess_BT[0], masked_BT[0], strict=True):
             word = self.data.tokenizer.decode([int(guess)])
-            words.append(f"[{word}]" if masked else word if int(token) >= FIRST_WORD else "")
+            words.append(f"[{word}]" if masked else "" if int(token) in self.data.tokenizer.special else word)
         return " ".join(word for word in words if word).replace(" ##", "")
 
 
 def mask(
-    token_BT: Tensor, visible_BT: Tensor, share: float, vocabulary: int, generator: torch.Generator
+    token_BT: Tensor,
+    visible_BT: Tensor,
+    share: float,
+    vocabulary: int,
+    generator: torch.Generator,
+    special: SpecialIds = OURS,
 ) -> tuple[Tensor, Tensor]:
     """Returns the tokens with some of them masked, and the targets: NO_TARGET where a token was not selected.
 
     In each row that share of its words is selected, at least one; special tokens are never selected.
     """
-    word_BT = visible_BT & (token_BT >= FIRST_WORD)
+    word_N = special.word_N if len(special.word_N) else torch.arange(FIRST_WORD, vocabulary)
+    word_BT = visible_BT & torch.isin(token_BT, word_N)
     count_B1 = (word_BT.sum(1, keepdim=True) * share).round().long().clamp(min=1)
     key_BT = torch.rand(token_BT.shape, generator=generator).masked_fill(~word_BT, 2.0)
     rank_BT = key_BT.argsort(1).argsort(1)
     selected_BT = (rank_BT < count_B1) & word_BT
     kind_BT = torch.rand(token_BT.shape, generator=generator)
-    random_BT = torch.randint(FIRST_WORD, vocabulary, token_BT.shape, generator=generator)
-    masked_BT = torch.where(kind_BT < MASKED, MASK, torch.where(kind_BT < MASKED + RANDOM, random_BT, token_BT))
+    random_BT = word_N[torch.randint(len(word_N), token_BT.shape, generator=generator)]
+    masked_BT = torch.where(kind_BT < MASKED, special.mask, torch.where(kind_BT < MASKED + RANDOM, random_BT, token_BT))
     return torch.where(selected_BT, masked_BT, token_BT), torch.where(selected_BT, token_BT, NO_TARGET)

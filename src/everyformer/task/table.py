@@ -17,6 +17,7 @@ from everyformer.network.output_head import Regress as RegressHead
 from everyformer.task.classify import Classify, InputKind, Regress
 from everyformer.task.control import Control
 from everyformer.task.denoise import Denoise
+from everyformer.task.embed_texts import EmbedTexts as EmbedTexts  # a recipe names it
 from everyformer.task.image import Image
 from everyformer.task.language import Language
 from everyformer.task.masked import Masked

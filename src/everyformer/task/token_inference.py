@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from everyformer.data.tokenizer import Ids, Tokenizer
+from everyformer.data.tokenizer import NO_MARKS, Ids, Marks, Tokenizer
 from everyformer.infer.embed import embeddings
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Reading
@@ -23,8 +23,8 @@ MULTIPLE = 8
 class TokenInference(Inference):
     """Reads texts through a tokenizer. `context` is the largest number of tokens of a text with its marks; None: no limit."""
 
-    def __init__(self, tokenizer: Tokenizer, context: int | None = None, marks: Sequence[int] = ()):
-        self.tokenizer, self.context, self.marks = tokenizer, context, list(marks)
+    def __init__(self, tokenizer: Tokenizer, context: int | None = None, marks: Marks = NO_MARKS):
+        self.tokenizer, self.context, self.marks = tokenizer, context, marks
 
     def encode(self, inputs: Sequence[Any]) -> list[Ids]:
         """Returns the tokens of texts, or of lists of token ids, without marks."""
@@ -46,9 +46,10 @@ class TokenInference(Inference):
 
     def marked(self, ids: Ids) -> Ids:
         """Returns the tokens within the context, with the marks around them; an empty text becomes one token."""
-        ids = ids if len(ids) or self.marks else np.zeros(1, np.int64)
-        length = None if self.context is None else self.context - len(self.marks)
-        return np.concatenate((self.marks[:1], ids[:length], self.marks[1:])).astype(np.int64)
+        first, last = self.marks
+        ids = ids if len(ids) or first or last else np.zeros(1, np.int64)
+        length = None if self.context is None else self.context - len(first + last)
+        return np.concatenate((first, ids[:length], last)).astype(np.int64)
 
     def embed(
         self, network: Network | PairNetwork, inputs: Sequence[Any], pooling: Reading = "mean", normalize: bool = False

@@ -67,8 +67,7 @@ def _inference(value: Model | EncoderDecoder, task: Task | None, folder: Path) -
     context = None if limit is None else limit - value.class_token
     if any(isinstance(head, Language) for head in value.outputs):
         return LanguageInference(tokenizer, context)
-    marks = [] if value.body.is_causal() else [tokenizer.special_id(name) for name in ("[CLS]", "[SEP]")]
-    return TokenInference(tokenizer, context, [mark for mark in marks if mark is not None])
+    return TokenInference(tokenizer, context, (tokenizer.start, ()) if value.body.is_causal() else tokenizer.marks)
 
 
 def _default_tokenizer(vocabulary: int) -> Tokenizer:

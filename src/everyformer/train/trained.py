@@ -30,6 +30,7 @@ from everyformer.task.task import FittedTask, Inference
 from everyformer.train import checkpoint
 from everyformer.train.distributed import find_device
 from everyformer.train.folder import check_data, read_model, read_recipe
+from everyformer.train.imported import is_published, open_published
 from everyformer.train.learner import autocast, set_gather
 from everyformer.train.recipe import Recipe
 from everyformer.train.run_data import changed_splits, check_classes, with_data
@@ -130,15 +131,17 @@ class TrainedRun:
         self.require("classify", "has no classes")
         return self.predict(inputs)
 
-    def embed(self, inputs: Any, pooling: Reading = "mean", normalize: bool = False) -> NDArray[np.float32]:
+    def embed(self, inputs: Any, pooling: Reading | None = None, normalize: bool | None = None) -> NDArray[np.float32]:
         """Returns one vector of each input, as an array N, D: the last layer, pooled over the positions that are not padding.
 
-        `pooling` is mean, first (a class token), last or max. With `normalize` each vector has the length 1. A text that is longer than
-        the model's context is cut.
+        `pooling` is mean, first (a class token), last or max. With `normalize` each vector has the length 1. Default: as the model was
+        imported, else the mean, not normalized. A text that is longer than the model's context is cut.
         """
         self.require("embed", "gives its inputs no vector each")
         with self._inference():
-            return self.task.inference.embed(self.network, self._checked_inputs(inputs), pooling, normalize)
+            given: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
+            options = {name: value for name, value in given.items() if value is not None}
+            return self.task.inference.embed(self.network, self._checked_inputs(inputs), **options)
 
     def score(self, texts: Sequence[Any]) -> list[Score]:
         """Returns the log-likelihood of each text (or list of token ids), and its bits per byte."""
@@ -248,6 +251,9 @@ def load(
                 f"{folder} is a saved model, which has no steps and no task; leave out step= and the settings"
             )
         network, task, recipe, opener = open_saved(folder, None if isinstance(data, bool) else str(data))
+        return TrainedRun(network.to(find_device(device)), task, recipe, 0, {}, open_data=opener)
+    if is_published(folder):
+        network, task, recipe, opener = open_published(folder, None if isinstance(data, bool) else str(data))
         return TrainedRun(network.to(find_device(device)), task, recipe, 0, {}, open_data=opener)
     recipe = with_data(read_recipe(folder), None if isinstance(data, bool) else data)
     if changes:
