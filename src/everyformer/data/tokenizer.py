@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from everyformer.data.datasets import GPT2_FILES, dataset_files
 from everyformer.data.files import atomic_write, cache_folder, digest, read_json
-from everyformer.data.subwords import HuggingFaceTokenizer, Marks, load_json
+from everyformer.data.subwords import HuggingFaceTokenizer, load_json
 from everyformer.data.subwords import Kind as SubwordKind
+from everyformer.data.subwords import Marks as Marks
 
 Kind = Literal["bytes", "characters", "bpe", "gpt2", "wordpiece", "ids"]
 Texts = Callable[[], Iterable[str]]  # returns a new iterator over the texts at each call
@@ -38,13 +39,19 @@ NO_MARKS: Marks = ((), ())
 class Tokenizer(Protocol):
     """Encodes and decodes text, and can be saved to a run's folder."""
 
-    kind: Kind | SubwordKind
     vocabulary: int
     marks: Marks  # the tokens that are put before and after a text that a model reads as a whole
-    start: tuple[int, ...]  # the tokens before a text that a model continues
     special: frozenset[int]  # the ids of tokens that are no text
     key: str  # a cache key; equal keys encode alike
     bytes_per_token: NDArray[np.int64] | None  # bytes of text in each token; None if decoding does not restore the text
+
+    @property
+    def kind(self) -> Kind | SubwordKind: ...
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        """The tokens before a text that a model continues."""
+        ...
 
     def encode(self, text: bytes) -> Ids: ...
 

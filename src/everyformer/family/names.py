@@ -81,7 +81,7 @@ def from_transformers(
 ) -> dict[str, Tensor]:
     """Returns our state dict of a model type with the heads that the state has.
 
-    `ours` is a state dict of our network, for its names and shapes. Raises ValueError if names are missing or left over, or if
+    `ours` is a state dict of our network, for its names and shapes; without it, tied weights are tied. Raises ValueError if names are missing or left over, or if
     shapes differ. A pooler that no head uses is left out, with a warning.
     """
     from everyformer.family.model_types import model_type
@@ -93,7 +93,8 @@ def from_transformers(
         for number, key in enumerate(heads_of(kind, weights))
         for one, theirs in kind.heads[key].rows.items()
     }
-    found = {one: theirs_of(one, rows) for one in (expand(rows, weights) if ours is None else ours)}
+    separate = {one: theirs for one, theirs in rows.items() if not kind.tied.keys() >= set(theirs)}
+    found = {one: theirs_of(one, rows) for one in (expand(separate, weights) if ours is None else ours)}
     used = {one for theirs in found.values() for one in theirs}
     for copy, original in kind.tied.items():
         if {copy, original} <= weights.keys() - (used & {copy}) and not torch.equal(

@@ -62,8 +62,8 @@ ENCODER: Rows = {
 }
 OLD_NAMES = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
 UNUSED = r"^embeddings\.(position_ids|token_type_ids)$"  # indices, which old files store among the weights
-FIRST = {"type": "classify", "reading": "first", "pooler": True}
-POOLER: Rows = {"pooler.*": ("pooler.dense.*",)}
+FIRST: dict[str, Any] = {"type": "classify", "reading": "first", "pooler": True}
+POOLER: dict[str, tuple[str, ...]] = {"pooler.*": ("pooler.dense.*",)}
 TOKENS = Head("classifier.weight", {"type": "per_token"}, {"map.*": ("classifier.*",)}, "outputs")
 QUESTIONS = Head("qa_outputs.weight", {"type": "per_token"}, {"map.*": ("qa_outputs.*",)}, "outputs")
 

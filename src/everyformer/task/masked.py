@@ -75,8 +75,8 @@ class Masked(Task, Value, frozen=True):
 class SpecialIds:
     """The special tokens of a masked language model, and the tokens that are words."""
 
-    cls: int
-    sep: int
+    start: int  # [CLS]
+    end: int  # [SEP]
     mask: int
     word_N: Tensor
 
@@ -88,7 +88,8 @@ class SpecialIds:
                 f"the tokenizer in {folder} has no {' and no '.join(missing)}; give a run of the task masked, or train a new tokenizer"
             )
         words = [id_ for id_ in range(tokenizer.vocabulary) if id_ not in tokenizer.special]
-        return cls(*(id_ or 0 for id_ in ids.values()), torch.tensor(words))
+        start, end, mask = (id_ or 0 for id_ in ids.values())
+        return cls(start, end, mask, torch.tensor(words))
 
 
 OURS = SpecialIds(CLS, SEP, MASK, torch.empty(0, dtype=torch.long))  # of our own tokenizers
@@ -197,7 +198,7 @@ class MaskedData(TaskData):
         start_S = of_split.start_S
         if not pair:
             a = of_split.token_N[start_S[first_sentence] : start_S[last]][:length]
-            return np.concatenate(([self.special.cls], a, [self.special.sep])), len(a) + 2, 0
+            return np.concatenate(([self.special.start], a, [self.special.end])), len(a) + 2, 0
         end = of_split.end_within(first_sentence, length, at_least=2)
         boundary = (
             first_sentence + 1 + int(middle * (end - first_sentence - 1))
@@ -216,7 +217,7 @@ class MaskedData(TaskData):
         a = a[-max(length - len(b), length // 2) :]
         b = b[: length - len(a)]
         return (
-            np.concatenate(([self.special.cls], a, [self.special.sep], b, [self.special.sep])),
+            np.concatenate(([self.special.start], a, [self.special.end], b, [self.special.end])),
             len(a) + 2,
             int(from_elsewhere),
         )
@@ -302,7 +303,7 @@ class MaskedInference(TokenInference):
         super().__init__(
             objective.data.tokenizer,
             objective.data.context,
-            ((objective.data.special.cls,), (objective.data.special.sep,)),
+            ((objective.data.special.start,), (objective.data.special.end,)),
         )
         self.objective, self.data = objective, objective.data
 

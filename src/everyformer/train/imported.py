@@ -248,8 +248,9 @@ def _class_names(config: Config, classes: int) -> list[str]:
     table = config.get("id2label")
     if table is None:
         return [f"LABEL_{index}" for index in range(classes)]
-    names = [table.get(str(index)) for index in range(classes)] if isinstance(table, Mapping) else []
-    if len(names) != len(table) or not all(isinstance(name, str) for name in names):
+    given = [table.get(str(index)) for index in range(classes)] if isinstance(table, Mapping) else []
+    names = [name for name in given if isinstance(name, str)]
+    if not len(names) == len(table) == classes:
         raise ValueError(f"id2label in config.json does not name the {classes} classes of the model; restore it")
     if len(set(names)) < len(names):
         raise ValueError(
