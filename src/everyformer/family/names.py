@@ -81,8 +81,8 @@ def from_transformers(
 ) -> dict[str, Tensor]:
     """Returns our state dict of a model type with the heads that the state has.
 
-    `ours` is a state dict of our network, for its names and shapes; without it, tied weights are tied. Raises ValueError if names are missing or left over, or if
-    shapes differ. A pooler that no head uses is left out, with a warning.
+    `ours` is a state dict of our network, for its names and shapes; without it, tied weights are tied. Raises ValueError if names
+    are missing or left over, or if shapes differ. A pooler that no head uses is left out, with a warning.
     """
     from everyformer.family.model_types import model_type
 
