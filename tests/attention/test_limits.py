@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from everyformer.attention import hashing
 from everyformer.attention.attend import UnsupportedKernel, attend
 from everyformer.attention.context import Context
-from everyformer.attention.kernels import flex, tiled
+from everyformer.attention.kernels import flex, fused, tiled
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Causal, Pattern, Stride, Window
@@ -143,3 +143,12 @@ def test_on_a_gpu_flex_compiles_many_programs_and_fails_rather_than_continue_unf
     flex._kernel.__wrapped__("cuda")(1, 2, 3)
     ((each, together, fails),) = seen
     assert min(each, together) >= 4096 and fails and torch._dynamo.config.fail_on_recompile_limit_hit is before
+
+
+def test_sizes_of_blocks_are_powers_of_2():
+    """Triton has no others, and no product of less than 16."""
+    for table in fused.SIZES.values():
+        for program in ("forward", "to_queries", "to_keys"):
+            for size in {"M", "N", "UNEVEN", "num_warps"} & table.get(program, {}).keys():
+                value = table[program][size]
+                assert value & (value - 1) == 0 and value >= (1 if size == "num_warps" else 16)
