@@ -72,6 +72,7 @@ def attend(
     scale: float | None = None,
     dropout: float = 0.0,
     kernel: str | None = None,
+    transformed: bool = False,
 ) -> Tensor:
     """Returns the output B, H, Q, E' of every query.
 
@@ -81,6 +82,7 @@ def attend(
     scale        factor of q k^T. Default: 1 / sqrt(E)
     dropout      probability that a weight is dropped
     kernel       a name from the list above. Default: the context's
+    transformed  whether q and k are as the score modifications transform them already
 
     Raises ValueError if the inputs do not fit together, and UnsupportedKernel if the named kernel does not support the request.
     Example: `attend(q, k, v, Causal() & Window(64))`.
@@ -93,7 +95,7 @@ def attend(
     scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
     name = kernel or context.call.kernel
     request = Request(q_BHQE, k_BHKE, v_BHKE, pattern, (), (), context, scale, dropout)
-    chosen, request = _choose_and_apply(request, score_mods, name)
+    chosen, request = _choose_and_apply(request, score_mods, name, transformed)
     for score_mod in score_mods:
         cost = score_mod.penalty(request.context)
         if cost is not None:
@@ -117,13 +119,15 @@ def choose(request: Request, name: str) -> Kernel:
     return KERNELS[name]
 
 
-def _choose_and_apply(request: Request, score_mods: Sequence[ScoreModModule], name: str) -> tuple[Kernel, Request]:
+def _choose_and_apply(
+    request: Request, score_mods: Sequence[ScoreModModule], name: str, transformed: bool
+) -> tuple[Kernel, Request]:
     """Returns the kernel, and the request with the score modifications applied."""
     pattern, context = request.pattern, request.context
     is_soft = [score_mod.soft for score_mod in score_mods] == [True]
     if is_soft and request.q_BHQE.is_cuda and context.call.probe is None and name in ("auto", *READ_SOFT_MASKS):
         # To narrow the pattern the host reads the spans, which waits for the GPU: first ask for a kernel that does not need it.
-        applied = _apply(request, score_mods)
+        applied = _apply(request, score_mods, transformed)
         chosen = choose(applied, name)
         if any(chosen is KERNELS[one] for one in READ_SOFT_MASKS):
             return chosen, applied
@@ -133,18 +137,18 @@ def _choose_and_apply(request: Request, score_mods: Sequence[ScoreModModule], na
         request = replace(request, context=replace(context, max_distance=end))
     if narrowed is not pattern:
         request = replace(request, narrowed=narrowed)
-    request = _apply(request, score_mods)
+    request = _apply(request, score_mods, transformed)
     return choose(request, name), request
 
 
-def _apply(request: Request, score_mods: Sequence[ScoreModModule]) -> Request:
+def _apply(request: Request, score_mods: Sequence[ScoreModModule], transformed: bool) -> Request:
     """Returns the request with transformed queries and keys and the terms of the scores."""
     if not score_mods:
         return request
     if not all(score_mod.grouped_keys for score_mod in score_mods):
         request = request.ungrouped()
     q, k, context = request.q_BHQE, request.k_BHKE, request.context
-    for score_mod in score_mods:  # which may make them wider
+    for score_mod in () if transformed else score_mods:  # which may make them wider
         q, k = score_mod.transform(q, k, context)
     caps = [score_mod.soft_cap for score_mod in score_mods if score_mod.soft_cap is not None]
     sinks = [sink_H for sink_H in [score_mod.sink() for score_mod in score_mods] if sink_H is not None]

@@ -223,6 +223,15 @@ class Context:
         positions = self.memo(("crop", distance), lambda: self.positions.crop(distance))
         return self if positions is self.positions else replace(self, positions=positions)
 
+    def of_new_keys(self) -> Context:
+        """The context in which the keys are those of the positions of the queries, which a cache is about to take up."""
+
+        def make() -> Positions:
+            here = self.positions
+            return replace(here, keys=here.queries, query_BQ=None, key_BK=here.query_positions())
+
+        return replace(self, positions=self.memo(("new_keys",), make))
+
     def with_hashes(self, hashes: Tensor) -> Context:
         """The context of one attention that hashes its keys. Masks depend on the hashes, so it has a memo of its own."""
         return replace(self, side=replace(self.side, hashes=hashes), call=self.call.without_memo())

@@ -58,6 +58,9 @@ class ScoreModModule(nn.Module):
     """The hooks. Each one does nothing unless a subclass defines it. Example: `class DecayModule(ScoreModModule)`."""
 
     needs_weights = False  # whether `output` does anything
+    transforms_keys_once = (
+        False  # whether `transform` makes each key from that key and its position alone, so that it can be cached
+    )
     reads_inputs = False  # whether it reads `context.side.query_inputs`
     soft = False  # whether its term is a `SoftMask`, which a GPU kernel reads on the device
     soft_cap: float | None = None  # c in c tanh(score / c) of the scaled products, before terms are added
@@ -131,6 +134,7 @@ class Rotary(ScoreMod, Value, frozen=True):
 
 
 class RotaryModule(ScoreModModule):
+    transforms_keys_once = True
     grouped_keys = True
 
     def __init__(self, value: Rotary, width: int):

@@ -206,7 +206,7 @@ class _Window:
         """Why the tokens cannot be decoded in slots, or None if they can."""
         if {"side_inputs", "probe"} & {name for name, x in self.options.items() if x is not None}:
             return "side inputs and probes belong to each token"
-        return static_reason(self.cache)
+        return static_reason(self.cache.entries)
 
     def decoder(self, new_B: Tensor, generators: list[Generator], choose: Choose) -> Decoder:
         """Continues the cached tokens in slots."""
