@@ -15,6 +15,7 @@ from everyformer import (
     Attention,
     AuxiliaryPredictions,
     BatchNorm,
+    Causal,
     Classify,
     Concatenated,
     Convolution,
@@ -40,6 +41,7 @@ from everyformer import (
     ParameterFree,
     PerToken,
     PostNorm,
+    Prefix,
     PreNorm,
     Reversible,
     RMSNorm,
@@ -94,7 +96,18 @@ def recurrent(width: int, heads: Any = (), bidirectional: bool = False) -> Model
     return Model(width=width, embed=Tokens(9), body=stack(1, Lstm(bidirectional=bidirectional)), outputs=heads)
 
 
+def two_prefixes(*lengths: int | None) -> Any:
+    """A language model with a layer for each of these prefixes."""
+    layers = tuple(Layer((Attention(Standard(2), Causal() | Prefix(length)),)) for length in lengths)
+    return Model(width=8, embed=Tokens(17), body=Stack(2, layers, PreNorm()), outputs=(Language(),))
+
+
 ROWS: list[tuple[str, Any, list[Any]]] = [
+    (
+        "some layers have a prefix with a length and others one that the call gives; use one of the two in all layers",
+        two_prefixes(None, 2),
+        [two_prefixes(3, 2), two_prefixes(None, None)],
+    ),
     (
         "positions take 8 of 8 features and leave none for the token; widen the model",
         model(position=Concatenated(Sinusoidal(), 8)),

@@ -167,6 +167,7 @@ class SideInputs:
     edges          N, N or B, N, N booleans: True where i attends to j, for the pattern `graph`
     segments       B, T whole numbers: the segment of each token (BERT's sentences A and B)
     hashes         B, H, rows, P: the bucket ranks of the keys, for `hashed` and `chunked`; computed by the attention
+    prefix         B whole numbers: how many of the first positions are the prefix, for the pattern `prefix` without a length
     query_inputs   B, Q, D: the vectors from which queries are projected, for score modifications that read them
     Example: `network(token_BT, side_inputs=SideInputs(documents=document_BT))`.
     """
@@ -176,6 +177,7 @@ class SideInputs:
     segments: Tensor | None = None
     hashes: Tensor | None = None
     query_inputs: Tensor | None = None
+    prefix: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from everyformer.data.tokenizer import Ids
 from everyformer.infer.evaluate import MAX_LOGITS, streaming_nll, vocabulary_of, window_nll
-from everyformer.infer.prompts import language_head, pad_left
+from everyformer.infer.prompts import fixed_prefix, language_head, pad_left, prefix_inputs
 from everyformer.network.network import Network, evaluating
 
 ROWS = 32  # in one call
@@ -32,6 +32,10 @@ def row_nll(network: Network, rows: Sequence[Ids], window: int) -> list[float]:
 
     A longer row is read as in evaluation: in windows that overlap by half, or segment by segment with a segment memory.
     """
+    if length := fixed_prefix(network):
+        raise ValueError(
+            f"the first {length} tokens are the model's prefix and have no probability, so a text has no score; use evaluate"
+        )
     whole = [row for row in range(len(rows)) if 1 < len(rows[row]) <= window + 1]
     whole.sort(key=lambda row: len(rows[row]))
     totals = [0.0] * len(rows)
@@ -52,7 +56,8 @@ def row_nll(network: Network, rows: Sequence[Ids], window: int) -> list[float]:
             token_BT, visible_BT = pad_left([list(map(int, rows[row])) for row in chosen], device)
             before_BT = visible_BT[:, :-1]  # of a target, the token before it
             visible = None if bool(before_BT.all()) else before_BT
-            logits_BTV = network(token_BT[:, :-1], visible=visible).logits_of(head).float()
+            side_inputs = prefix_inputs(network, [1] * len(token_BT))  # every token after the first is predicted
+            logits_BTV = network(token_BT[:, :-1], visible=visible, side_inputs=side_inputs).logits_of(head).float()
             loss_BT = F.cross_entropy(logits_BTV.transpose(1, 2), token_BT[:, 1:], reduction="none")
             sums = loss_BT.masked_fill(~before_BT, 0).double().sum(1).tolist()
             for row, total in zip(chosen, sums, strict=True):

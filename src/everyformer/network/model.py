@@ -54,7 +54,7 @@ class Model(Value, frozen=True, kw_only=True):
 
     def cache_kinds(self) -> tuple[str, ...]:
         """What the model keeps in a cache, in words. Empty if it cannot use one."""
-        if not self.body.is_causal():
+        if not self.body.is_language_model():
             return ()
         if self.memory is not None:
             return (f"segment memory of {self.memory.length}",)

@@ -70,6 +70,8 @@ PATTERNS: tuple[Pattern, ...] = tuple(
         "causal & (window(2) | stride(3))",
         "causal & (block(4) | summary(4, 1))",
         "causal & (prefix(2) | window(2))",
+        "causal | prefix(3)",
+        "causal & window(3) | prefix",
         "causal & local(3, 2)",
         "causal & local2d(4, 2, 2, 1, 1)",
         "causal & same_document",

@@ -6,6 +6,9 @@ where it ended in the step before. After `restart` segments a row begins anew, w
 model is given later; the rows take turns. In a text of several documents it then begins with the next document, if one starts
 within as many segments.
 
+With `prefix` the model becomes a prefix language model (Raffel et al. 2019): it attends to the first tokens of a window in full, and has
+no loss there. The first target is the token after the prefix. In evaluation the prefix is what is not scored, in generation the prompt.
+
 Every position is a target. Two auxiliary losses serve training alone (Al-Rfou et al. 2018; the training loss includes them):
     extra_targets     the tokens after the next one are predicted too, each with the weight `extra_target_weight` (1/2)
     auxiliary_layers  every layer l of n predicts them too, until l/n of the share `auxiliary_until` (1/2) of the steps: l/(2n)
@@ -25,6 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention.context import SideInputs
+from everyformer.attention.pattern import Prefix
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.encode import COUNTED, encode_split, token_offsets
 from everyformer.data.text import Text, open_text
@@ -38,13 +43,16 @@ from everyformer.infer.evaluate import (
     streaming_rows,
     window_nll,
 )
+from everyformer.infer.prompts import fixed_prefix
 from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions, Prediction
 from everyformer.network.cache import Cache
 from everyformer.network.depth import Stack
 from everyformer.network.linear_cross_entropy import NO_TARGET, cross_entropy
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language as LanguageHead
+from everyformer.network.sublayer import Sublayer
 from everyformer.task.batch import Batch, step_generator
 from everyformer.task.check import (
     check_split,
@@ -80,6 +88,9 @@ class Language(Task, Value, frozen=True):
     context: Size | None = None  # tokens of a window or segment; None: the model's positions or memory length, or 256
     restart: Count | None = None  # segments after which a row begins anew; 0: never; None: 4 times the memory's
     memory: Size | None = None  # memory length in evaluation, for a model with a segment memory; None: as in training
+    prefix: Count | Literal["random"] | None = (
+        None  # first tokens of a window that are given; random: up to all of them
+    )
     extra_targets: Count | None = None  # tokens after the next one to predict in training; None: as the model has it
     auxiliary_layers: bool | None = None  # predict from every layer in training; None: as the model has it
     extra_target_weight: Share = 0.5  # weight of the loss of each extra target
@@ -94,6 +105,8 @@ class LanguageData(TaskData):
 
     contiguous = False
     restart = 0  # segments after which a row begins anew; 0: never
+    prefix: int | Literal["random"] | None = None  # first tokens of a window without a loss, once fitted
+    reads_prefix = False  # whether the model is given their number
 
     def __init__(self, task: Language, text: Text, folder: Path | None):
         self.task, self.text = task, text
@@ -134,7 +147,11 @@ class LanguageData(TaskData):
     def adapt(self, model: Model | EncoderDecoder) -> Model | EncoderDecoder:
         settings = {"extra_targets": self.task.extra_targets, "every_layer": self.task.auxiliary_layers}
         changes = {name: setting for name, setting in settings.items() if setting is not None}
-        if not changes or not isinstance(model, Model):
+        if not isinstance(model, Model):
+            return model
+        if self.task.prefix is not None:
+            model = with_prefix(model)
+        if not changes:
             return model
         auxiliary = replace(model.auxiliary or AuxiliaryPredictions(0, False), **changes)
         return replace(model, auxiliary=auxiliary if auxiliary.extra_targets or auxiliary.every_layer else None)
@@ -158,12 +175,33 @@ class LanguageData(TaskData):
                 f"a context of {self.context} has no target {auxiliary.extra_targets} tokens after the next one; lower task.extra_targets"
             )
         check_tokens(model, self.tokenizer.vocabulary, self.text.name)
+        self.prefix = self._prefix(model)
+        self.reads_prefix = Prefix() in model.body.patterns()
         layers = 0
         if auxiliary is not None:
             layers = model.body.num_layers if auxiliary.every_layer and isinstance(model.body, Stack) else 1
         return FittedTask(
             self, LanguageObjective(self, index, layers), LanguageInference(self.tokenizer, self.context, self)
         )
+
+    def _prefix(self, model: Model) -> int | Literal["random"] | None:
+        """The prefix of every window; None: there is none."""
+        own, asked = model.body.prefix(), self.task.prefix
+        length = None if own is None else own.length
+        if own is not None and length is None and asked is None:
+            raise ValueError(
+                "the model reads a prefix, but its length is not set; set task.prefix to a number, or to random"
+            )
+        prefix = length or None if asked is None else asked
+        if prefix is not None and model.auxiliary is not None:
+            raise ValueError(
+                "auxiliary predictions reach into the prefix of a window; leave task.prefix out, or set model.auxiliary=none"
+            )
+        if isinstance(prefix, int) and prefix > (self.context or 0):
+            raise ValueError(
+                f"a prefix of {prefix} leaves no target in a context of {self.context}; lower task.prefix, or raise task.context"
+            )
+        return prefix
 
     def examples(self) -> int:
         count = len(self.splits["train"])
@@ -183,7 +221,17 @@ class LanguageData(TaskData):
         else:
             start_B = torch.randint(0, len(token_N) - self.context, (size,), generator=step_generator(seed, step))
         index = (start_B[:, None] + torch.arange(self.context + 1)) % len(token_N)
-        return Batch({"token_BT": torch.from_numpy(np.asarray(token_N[index.numpy()]).astype(np.int64))} | restart)
+        token_BT = torch.from_numpy(np.asarray(token_N[index.numpy()]).astype(np.int64))
+        return Batch({"token_BT": token_BT} | restart | self.prefixes(step, size, seed))
+
+    def prefixes(self, step: int, size: int, seed: int) -> dict[str, Tensor]:
+        """Returns the prefix of each row; random ones are equally likely from 1 to the whole window."""
+        if self.prefix is None:
+            return {}
+        if self.prefix == "random":
+            generator = step_generator(seed + 1, step)
+            return {"prefix_B": torch.randint(1, (self.context or 0) + 1, (size,), generator=generator)}
+        return {"prefix_B": torch.full((size,), self.prefix)}
 
     def segments(self, step: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns where the segments of the rows start in the ring of the text, and how many segments ago each row began anew."""
@@ -206,7 +254,10 @@ class LanguageData(TaskData):
         return token_offsets(self.splits["train"], self.bytes_per_token, self.text.starts["train"])
 
     def count(self, batch: Batch) -> int:
-        return len(batch) * (batch["token_BT"].shape[1] - 1)
+        targets = batch["token_BT"].shape[1] - 1
+        if "prefix_B" not in batch.tensors:
+            return len(batch) * targets
+        return int((targets - (batch["prefix_B"] - 1).clamp(min=0)).sum())
 
     def byte_length(self, token_N: Ids) -> int:
         """Returns the number of bytes of the text of some tokens."""
@@ -250,8 +301,14 @@ class LanguageObjective(Objective):
             options |= {"lowest_layer": self.layer_losses.lowest, "logits": self.whole_logits}
             output, predictions = AuxiliaryNetwork(network)(token_BT[:, :-1], **options)
         else:
-            output = network(token_BT[:, :-1], probe=self.probe(), **options)
-        loss = cross_entropy(output.logits_of(self.head), token_BT[:, 1:])
+            prefix_B = batch.tensors.get("prefix_B") if self.data.reads_prefix else None
+            side_inputs = None if prefix_B is None else SideInputs(prefix=prefix_B)
+            output = network(token_BT[:, :-1], probe=self.probe(), side_inputs=side_inputs, **options)
+        target_BT = token_BT[:, 1:]
+        if "prefix_B" in batch.tensors:
+            position = torch.arange(target_BT.shape[1], device=target_BT.device)
+            target_BT = target_BT.masked_fill(position < batch["prefix_B"][:, None] - 1, NO_TARGET)
+        loss = cross_entropy(output.logits_of(self.head), target_BT)
         for layer, extra, logits in predictions:
             target_BT = F.pad(token_BT[:, 1 + extra :], (0, extra), value=NO_TARGET)
             weight = self.layer_losses.weights[layer - 1] * (self.task.extra_target_weight if extra else 1.0)
@@ -283,7 +340,7 @@ class LanguageObjective(Objective):
         assert isinstance(network, Network) and context is not None
         check_split(split, data.splits, data.text.name)
         token_N, estimate = data.splits[split], Estimate(progress)
-        available = len(token_N) - 1
+        available = len(token_N) - 1 - max(0, fixed_prefix(network) - 1)
         targets = available if limit is None else min(limit * context, available)
         options: dict[str, Any] = {"limit": targets, "kernel": kernel, "estimate": estimate}
         if network.value.memory is not None:
@@ -299,7 +356,7 @@ class LanguageObjective(Objective):
             stride = self.task.stride or max(1, context // 2)
             window_nll(network, token_N, context, stride, **options)
             method = {"window": min(context, available), "stride": stride, "start": STARTS[2]}
-        scored = token_N[1:] if estimate.scored == available else token_N[estimate.target_indices()]
+        scored = token_N[1:] if estimate.scored == len(token_N) - 1 else token_N[estimate.target_indices()]
         bits = bits_per_byte(estimate.scored, data.byte_length(scored))  # of one nat per target
         return {
             self.metric: estimate.mean * bits,
@@ -310,6 +367,26 @@ class LanguageObjective(Objective):
             **method,
             "targets": estimate.scored,
             "targets_in_split": available,
-            **({} if network.value.body.is_causal() else {"leaks": "the future"}),  # then the numbers above are too low
+            **(
+                {} if network.value.body.prefix() is not None else {"leaks": "the future"}
+            ),  # then the numbers above are too low
             **adaptive_metrics(network, token_N),
         }
+
+
+def with_prefix(model: Model) -> Model:
+    """Returns the model with attention to the prefix that each call states, in every layer that does not attend to one already."""
+
+    def changed(sublayer: Sublayer) -> Sublayer:
+        if not isinstance(sublayer, Attention) or Prefix() in sublayer.pattern.walk():
+            return sublayer
+        return replace(sublayer, pattern=sublayer.pattern | Prefix())
+
+    own = model.body.prefix()
+    if own is not None and own.length:
+        raise ValueError(f"the model's own prefix has {own.length} tokens; leave task.prefix out")
+    if not any(model.body.patterns()):
+        raise ValueError("the model has no attention, with which it would read a prefix in full; leave task.prefix out")
+    layers = tuple(replace(layer, sublayers=tuple(map(changed, layer.sublayers))) for layer in model.body.layers)
+    body: Any = model.body
+    return replace(model, body=replace(body, layers=layers))

@@ -14,10 +14,11 @@ from everyformer.data.tokenizer import Tokenizer
 from everyformer.infer.beam import beam_search
 from everyformer.infer.evaluate import bits_per_byte
 from everyformer.infer.generate import generate, stream
+from everyformer.infer.prompts import fixed_prefix
 from everyformer.infer.score import Score, row_nll
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.probe_input import EXAMPLE, ProbeInput, token_labels
-from everyformer.task.token_inference import TokenInference
+from everyformer.task.token_inference import TokenInference, whole_prefix
 
 if TYPE_CHECKING:
     from everyformer.task.language import LanguageData
@@ -51,7 +52,7 @@ class LanguageInference(TokenInference):
     def sample(self, network: Network | PairNetwork, seed: int, tokens: int = 200) -> str | None:
         assert isinstance(network, Network)
         assert self.data is not None
-        prompt = self.data.splits["valid"][:32].tolist()
+        prompt = self.data.splits["valid"][: max(32, fixed_prefix(network))].tolist()
         return self.tokenizer.decode(generate(network, [prompt], tokens, temperature=0.5, seed=seed)[0])
 
     def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
@@ -67,7 +68,8 @@ class LanguageInference(TokenInference):
             ids = np.asarray(self.data.splits["valid"][: len(EXAMPLE)])
         ids = ids if text is not None else ids[: network.limit]
         token_BT = torch.from_numpy(ids.astype(np.int64))[None].to(next(network.parameters()).device)
-        return ProbeInput((token_BT,), token_labels(self.tokenizer, ids))
+        options = {"side_inputs": whole_prefix(network, torch.ones_like(token_BT))}
+        return ProbeInput((token_BT,), token_labels(self.tokenizer, ids), options)
 
     def generate_text(
         self,

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from everyformer.attention.context import SideInputs
 from everyformer.data.tokenizer import NO_MARKS, Ids, Marks, Tokenizer
 from everyformer.infer.embed import embeddings
+from everyformer.infer.prompts import prefix_inputs
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Reading
 from everyformer.task.batch import pad
@@ -59,7 +62,9 @@ class TokenInference(Inference):
         def hidden(some: list[Ids]) -> Any:
             token_BT, visible_BT = (x.to(device) for x in pad(some, MULTIPLE))
             token_BT, visible_BT = token_BT[:, : self.context], visible_BT[:, : self.context]
-            return network(token_BT, visible=visible_BT).hidden, visible_BT
+            return network(
+                token_BT, visible=visible_BT, side_inputs=whole_prefix(network, visible_BT)
+            ).hidden, visible_BT
 
         return embeddings([self.marked(ids) for ids in self.encode(inputs)], hidden, pooling, normalize)
 
@@ -70,4 +75,10 @@ class TokenInference(Inference):
         (ids,) = self.encode([text or EXAMPLE])
         token_T = self.marked(ids)
         token_BT = torch.from_numpy(token_T)[None].to(next(network.parameters()).device)
-        return ProbeInput((token_BT,), token_labels(self.tokenizer, token_T.tolist()))
+        options = {"side_inputs": whole_prefix(network, torch.ones_like(token_BT))}
+        return ProbeInput((token_BT,), token_labels(self.tokenizer, token_T.tolist()), options)
+
+
+def whole_prefix(network: Network | PairNetwork, visible_BT: Tensor) -> SideInputs | None:
+    """Returns the side input with which whole texts are the prefix, for a network that reads one."""
+    return prefix_inputs(network, visible_BT.sum(1)) if isinstance(network, Network) else None
