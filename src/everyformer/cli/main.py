@@ -28,6 +28,7 @@ from everyformer.cli.out_of_memory import amount_requested, is_out_of_memory
 from everyformer.cli.own_parts import imported
 from everyformer.cli.plan import plan
 from everyformer.cli.predict import predict
+from everyformer.cli.serve import serve
 from everyformer.cli.settings import settings
 from everyformer.cli.show import show
 from everyformer.cli.terminal import discard_output
@@ -61,6 +62,7 @@ app.command(generate)
 app.command(predict)
 app.command(embed)
 app.command(import_model, name="import")
+app.command(serve)
 app.command(family, usage="Usage: everyformer family [OPTIONS] [MEMBER]")
 app.command(show)
 app.command(contracts, usage="Usage: everyformer contracts [OPTIONS] [MEMBER]")
