@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import everyformer
 from everyformer import from_pretrained
 from everyformer.family.names import from_transformers
+from everyformer.family.to_transformers import as_model_type
 
 SMALL = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 40}
 TEXT = {"vocab_size": 23, "max_position_embeddings": 12}
@@ -93,7 +94,27 @@ def assert_equal(name, theirs, folder):
     mine = output.logits if isinstance(output.logits, tuple) else [output.logits] * (output.logits is not None)
     for a, b in zip(mine, logits(expected), strict=not name.startswith("GPT2Model")):
         assert (a - b).abs().max() < 1e-10
+    if not name.endswith("QuestionAnswering"):  # whose head is that of two classes of each token
+        assert_back(ours, folder)
     return ours
+
+
+def assert_back(ours, folder):
+    """The same table read backwards gives their config and their weights again."""
+    given, state = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    config, weights = as_model_type(given["model_type"], ours)
+    for field, value in config.items():
+        assert given.get(field) in (None, value) or field == "architectures", field  # null: it follows from others
+    unused = {one for one in state if one.endswith(("position_ids", "pooler.dense.weight", "pooler.dense.bias"))}
+    if "GPT2Model" in given["architectures"]:  # which has no head: our language head is tied
+        state = {f"transformer.{one}": x for one, x in state.items()}
+    elif weights.keys() == state.keys() - unused:
+        assert config["architectures"] == given["architectures"]
+    assert weights.keys() == state.keys() - (unused - weights.keys())
+    start = 2 * (given["model_type"] == "roberta")  # rows of its table that are never used
+    for one, x in weights.items():
+        start_of = start if "position_embeddings" in one else 0
+        assert torch.equal(x[start_of:], state[one][start_of:]), one
 
 
 @pytest.mark.parametrize("name", MODELS)

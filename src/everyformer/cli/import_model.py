@@ -7,7 +7,7 @@ from pathlib import Path
 from everyformer.cli.terminal import console, error_console, next_command
 
 
-def import_model(source: Path, /, *, out: Path | None = None) -> int:
+def import_model(source: Path, /, *, out: Path | None = None, leave_out: tuple[str, ...] = ()) -> int:
     """Make a run of a model of Hugging Face transformers.
 
     Parameters
@@ -17,13 +17,15 @@ def import_model(source: Path, /, *, out: Path | None = None) -> int:
         tokenizer, as save_pretrained writes it.
     out
         The folder of the run; it must not exist yet. Default: runs/NAME-1, runs/NAME-2, ...
+    leave_out
+        The beginning of the names of weights that are not read, such as those of a head that everyformer has not.
     """
     from everyformer.cli.train import run_folder
     from everyformer.network.size import parameters
     from everyformer.train.imported import import_run
 
     folder = run_folder(out, source.expanduser().resolve().name)
-    imported = import_run(source, folder)
+    imported = import_run(source, folder, leave_out)
     for note in imported.notes:
         error_console().print(f"note: {note}", style="yellow", soft_wrap=True)
     screen = console()

@@ -21,6 +21,7 @@ from everyformer.cli.contracts import contracts
 from everyformer.cli.demo import demo
 from everyformer.cli.embed import embed
 from everyformer.cli.evaluate import evaluate
+from everyformer.cli.export import export
 from everyformer.cli.family import family
 from everyformer.cli.generate import generate
 from everyformer.cli.import_model import import_model
@@ -61,6 +62,7 @@ app.command(evaluate)
 app.command(generate)
 app.command(predict)
 app.command(embed)
+app.command(export)
 app.command(import_model, name="import")
 app.command(serve)
 app.command(family, usage="Usage: everyformer family [OPTIONS] [MEMBER]")

@@ -183,9 +183,10 @@ def _wordpiece(path: Path, settings: Mapping[str, Any]) -> HuggingFaceTokenizer:
     vocabulary = {name: number for number, name in enumerate(names) if len(name) < MAX_TOKEN}
     if "[UNK]" not in vocabulary:
         raise ValueError(f"{path} is not the vocabulary of a BERT: it has no [UNK]; give the one of the model")
+    cased = any(name != name.lower() for name in vocabulary if not name.startswith("["))
     inner = Inner(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
     inner.normalizer = normalizers.BertNormalizer(
-        lowercase=bool(settings.get("do_lower_case", True)),
+        lowercase=bool(settings.get("do_lower_case", not cased)),
         strip_accents=settings.get("strip_accents"),
         handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
     )

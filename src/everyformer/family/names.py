@@ -74,6 +74,11 @@ class ModelType:
     renamed: Mapping[str, str] = field(default_factory=dict)  # other names of the same weights, as patterns
     unused: str = r"$^"  # names that are no weights, or that nothing of ours uses
     changes: Mapping[str, Change] = field(default_factory=dict)  # by a pattern of their name
+    # Where a model has the settings of our member: a field of a part, or a function; PATHS has those of most members.
+    paths: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
+    normal: Callable[[Config], Config] = lambda config: (
+        config
+    )  # a config with the fields of this table, from an old one
 
 
 def from_transformers(
@@ -110,7 +115,7 @@ def from_transformers(
         warnings.warn(f"{', '.join(unused)}: no head uses the pooler, so it is left out", stacklevel=2)
     read: dict[str, Tensor] = {}
     for one, theirs in found.items():
-        parts = [_change(kind, part).read(weights[part]) for part in theirs]
+        parts = [change_of(kind, part).read(weights[part]) for part in theirs]
         if len({part.shape[1:] for part in parts}) == 1:
             read[one] = torch.cat(parts) if len(parts) > 1 else parts[0]
         expected, got = None if ours is None else ours[one].shape, read[one].shape if one in read else parts[0].shape
@@ -128,8 +133,8 @@ def _refuse(name: str, problems: list[str]) -> None:
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ValueError(
-            f"these are not the weights of a {name}: {', '.join(problems[:5])}{more}; give the file of another model, or leave a "
-            "head out that everyformer has not"
+            f"these are not the weights of a {name}: {', '.join(problems[:5])}{more}; give the file of another model, or leave "
+            "out the head that everyformer has not (import --leave-out)"
         )
 
 
@@ -181,7 +186,7 @@ def expand(rows: Rows, weights: Iterable[str]) -> Iterator[str]:
                     yield ours.replace("{n}", str(n)).replace("*", last)
 
 
-def _change(kind: ModelType, name: str) -> Change:
+def change_of(kind: ModelType, name: str) -> Change:
     for pattern, change in kind.changes.items():
         if re.search(pattern, name):
             return change

@@ -72,6 +72,7 @@ VIT = ModelType(
     },
     architectures={(): "ViTModel", ("classify",): "ViTForImageClassification"},
     renamed=NEW_NAMES,
+    paths={"image": lambda model: isqrt(model.position.length - 1) * model.embed.size},
     changes={
         r"\.projection\.weight$": Change(
             lambda x: x.flatten(1),
@@ -80,11 +81,6 @@ VIT = ModelType(
         r"\.position_embeddings$": Change(lambda x: x[0], lambda x, model: x[None]),
     },
 )
-
-
-def image_size(model: Any) -> int:
-    """Returns the height and width of the images that a model with learned positions reads."""
-    return isqrt(model.position.length - 1) * int(model.embed.size)
 
 
 MODEL_TYPES = {"vit": VIT}

@@ -64,7 +64,7 @@ def model_of(config: Config, state: Mapping[str, Tensor]) -> Model | EncoderDeco
     kind = MODEL_TYPES[name]
     weights = plain_names(kind, state)
     heads = [kind.heads[key] for key in heads_of(kind, weights)]
-    config = {**kind.fixed, **kind.defaults, **config}
+    config = {**kind.fixed, **kind.defaults, **kind.normal(config)}
     for field, ours in kind.fixed.items():
         if config[field] != ours:
             raise ValueError(
@@ -136,9 +136,9 @@ def _check_layers(kind: ModelType, config: Config, state: Mapping[str, Tensor], 
         return
     stems = {one.partition("{n}")[0] for theirs in kind.rows.values() for one in theirs if "{n}" in one}
     layers = 1 + max(_numbers(plain_names(kind, state), stems), default=-1)
-    if config[field] != layers:
+    if config.get(field) != layers:
         raise ValueError(
-            f"the weights of {folder} do not fit its config.json: they have {layers} layers, but {field} is {config[field]}; "
+            f"the weights of {folder} do not fit its config.json: they have {layers} layers, but {field} is {config.get(field)}; "
             "restore both"
         )
 

@@ -23,6 +23,12 @@ from everyformer.task.task import FittedTask, Objective, Task, TaskData
 from everyformer.task.token_inference import TokenInference
 from everyformer.value import Size, Value
 
+POOLINGS: dict[str, Reading] = {  # by the names of sentence-transformers
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
+}
 CONTEXT = 512  # default for a model without a limit of positions
 
 

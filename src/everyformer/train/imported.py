@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +29,7 @@ from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Classify, Language, Masked, Reading, Regress
 from everyformer.task.classify import Classify as ClassifyTask
 from everyformer.task.classify import Regress as RegressTask
-from everyformer.task.embed_texts import EmbedTexts
+from everyformer.task.embed_texts import POOLINGS, EmbedTexts
 from everyformer.task.masked import Masked as MaskedTask
 from everyformer.task.table import task_for
 from everyformer.task.task import FittedTask, Task, TaskData
@@ -41,13 +41,8 @@ from everyformer.train.lock import only_writer
 from everyformer.train.provenance import provenance
 from everyformer.train.recipe import TUNING, Recipe
 from everyformer.train.record import Records
+from everyformer.value import nearest
 
-POOLINGS: dict[str, Reading] = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_lasttoken": "last",
-}
 BYTE = 255  # the largest value of a pixel
 
 
@@ -75,13 +70,14 @@ class ImportedData(TaskData):
             (folder / "classes.json").write_text(json.dumps(self.imported.classes) + "\n")
 
 
-def import_run(source: str | Path, folder: str | Path) -> Imported:
+def import_run(source: str | Path, folder: str | Path, leave_out: Sequence[str] = ()) -> Imported:
     """Write a folder of transformers as a run: `import_run("gpt2", "runs/gpt2")`. Returns what was read.
 
+    `leave_out` are beginnings of names of weights that are not read, such as those of a head that everyformer has not.
     Raises ValueError, and writes nothing, if the model or its tokenizer cannot be read, or if `folder` is not empty.
     """
     source, folder = Path(source).expanduser(), Path(folder).expanduser()
-    imported = read_folder(source)
+    imported = read_folder(source, leave_out)
     model = imported.network.value
     recipe = _recipe(imported)
     files = sorted(path for path in source.iterdir() if path.name.startswith(WEIGHTS) and path.is_file())
@@ -142,11 +138,15 @@ def open_published(
     return imported.network.float(), task, _recipe(imported), open_data
 
 
-def read_folder(source: Path) -> Imported:
+def read_folder(source: Path, leave_out: Sequence[str] = ()) -> Imported:
     """Reads a folder of transformers: its model, its tokenizer and what they are used for."""
     source = source.parent if source.is_file() else source
     config = read_config(source)
     state = read_weights(source)
+    for start in leave_out:
+        if not any(name.startswith(start) for name in state):
+            raise ValueError(f"no weight of {source} has a name that begins with {start!r}; {nearest(start, state)}")
+    state = {name: x for name, x in state.items() if not name.startswith(tuple(leave_out))}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         network = read_network(source, config, state)
