@@ -7,7 +7,6 @@ bytes and characters become a vocabulary of the `tokenizers` library too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +172,7 @@ def _inner(tokenizer: Tokenizer) -> Any:
     return None
 
 
-def _letters() -> Mapping[str, int]:
+def _letters() -> dict[str, int]:
     """The letters that stand for the 256 bytes in a byte-level vocabulary (Radford et al. 2019), by byte.
 
     Bytes that are printable characters of Latin-1 stand for themselves, the others for the letters from 256 on.
