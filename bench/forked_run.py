@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from everyformer.task.language import LanguageInference
+from everyformer.task.language_inference import LanguageInference
 from everyformer.train import checkpoint, loop
 from everyformer.train.recipe import Recipe
 

@@ -250,7 +250,7 @@ def run_one(index: int, seed: int, originals: Path, scratch: Path) -> dict[str, 
 
 def work(indices: Sequence[int], seed: int, originals: Path, scratch: Path, pipe: int) -> None:
     """What a forked process does: run inputs, and write a line about each to a pipe."""
-    from everyformer.task.language import LanguageInference
+    from everyformer.task.language_inference import LanguageInference
 
     LanguageInference.sample = lambda *_: None  # type: ignore[method-assign]  # it takes most of the time
     os.fsync = lambda _: None

@@ -16,7 +16,7 @@ from everyformer.value import Value
 NAMES = sorted(set(everyformer.__all__) - {"__version__", "KERNELS"})
 
 
-@pytest.mark.parametrize("name", ["load", "save", "train", "resume", "open_run", "Recipe", "generate", "contracts"])
+@pytest.mark.parametrize("name", ["load", "save", "train", "resume", "Recipe", "generate", "contracts"])
 def test_what_a_user_needs_is_found_by_tab(name):
     assert name in dir(everyformer) and getattr(everyformer, name) is not None
 

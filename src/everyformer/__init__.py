@@ -5,7 +5,7 @@
     value = everyformer.member("gpt2", "tiny")          # what it is: a value, printable, JSON round trip
     everyformer.contracts(network)                      # proof that the future does not leak, the cache is exact, ...
     recipe = everyformer.Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")
-    run = everyformer.train(recipe, "runs/first", progress=True)   # trains it; open_run("runs/first") opens it again
+    run = everyformer.train(recipe, "runs/first", progress=True)   # trains it; everyformer.load("runs/first") opens it again
     run.generate("Once", tokens=40)
 
 Names are imported when they are first used, so that `import everyformer` costs nothing.
@@ -59,12 +59,16 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
         Symmetric,
         Wide,
     )
+    from everyformer.attention.rotary import LinearScaling, Llama3Scaling, NtkScaling, RotaryScaling, YarnScaling
     from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, ScoreModModule, Shaw, T5Bias
+    from everyformer.attention.softmax import Sinks, SoftCap
     from everyformer.attention.span import DynamicSpan, Span
     from everyformer.family.pretrained import from_pretrained
     from everyformer.family.table import build, member, members
     from everyformer.infer.batching import Batcher, Event
     from everyformer.infer.generate import generate, sample
+    from everyformer.infer.predict import Predictions
+    from everyformer.infer.score import Score
     from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions
     from everyformer.network.cache import Cache, SegmentMemory
     from everyformer.network.convolution import Convolution
@@ -72,7 +76,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
     from everyformer.network.feedforward import FeedForward
     from everyformer.network.grid import Axial, Grid
-    from everyformer.network.initial import AsTorch, Initial, Normal, Xavier
+    from everyformer.network.initial import AsTorch, FanIn, Initial, Normal, Xavier
     from everyformer.network.layer import Layer
     from everyformer.network.lstm import AblatedLstm, Lstm
     from everyformer.network.model import EncoderDecoder, Model
@@ -84,13 +88,15 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
     from everyformer.network.repeat import Halt, Repeat
     from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
+    from everyformer.network.sandwich_norm import SandwichNorm
     from everyformer.network.sinusoid import Sinusoidal, TimePosition
-    from everyformer.network.store import load, save
+    from everyformer.network.store import save
     from everyformer.network.sublayer import Sublayer, SublayerModule
     from everyformer.study.contracts import contracts
+    from everyformer.task.attention_maps import AttentionWeights
     from everyformer.train.loop import resume
     from everyformer.train.recipe import Recipe
-    from everyformer.train.trained import TrainedRun, open_run
+    from everyformer.train.trained import TrainedRun, load
     from everyformer.value import Value, from_json, to_json
 
 _HOMES = {
@@ -101,6 +107,8 @@ _HOMES = {
     "everyformer.attention.parse": "parse",
     "everyformer.attention.check_pattern": "check_pattern",
     "everyformer.attention.score_mod": "ScoreMod ScoreModModule Rotary Alibi Shaw T5Bias ImageBias",
+    "everyformer.attention.rotary": "RotaryScaling LinearScaling NtkScaling Llama3Scaling YarnScaling",
+    "everyformer.attention.softmax": "SoftCap Sinks",
     "everyformer.attention.four_term": "FourTerm",
     "everyformer.attention.span": "Span DynamicSpan",
     "everyformer.attention.projection": "Projection Standard Shared Wide Sum ParameterFree Symmetric Asymmetric Sliced Narrow",
@@ -116,22 +124,26 @@ _HOMES = {
     "everyformer.network.lstm": "Lstm AblatedLstm",
     "everyformer.network.ponder_rnn": "PonderRnn",
     "everyformer.network.residual": "Residual PostNorm PreNorm Gated Reversible NoResidual",
+    "everyformer.network.sandwich_norm": "SandwichNorm",
     "everyformer.network.layer": "Layer",
     "everyformer.network.depth": "Depth Stack",
     "everyformer.network.repeat": "Repeat Halt",
     "everyformer.network.cache": "Cache SegmentMemory",
     "everyformer.network.output_head": "OutputHead Language Masked Classify Regress PerToken Logistics",
-    "everyformer.network.initial": "Initial AsTorch Normal Xavier",
+    "everyformer.network.initial": "Initial AsTorch Normal FanIn Xavier",
     "everyformer.network.auxiliary": "AuxiliaryPredictions AuxiliaryNetwork",
     "everyformer.network.model": "Model EncoderDecoder",
     "everyformer.network.network": "Network PairNetwork Output EncoderOutput",
-    "everyformer.network.store": "save load",
+    "everyformer.network.store": "save",
     "everyformer.family.pretrained": "from_pretrained",
     "everyformer.family.table": "build member members",
     "everyformer.infer.batching": "Batcher Event",
     "everyformer.infer.generate": "generate sample",
     "everyformer.study.contracts": "contracts",
-    "everyformer.train": "Recipe TrainedRun open_run resume",
+    "everyformer.train": "Recipe TrainedRun load resume",
+    "everyformer.infer.predict": "Predictions",
+    "everyformer.infer.score": "Score",
+    "everyformer.task.attention_maps": "AttentionWeights",
     "everyformer.value": "Value from_json to_json",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -177,7 +177,7 @@ def test_drawing_a_mask_does_not_change_later_attention() -> None:
     [
         ({"q": (2, 4, 3)}, "each must be batch, heads, positions, head width"),
         ({"q": (1, 2, 4, 3)}, "nothing is broadcast"),
-        ({"q": (2, 1, 4, 3)}, "nothing is broadcast"),
+        ({"q": (2, 1, 4, 3)}, "1 query heads cannot share 2 key heads equally"),
         ({"q": (2, 2, 4, 4)}, "q and k must be equally wide"),
         ({"v": (2, 2, 5, 5)}, "k and v equally long"),
         ({"q": (2, 2, 0, 3)}, "over 0 queries and 6 keys: give at least one of each"),

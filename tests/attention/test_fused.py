@@ -17,6 +17,7 @@ from everyformer.attention.attend import UnsupportedKernel, attend, choose
 from everyformer.attention.context import Context
 from everyformer.attention.hashing import Hash
 from everyformer.attention.kernels import fused, reference
+from everyformer.attention.kernels.parts import Kind
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Hashed
@@ -188,6 +189,23 @@ def test_programs_compile_for_a_gpu(tmp_path):
     assert len(done.stdout.splitlines()) == 22
 
 
+def test_a_block_and_the_columns_of_earlier_blocks_of_its_size_are_one_launch():
+    (together,), (apart,) = (
+        fused.launched_parts(request_of(f"causal & {text}")[0])
+        for text in ("(block(8) | summary(8, 3))", "(window(8) | stride(4))")
+    )
+    assert [part.kind for part in together] == [Kind.BLOCK_AND_DISTANT]
+    assert [part.kind for part in apart] == [Kind.BAND, Kind.RESIDUE]
+
+
+@pytest.mark.parametrize("device, dtype", [("cpu", torch.bfloat16), ("cuda", torch.float32), ("cuda", torch.float64)])
+def test_fused_needs_both_half_precision_and_a_gpu(device, dtype):
+    with FakeTensorMode():
+        q = torch.empty(1, 2, 64, 32, device=device, dtype=dtype)
+        request = Request(q, q, q, parse("causal & window(9)"), (), (), Context.of(64, 64, q.device), 0.1, 0.0)
+        assert f"not in {dtype} on {device}" in (fused.unsupported_reason(request) or "")
+
+
 def test_unsupported_requests_are_refused():
     """Device and precision first, then the pattern."""
     qkv = [torch.randn(1, 2, 8, 4) for _ in range(3)]
@@ -196,4 +214,5 @@ def test_unsupported_requests_are_refused():
     assert fused.launched_parts(request_of("causal")[0]) is None
     assert fused.launched_parts(request_of("window(5)")[0]) is None
     assert fused.launched_parts(request_of("causal & (block(8) | summary(4, 1))")[0]) is None
-    assert fused.launched_parts(request_of("hashed(2, 4, 5)", (Span(20),))[0]) is None
+    for text in ("hashed(2, 4, 5)", "causal & block(8)", "causal & (window(4) | stride(4))", "full"):
+        assert fused.launched_parts(request_of(text, (Span(20),))[0]) is None

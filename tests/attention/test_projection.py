@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from everyformer.attention.attend import attend
 from everyformer.attention.context import Context, EncoderContext
+from everyformer.attention.norm import RMSNorm
 from everyformer.attention.projection import (
     Asymmetric,
     Narrow,
@@ -37,6 +38,7 @@ FORMS: list[Projection] = [
     Asymmetric(4),
     Standard(HEADS),
     Standard(HEADS, key_width=2, value_width=5, bias=True),
+    Standard(HEADS, key_heads=1, qk_norm=RMSNorm(), scale=0.3),
     Shared(HEADS),
     Shared(HEADS, key_width=2, value_width=5, bias=True, merge_bias=True),
     Wide(HEADS),
@@ -220,6 +222,9 @@ D, H, R = 24, 4, 5
         (Asymmetric(R), 2 * R * D),
         (Standard(H), 4 * D**2 + D),
         (Standard(H, bias=True), 4 * D**2 + 4 * D),
+        (Standard(H, key_heads=2), 3 * D**2 + D),
+        (Standard(H, key_heads=1, bias=True, merge_bias=False), 2 * (D**2 + D * D // H) + D + 2 * D // H),
+        (Standard(H, 10, 10, key_heads=2, qk_norm=RMSNorm()), 2 * (H + 2) * 10 * D + D + 2 * 10),
         (Wide(H), 4 * H * D**2 + D),
         (Shared(H), 3 * D**2),
         (Shared(H, merge_bias=True), 3 * D**2 + D),

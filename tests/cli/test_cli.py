@@ -382,6 +382,9 @@ def test_the_demo_trains_samples_and_draws(run, monkeypatch, tmp_path):
     options = ("--text", "To be", "--out", str(tmp_path / "a.svg"), "--beside", str(tmp_path / "demo"))
     code, out, _ = run("show", "attention", str(tmp_path / "demo"), *options)
     assert code == 0 and (tmp_path / "a.svg").read_text().count("<!-- layer 0 -->") == 2
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
+    code, out, _ = run("demo", "--steps", "2", "--out", str(tmp_path / "plain"))
+    assert code == 0 and "no pictures: drawing needs matplotlib" in out
 
 
 def test_the_number_of_threads_is_restored(run):

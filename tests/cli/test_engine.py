@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from everyformer.cli.main import main
-from everyformer.study.attention_maps import draw_spans
-from everyformer.study.spans import Spans
+from everyformer.study.spans import Spans, draw_spans
 from everyformer.train.loop import Loop
 from everyformer.train.record import report_write_errors
 from tests.cli.small_run import SMALL, train

@@ -14,7 +14,7 @@ from PIL import Image
 
 from everyformer.cli import predict as command
 from everyformer.cli.main import main
-from everyformer.train import open_run
+from everyformer.train import load
 
 FEW = ("run.steps=2", "run.batch=4", "run.evaluate=0", "run.save=0")
 
@@ -63,7 +63,7 @@ def test_a_table_has_the_cells_the_class_and_its_probabilities(place, monkeypatc
     with open("new.csv", "w", newline="") as file:
         csv.writer(file).writerows([("id", "text"), *enumerate(texts)])
     assert main(["predict", "text", "--data", "new.csv", "--out", "out.csv"]) == 0
-    rows, run = read(place / "out.csv"), open_run("text", data=False)
+    rows, run = read(place / "out.csv"), load("text")
     assert list(rows[0]) == ["id", "text", "prediction", "probability", "p(neg)", "p(pos)"]
     assert [row["text"] for row in rows] == texts
     for row, text in zip(rows, texts, strict=True):
@@ -96,7 +96,7 @@ def test_an_image_and_a_folder_of_images_are_predicted(place, capsys):
     assert main(["predict", "images", "--data", "photos", "--out", "out.csv"]) == 0
     rows = read(place / "out.csv")
     assert len(rows) == 10 and {row["file"]: row for row in rows}["photos/red/3.png"] == alone[0]
-    run = open_run("images", data=False)
+    run = load("images")
     array = np.asarray(Image.open("photos/red/3.png").resize((28, 28), box=(1, 0, 10, 9)))
     assert float(run.predict([array]).probabilities.max()) == pytest.approx(float(alone[0]["probability"]), abs=1e-5)
     with pytest.raises(ValueError, match="input 1 is an array of uint8 of the shape"):
@@ -106,7 +106,7 @@ def test_an_image_and_a_folder_of_images_are_predicted(place, capsys):
 def test_images_are_normalized_as_in_training(place):
     """A run that is opened without its data predicts as one with them."""
     paths = [f"photos/blue/{n}.png" for n in range(5)]
-    with_data, without = (open_run("images", data=data).predict(paths).probabilities for data in (True, False))
+    with_data, without = (load("images", data=data).predict(paths).probabilities for data in (True, False))
     assert np.array_equal(with_data, without)
 
 
@@ -116,13 +116,13 @@ def test_the_nodes_of_a_graph_need_no_labels(place):
     assert main(["predict", "graph", "--data", "graph.json", "--out", "out.csv"]) == 0
     rows = read(place / "out.csv")
     assert [row["node"] for row in rows] == ["0", "1", "2"]
-    assert open_run("graph", data=False).predict(graph).values.tolist() == [row["prediction"] for row in rows]
+    assert load("graph").predict(graph).values.tolist() == [row["prediction"] for row in rows]
 
 
 def test_sentences_are_translated_in_their_order(place):
     (place / "new.txt").write_text("the 3 apples\nthe 5 red apples\n")
     assert main(["predict", "pairs", "--data", "new.txt", "--out", "out.csv"]) == 0
-    run = open_run("pairs", data=False)
+    run = load("pairs")
     for row in read(place / "out.csv"):
         assert row["prediction"] == run.generate(row["text"])
     assert run.predict(["", "the 4 apples"]).values[0] == ""
@@ -161,4 +161,4 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_written(place, caps
 
 def test_one_text_instead_of_a_list_is_refused(place):
     with pytest.raises(ValueError, match=r"are one text; give a list of them: \['good'\]"):
-        open_run("text", data=False).predict("good")
+        load("text").predict("good")

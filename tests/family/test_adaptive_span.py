@@ -13,8 +13,7 @@ from everyformer import Cache, Context, DynamicSpan, Language, Reversible, Rotar
 from everyformer.attention import span as span_module
 from everyformer.infer import generate as generate_module
 from everyformer.network import network as network_module
-from everyformer.study.attention_maps import spans_of
-from everyformer.study.spans import spans
+from everyformer.study.spans import spans, spans_of
 from everyformer.task.language import Language as LanguageTask
 from everyformer.train.learner import set_checkpoint_segments
 from everyformer.train.loop import train

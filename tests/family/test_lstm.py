@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 import everyformer as ef
 from everyformer import build
 from everyformer.infer.evaluate import streaming_nll, window_nll
-from everyformer.study.attention_maps import GROUPS, AttentionMaps, attention_maps, grouped, probe
 from everyformer.study.attention_pictures import draw
 from everyformer.study.plan import plan
+from everyformer.task.attention_maps import GROUPS, AttentionMaps, attention_maps, grouped, probe
 from everyformer.task.language import Language
 from everyformer.task.probe_input import ProbeInput
 from everyformer.train import checkpoint

@@ -11,7 +11,7 @@ from everyformer.family.table import parameters
 from everyformer.task.language import Language
 from everyformer.train.loop import train
 from everyformer.train.recipe import Recipe, override
-from everyformer.train.trained import open_run
+from everyformer.train.trained import load
 from tests.train.small import BASE, text
 
 
@@ -62,7 +62,7 @@ def test_a_run_gathers_running_positions_or_gives_the_reason_why_not(tmp_path):
     small = [one for one in BASE if "context" not in one and "layers" not in one]
     recipe = override(start, [*small, "run.steps=1", "run.evaluate=0", "run.gather=true"])
     train(recipe, tmp_path / "run")
-    assert open_run(tmp_path / "run").network.body.gather
+    assert load(tmp_path / "run").network.body.gather
     for setting in ("run.kernel=blocked", "run.compile=yes", "model.halting=graves"):
         with pytest.raises(ValueError, match=r"run\.gather"):
             train(override(recipe, [setting]), tmp_path / "other")

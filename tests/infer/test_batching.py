@@ -9,6 +9,7 @@ from everyformer import Attention, Batcher, Chunked, Convolution, Learned, Rotar
 from everyformer.infer import batching
 from tests.infer.test_decode import HEAD, LANGUAGE, built
 from tests.network import VOCABULARY, model, ready
+from tests.network.test_hybrid import TokenShift
 
 PROMPTS = [[1, 2, 3, 4, 5], [7], [9, 8, 7, 6, 5, 4, 3, 2, 1], [3, 1], [1, 2, 3, 4, 5, 6], [2] * 12]
 LENGTHS = [9, 14, 3, 1, 12, 6]
@@ -20,6 +21,8 @@ MODELS = {
     "convolution": model(net=Convolution(8), outputs=HEAD),
     "chunked": model(Chunked(2, 4, 2, leaks=True), form=Shared(2), outputs=HEAD),
 }
+
+MODELS["own entry"] = model(net=TokenShift(), outputs=HEAD)
 
 
 def served(batcher: Batcher, late: int = 2) -> dict[int, list[int]]:

@@ -83,7 +83,7 @@ def test_broken_weights_are_an_error():
 
 def test_a_causal_convolution_is_decoded_without_slots():
     network = ready(model(net=Convolution(8), outputs=HEAD))
-    assert static_reason(network(torch.tensor([[1]]), cache=Cache()).cache)
+    assert static_reason(network(torch.tensor([[1]]), cache=Cache()).cache.entries)
     assert generate(network, PROMPTS, 6, static=True, seed=0) == generate(network, PROMPTS, 6, cached=False, seed=0)
 
 

@@ -29,6 +29,7 @@ from everyformer import (
     Sinusoidal,
     Standard,
 )
+from everyformer.attention.score_mod import RotaryModule
 from everyformer.network.cache import LayerInputs
 from tests.network import close, model, randn, ready, tokens
 
@@ -322,3 +323,70 @@ def test_a_cache_of_equal_models_and_equal_sources_is_accepted():
     one.decode(tokens()[order], turned, cache=cache.reorder(order))
     with pytest.raises(ValueError, match="another encoder output of the same length"):
         one.decode(tokens(), replace(encoder_output, x_BSD=1 + encoder_output.x_BSD), cache=cache)
+
+
+@pytest.mark.parametrize("way", ["none", "rotary"])
+def test_appending_a_token_copies_nothing_that_was_there(way):
+    """The keys of one call are those of the next in the same memory, and the memory doubles when it is full."""
+    network, cache, moves = ready(model(**WAYS[way])), Cache(), []
+    with torch.no_grad():
+        for count in range(100):
+            before = [x.data_ptr() for entry in cache.entries for x in entry.tensors]
+            cache = network(tokens(2, 1, seed=count), cache=cache).cache
+            moves.append(before != [x.data_ptr() for entry in cache.entries for x in entry.tensors])
+    assert [count for count, moved in enumerate(moves) if moved] == [0, 1, 32, 66]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_continuations_of_one_cache_do_not_disturb_each_other(way):
+    """Whoever appends to an older value gets a copy: after a roll back, a trim, or a second call with the same cache."""
+    network = ready(model("causal & window(3)", **WAYS[way]))
+    token_BT, other_BT = tokens(2, 8), tokens(2, 8, seed=1)
+    with torch.no_grad():
+        start = network(token_BT[:, :4], cache=Cache()).cache
+        start = network(token_BT[:, 4:5], cache=start).cache  # now there is room
+        caches = [start, start, start.roll_back(1), start.trim(4), start.reorder(torch.tensor([0, 1]))]
+        news = [token_BT[:, 5:], other_BT[:, 5:], token_BT[:, 4:], other_BT[:, 5:], token_BT[:, 5:]]
+        outputs: list[list[Tensor]] = [[] for _ in caches]
+        for index in range(3):
+            for number, new_BT in enumerate(news):
+                output = network(new_BT[:, index : index + 1], cache=caches[number])
+                caches[number] = output.cache
+                outputs[number].append(output.hidden)
+        wholes = [
+            network(torch.cat((token_BT[:, :5], new_BT), dim=1)[:, :8] if new_BT.shape[1] == 3 else token_BT).hidden
+            for new_BT in news
+        ]
+    for number, (whole_BTD, found) in enumerate(zip(wholes, outputs, strict=True)):
+        first = 4 if number == 2 else 5
+        close(torch.cat(found, dim=1), whole_BTD[:, first : first + 3])
+
+
+def test_gradients_flow_through_a_cache_that_has_room():
+    """With gradients, positions are concatenated, so that nothing that a backward pass reads is written to again."""
+    network, token_BT = ready(model(score_mods=(Rotary(),))), tokens(2, 6)
+    with torch.no_grad():
+        cache = network(token_BT[:, :2], cache=Cache()).cache
+        cache = network(token_BT[:, 2:3], cache=cache).cache
+    first = network(token_BT[:, 3:4], cache=cache)
+    second = network(token_BT[:, 4:5], cache=first.cache)
+    with torch.no_grad():
+        network(token_BT[:, 5:], cache=second.cache)
+        network(token_BT[:, 3:4], cache=cache)
+    gradients = torch.autograd.grad(second.hidden.sum(), list(network.body.parameters()), allow_unused=True)
+    assert any(gradient is not None and bool(gradient.abs().sum() > 0) for gradient in gradients)
+
+
+def test_a_key_is_turned_once(monkeypatch):
+    """The keys of a cache are as rotary turns them, so a call turns those of its own tokens alone."""
+    network, turned = ready(model(score_mods=(Rotary(),))), list[int]()
+    rotate = RotaryModule._rotate
+
+    def recorded(self: RotaryModule, x_BHTE: Tensor, *rest: Any) -> Tensor:
+        turned.append(x_BHTE.shape[2])
+        return rotate(self, x_BHTE, *rest)
+
+    monkeypatch.setattr(RotaryModule, "_rotate", recorded)
+    cache = network(tokens(2, 5), cache=Cache()).cache
+    network(tokens(2, 1), cache=cache)
+    assert turned == [5] * 4 + [1] * 4  # queries and keys of two layers

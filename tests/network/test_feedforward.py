@@ -11,7 +11,9 @@ from everyformer.study.example import models
 from tests.network import close, randn, ready
 from tests.spec import network as spec
 
-ACTIVATIONS = {name: getattr(spec, name) for name in ("relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu")}
+ACTIVATIONS = {
+    name: getattr(spec, name) for name in ("relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared")
+}
 D, HIDDEN = 6, 10
 
 

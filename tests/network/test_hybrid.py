@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from everyformer import (
     AblatedLstm,
     Attention,
+    BatchNorm,
     Cache,
     Convolution,
     FeedForward,
@@ -22,6 +23,7 @@ from everyformer import (
     Layer,
     Lstm,
     Model,
+    NoResidual,
     PonderRnn,
     PostNorm,
     PreNorm,
@@ -285,6 +287,12 @@ def test_running_positions_are_gathered_through_an_own_pointwise_sublayer(monkey
     assert min(lengths) < 7
     with pytest.raises(ValueError, match="no depth of this model"):
         set_gather(made(halt("freeze", (PLAIN, LSTM))), True)
+
+
+def test_positions_are_gathered_only_where_their_norm_reads_no_others() -> None:
+    for residual, gathered in ((PostNorm(), True), (NoResidual(), True), (PostNorm(BatchNorm()), False)):
+        body: Any = Halt(3, (Layer((PLAIN, NET)),), residual, mode="freeze").build(8)
+        assert body.freezes and body.can_gather is gathered
 
 
 def test_the_parts_of_a_layer_are_computed_in_order() -> None:

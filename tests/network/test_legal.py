@@ -15,6 +15,7 @@ from everyformer import (
     Attention,
     AuxiliaryPredictions,
     BatchNorm,
+    Causal,
     Classify,
     Concatenated,
     Convolution,
@@ -40,6 +41,7 @@ from everyformer import (
     ParameterFree,
     PerToken,
     PostNorm,
+    Prefix,
     PreNorm,
     Reversible,
     RMSNorm,
@@ -47,8 +49,10 @@ from everyformer import (
     SegmentMemory,
     SequenceNorm,
     Shared,
+    Sinks,
     Sinusoidal,
     Sliced,
+    SoftCap,
     Stack,
     Standard,
     Sum,
@@ -92,7 +96,18 @@ def recurrent(width: int, heads: Any = (), bidirectional: bool = False) -> Model
     return Model(width=width, embed=Tokens(9), body=stack(1, Lstm(bidirectional=bidirectional)), outputs=heads)
 
 
+def two_prefixes(*lengths: int | None) -> Any:
+    """A language model with a layer for each of these prefixes."""
+    layers = tuple(Layer((Attention(Standard(2), Causal() | Prefix(length)),)) for length in lengths)
+    return Model(width=8, embed=Tokens(17), body=Stack(2, layers, PreNorm()), outputs=(Language(),))
+
+
 ROWS: list[tuple[str, Any, list[Any]]] = [
+    (
+        "some layers have a prefix with a length and others one that the call gives; use one of the two in all layers",
+        two_prefixes(None, 2),
+        [two_prefixes(3, 2), two_prefixes(None, None)],
+    ),
     (
         "positions take 8 of 8 features and leave none for the token; widen the model",
         model(position=Concatenated(Sinusoidal(), 8)),
@@ -112,6 +127,36 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         "rotary rotates pairs of features, but a head is 3 wide; make it even",
         model(form=Standard(2, key_width=3), score_mods=(Rotary(),)),
         [model(form=Standard(2, key_width=4), score_mods=(Rotary(),))],
+    ),
+    (
+        "rotary.width is 6, but a head is 4 wide; make it 4 at most",
+        model(score_mods=(Rotary(width=6),)),
+        [model(score_mods=(Rotary(width=4),)), model(score_mods=(Rotary(width=2),))],
+    ),
+    (
+        "rotary.width is 3, but rotary rotates pairs of features; make it even",
+        model(score_mods=(Rotary(width=3),)),
+        [model(score_mods=(Rotary(width=2),))],
+    ),
+    (
+        "two soft_cap change the same softmax; keep one",
+        model(score_mods=(SoftCap(2.0), SoftCap(3.0))),
+        [model(score_mods=(SoftCap(2.0), Sinks()))],
+    ),
+    (
+        "4 heads cannot share 3 key heads equally; take a divisor, for example key_heads=2",
+        model(form=Standard(4, key_heads=3)),
+        [model(form=Standard(4, key_heads=2)), model(form=Standard(6, 2, 2, key_heads=3))],
+    ),
+    (
+        "SequenceNorm mixes positions, but queries and keys are normed one by one; use RMSNorm or LayerNorm",
+        model(form=Standard(2, qk_norm=SequenceNorm())),
+        [model(form=Standard(2, qk_norm=RMSNorm())), model(form=Standard(2, qk_norm=LayerNorm()))],
+    ),
+    (
+        "the pattern hashed(2, 4, 2) hashes the keys of each head, but heads share keys; leave key_heads out",
+        model("hashed(2, 4, 2)", form=Standard(2, key_heads=1)),
+        [model("hashed(2, 4, 2)", form=Standard(2)), model("hashed(2, 4, 2)", form=Standard(2, key_heads=2))],
     ),
     (
         "in the pattern chunked(2, 4, 3) later positions decide who attends to whom, so a language head would learn "

@@ -39,6 +39,14 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square():
     close(norm(x_BTD), torch.stack([torch.stack(row) for row in literal]))
 
 
+def test_rms_norm_with_a_unit_offset_multiplies_by_one_plus_its_weight():
+    x_BTD, value = randn(B, T, D), RMSNorm(EPS, unit_offset=True)
+    close(value.build(D).double()(x_BTD), RMSNorm(EPS).build(D).double()(x_BTD))  # both factors begin at 1
+    norm = ready(value.build(D))
+    literal = [[spec.offset_rms_norm(x, norm.weight, EPS) for x in row] for row in x_BTD]
+    close(norm(x_BTD), torch.stack([torch.stack(row) for row in literal]))
+
+
 @pytest.mark.spec(24, 25, 26)
 @pytest.mark.parametrize("kind", MIXING)
 @pytest.mark.parametrize("padded", [False, True])

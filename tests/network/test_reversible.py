@@ -130,9 +130,10 @@ def test_gradients_pass_through_frozen_layers():
     )
 
 
-def kept(residual: Any, layers: int) -> tuple[int, int]:
+def kept(residual: Any, layers: int, segments: int = 0) -> tuple[int, int]:
     """The bytes kept for the backward pass, and the most alive in it besides the weights and their gradients."""
     body = model("causal", width=64, net=NET, layers=layers, residual=residual).build().train()
+    set_checkpoint_segments(body, segments)
     token_BT = tokens(batch=16, length=32)
     body(token_BT)  # what is made once
     with CostCounter(torch.device("cpu")) as tally:
@@ -153,6 +154,13 @@ def test_memory_does_not_grow_with_the_depth():
     stream = 16 * 32 * 64 * 4
     assert kept(Reversible(dropout=0.1), 8) == kept(Reversible(dropout=0.1), 2)
     assert kept(PreNorm(dropout=0.1), 8)[0] - kept(PreNorm(dropout=0.1), 2)[0] > 6 * 5 * stream
+
+
+def test_each_segment_of_recomputed_layers_keeps_its_input_only():
+    """So of 4 layers, 2 segments keep more than 1, but are recomputed two layers at a time."""
+    (kept_1, peak_1), (kept_2, peak_2) = (kept(PreNorm(dropout=0.1), 4, segments) for segments in (1, 2))
+    assert kept_2 - kept_1 == 16 * 32 * 64 * 4
+    assert peak_2 < 0.7 * peak_1
 
 
 @pytest.mark.spec(118)

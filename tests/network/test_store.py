@@ -31,12 +31,12 @@ from everyformer import (
     Standard,
     Tokens,
     build,
-    load,
     members,
     parse,
     save,
 )
 from everyformer.network.network import PairNetwork
+from everyformer.network.store import load_network
 from everyformer.study.example import example, parts
 from tests.network import model, ready, tokens
 
@@ -51,7 +51,7 @@ PAIR = EncoderDecoder(
 @pytest.mark.parametrize("name", members())
 def test_every_member_is_bit_equal_after_loading(name, dtype, tmp_path):
     network = build(name, "tiny").to(dtype).eval()
-    again = load(save(network, tmp_path / "deep" / "folder"))
+    again = load_network(save(network, tmp_path / "deep" / "folder"))
     assert again.value == network.value and not again.training
     assert again.state_dict().keys() == network.state_dict().keys()
     assert all(torch.equal(again.state_dict()[key], weight) for key, weight in network.state_dict().items())
@@ -63,7 +63,7 @@ def test_every_member_is_bit_equal_after_loading(name, dtype, tmp_path):
 
 def test_a_shared_embedding_is_still_one_tensor(tmp_path):
     network = ready(PAIR)
-    again = load(save(network, tmp_path))
+    again = load_network(save(network, tmp_path))
     assert isinstance(again, PairNetwork) and again.encoder.embed.table.weight is again.decoder.embed.table.weight
     one, two = network(tokens(), tokens(seed=1)), again(tokens(), tokens(seed=1))
     assert torch.equal(one.logits, two.logits)
@@ -72,7 +72,7 @@ def test_a_shared_embedding_is_still_one_tensor(tmp_path):
 def test_a_mixed_precision_is_kept(tmp_path):
     network = build("gpt2", "tiny").to(torch.bfloat16)
     network.body.stream.norm.float()
-    again = load(save(network, tmp_path)).state_dict()
+    again = load_network(save(network, tmp_path)).state_dict()
     for name, weight in network.state_dict().items():
         assert again[name].dtype == weight.dtype and torch.equal(again[name], weight)
 
@@ -80,7 +80,7 @@ def test_a_mixed_precision_is_kept(tmp_path):
 def test_running_averages_are_kept(tmp_path):
     network = ready(model("full", residual=PostNorm(BatchNorm()))).train()
     network(tokens())
-    again = load(save(network, tmp_path))
+    again = load_network(save(network, tmp_path))
     assert torch.equal(network.eval()(tokens(seed=1)).hidden, again(tokens(seed=1)).hidden)
 
 
@@ -88,7 +88,7 @@ def test_saving_again_replaces_what_was_there(tmp_path):
     save(ready(model(position=Learned(5))), tmp_path)
     second = ready(model(layers=1), seed=1)
     save(second, tmp_path)
-    assert torch.equal(load(tmp_path)(tokens()).hidden, second(tokens()).hidden)
+    assert torch.equal(load_network(tmp_path)(tokens()).hidden, second(tokens()).hidden)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
 
 
@@ -131,19 +131,19 @@ def test_a_damaged_folder_is_refused_with_the_reason(harm, tmp_path):
     save(ready(model(outputs=(Language(),))), tmp_path)
     change(tmp_path)
     with pytest.raises(ValueError, match=message):
-        load(tmp_path)
+        load_network(tmp_path)
 
 
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere has no model\.json"):
-        load(tmp_path / "nowhere")
+        load_network(tmp_path / "nowhere")
 
 
 def test_a_damaged_pair_is_refused_too(tmp_path):
     save(ready(PAIR), tmp_path)
     rewrite('"share_embedding": true', '"share_embedding": 1')(tmp_path)
     with pytest.raises(ValueError, match=r"not a EncoderDecoder: expected bool"):
-        load(tmp_path)
+        load_network(tmp_path)
 
 
 def test_a_fresh_process_loads_every_kind_of_part(tmp_path):

@@ -7,7 +7,7 @@ is D x N with tokens as columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -103,6 +103,30 @@ def head_outputs(x_TD: Tensor, source_SD: Tensor, w_q_HDE: Tensor, w_k_HDE: Tens
         k_SE = torch.stack([w_k.T @ x for x in source_SD])
         v_SE = torch.stack([w_v.T @ x for x in source_SD])
         outputs.append(scaled_dot_product(q_TE, k_SE, v_SE))
+    return outputs
+
+
+def grouped_heads(
+    x_TD: Tensor,
+    w_q_HDE: Tensor,
+    w_k_GDE: Tensor,
+    w_v_GDE: Tensor,
+    norm_q: Callable[[Tensor], Tensor] = lambda q: q,
+    norm_k: Callable[[Tensor], Tensor] = lambda k: k,
+    scale: float | None = None,
+) -> list[Tensor]:
+    """Ainslie et al. 2023: the query heads are divided into G groups, each of which shares one key head and one value head.
+
+    Dehghani et al. 2023: the queries and keys of each head are normed before their product.
+    """
+    outputs, each = [], len(w_q_HDE) // len(w_k_GDE)
+    for g, (w_k, w_v) in enumerate(zip(w_k_GDE, w_v_GDE, strict=True)):
+        k_TE = torch.stack([norm_k(w_k.T @ x) for x in x_TD])
+        v_TE = torch.stack([w_v.T @ x for x in x_TD])
+        for w_q in w_q_HDE[g * each : (g + 1) * each]:
+            q_TE = torch.stack([norm_q(w_q.T @ x) for x in x_TD])
+            w_TT = weights(q_TE, k_TE, scale or 1 / math.sqrt(k_TE.shape[1]))
+            outputs.append(torch.stack([sum(w * v for w, v in zip(w_T, v_TE, strict=True)) for w_T in w_TT]))
     return outputs
 
 

@@ -53,6 +53,11 @@ def gelu_sigmoid(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-1.702 * x))
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    """So et al. 2021: max(0, x)^2."""
+    return torch.stack([n * n if n > 0 else n * 0 for n in x])
+
+
 def silu(x: Tensor) -> Tensor:
     return torch.stack([n / (1 + (-n).exp()) for n in x])
 
@@ -77,6 +82,12 @@ def rms_norm(z: Tensor, gamma: Tensor, eps: float) -> Tensor:
     """Zhang & Sennrich 2019: gamma z / sqrt(mean z^2)."""
     square = sum((n**2 for n in z), torch.zeros(())) / len(z)
     return torch.stack([gamma[d] * z[d] / (square + eps).sqrt() for d in range(len(z))])
+
+
+def offset_rms_norm(z: Tensor, gamma: Tensor, eps: float) -> Tensor:
+    """Gemma Team 2024, published code: (1 + gamma) z / sqrt(mean z^2)."""
+    square = sum((n**2 for n in z), torch.zeros(())) / len(z)
+    return torch.stack([(1 + gamma[d]) * z[d] / (square + eps).sqrt() for d in range(len(z))])
 
 
 def normalization_group(kind: str, visible: list[list[bool]], width: int, b: int, d: int) -> list[tuple[int, int, int]]:
@@ -142,6 +153,14 @@ def pre_norm(x: Rows, sublayers: Sequence[Sublayer], eps: float) -> Rows:
     for f, gamma, beta in sublayers:
         normed = [layer_norm(x_i, gamma, beta, eps) for x_i in x]
         x = [x_i + y_i for x_i, y_i in zip(x, f(normed), strict=True)]
+    return x
+
+
+def sandwich_norm(x: Rows, sublayers: Sequence[Sublayer], after: Sequence[Tensor], eps: float) -> Rows:
+    """Gemma Team 2024: x <- x + RMSNorm'(f(RMSNorm x)) for each sublayer in turn; the weights are offsets from 1."""
+    for (f, gamma, _), gamma_after in zip(sublayers, after, strict=True):
+        normed = [offset_rms_norm(x_i, gamma, eps) for x_i in x]
+        x = [x_i + offset_rms_norm(y_i, gamma_after, eps) for x_i, y_i in zip(x, f(normed), strict=True)]
     return x
 
 

@@ -72,6 +72,38 @@ def rotate(x_E: Tensor, position: int, base: float) -> Tensor:
     return torch.tensor(rotated, dtype=x_E.dtype)
 
 
+def rotate_halves(x_E: Tensor, position: int, frequencies: list[float], factor: float = 1.0) -> Tensor:
+    """The published code of GPT-NeoX and Llama: x cos + (-x2, x1) sin over the first features, of which each half has one frequency
+    per feature; the features after them stay. YaRN (Peng et al. 2023) multiplies what is rotated by a factor."""
+    half, y_E = len(frequencies), x_E.clone()
+    for m, frequency in enumerate(frequencies):
+        cos, sin = math.cos(position * frequency), math.sin(position * frequency)
+        y_E[m] = factor * (x_E[m] * cos - x_E[half + m] * sin)
+        y_E[half + m] = factor * (x_E[half + m] * cos + x_E[m] * sin)
+    return y_E
+
+
+def soft_cap_and_sink(
+    q_TE: Tensor, k_TE: Tensor, v_TE: Tensor, cap: float | None, sink: float | None, bias_TT: Tensor, allowed_TT: Tensor
+) -> Tensor:
+    """Gemma Team 2024: the score is cap tanh(score / cap). OpenAI 2025: the softmax has one more logit, whose weight is dropped."""
+    rows = []
+    for i, q in enumerate(q_TE):
+        score, total, output = {}, torch.zeros(()), torch.zeros(v_TE.shape[1])
+        for j in range(len(k_TE)):
+            product = q @ k_TE[j] / math.sqrt(len(q))
+            score[j] = (product if cap is None else cap * torch.tanh(product / cap)) + bias_TT[i, j]
+        keys = [j for j in score if allowed_TT[i, j]]
+        for j in keys:
+            total = total + torch.exp(score[j])
+        if sink is not None:
+            total = total + math.exp(sink)
+        for j in keys:
+            output = output + torch.exp(score[j]) / total * v_TE[j]
+        rows.append(output)
+    return torch.stack(rows)
+
+
 def sinusoid(position: int, width: int, dtype: torch.dtype) -> Tensor:
     """Dai et al. 2019, published code: the sines of all frequencies, then the cosines."""
     frequency = 10000 ** (-torch.arange(0, width, 2, dtype=dtype) / width)

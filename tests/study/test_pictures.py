@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import everyformer as ef
-from everyformer.attention.context import Probe
+from everyformer.attention.context import Probe, SideInputs
 from everyformer.cli.main import main
 from everyformer.network.lstm_cell import LstmCell
 from everyformer.network.residual import Gate
 from everyformer.study import attention_pictures, inner_maps
-from everyformer.study.attention_maps import CLASS_TOKEN, attention_maps, probe
 from everyformer.study.attention_pictures import layout, neighbourhood
+from everyformer.task.attention_maps import CLASS_TOKEN, attention_maps, probe
 from everyformer.task.batch import Batch
 from everyformer.task.classify import Classify
 from everyformer.task.masked import Masked
@@ -56,7 +56,8 @@ def test_a_masked_model_reads_its_marks_and_segments():
     network, fitted = ready("bert", Masked())
     inputs = fitted.inference.probe_input(network, "to be")
     assert (inputs.labels[0], inputs.labels[-1]) == ("[CLS]", "[SEP]")
-    assert inputs.options["side_inputs"].segments.tolist() == [[0] * len(inputs.labels)]
+    first = SideInputs(segments=torch.zeros(1, len(inputs.labels), dtype=torch.long))
+    assert torch.equal(network(*inputs.inputs).hidden, network(*inputs.inputs, side_inputs=first).hidden)
 
 
 def test_a_pair_is_drawn_with_its_own_translation():

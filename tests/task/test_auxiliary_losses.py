@@ -71,8 +71,8 @@ def test_the_losses_of_lower_layers_end_one_after_the_other(tmp_path):
     for percent in range(100):
         task.objective.progress = percent / 100
         for layer in range(1, 5):
-            lengths[layer] = lengths.get(layer, 0) + task.objective.has_loss(layer)
-        assert task.objective.lowest_layer() == (1 if percent < 38 else 4)
+            lengths[layer] = lengths.get(layer, 0) + task.objective.layer_losses.counts[layer - 1]
+        assert task.objective.layer_losses.lowest == (1 if percent < 38 else 4)
     assert lengths == {1: 13, 2: 25, 3: 38, 4: 100}
 
 

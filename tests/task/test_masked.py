@@ -7,8 +7,9 @@ import torch
 
 from everyformer import Output, build
 from everyformer.data.tokenizer import SPECIAL
+from everyformer.network.linear_cross_entropy import NO_TARGET
 from everyformer.task.batch import step_generator
-from everyformer.task.masked import CLS, FIRST_WORD, IGNORED, MASK, SEP, Masked, mask
+from everyformer.task.masked import CLS, FIRST_WORD, MASK, SEP, Masked, mask
 
 VOCABULARY = 300
 
@@ -42,7 +43,7 @@ def test_tokens_are_masked_with_berts_probabilities():
     token_BT = torch.randint(FIRST_WORD, VOCABULARY, (400, 100), generator=random)
     visible_BT = torch.ones_like(token_BT, dtype=torch.bool)
     input_BT, target_BT = mask(token_BT, visible_BT, 0.15, VOCABULARY, random)
-    selected_BT = target_BT != IGNORED
+    selected_BT = target_BT != NO_TARGET
     assert torch.equal(selected_BT.sum(1), torch.full((400,), 15))
     assert torch.equal(target_BT[selected_BT], token_BT[selected_BT])
     assert torch.equal(input_BT[~selected_BT], token_BT[~selected_BT])
@@ -67,7 +68,7 @@ def test_special_tokens_and_padding_are_never_selected():
     visible_BT[:, 0] = True
     token_BT[:, 0] = 19  # a word at least
     input_BT, target_BT = mask(token_BT, visible_BT, 0.15, 20, step_generator(0, 3))
-    selected_BT = target_BT != IGNORED
+    selected_BT = target_BT != NO_TARGET
     assert bool((visible_BT & (token_BT >= FIRST_WORD))[selected_BT].all())
     words_B = (visible_BT & (token_BT >= FIRST_WORD)).sum(1)
     assert selected_BT.sum(1).tolist() == [max(1, round(0.15 * int(count))) for count in words_B]
@@ -145,7 +146,7 @@ def test_without_next_sentence_a_row_is_one_run_of_a_document():
     batch = task.data.batch(3, 32, 0)
     assert "other_B" not in batch.tensors and not bool(batch["segment_BT"].any())
     for row, target in zip(batch["token_BT"].tolist(), batch["target_BT"].tolist(), strict=True):
-        whole = [one if hidden == IGNORED else hidden for one, hidden in zip(row, target, strict=True)]
+        whole = [one if hidden == NO_TARGET else hidden for one, hidden in zip(row, target, strict=True)]
         assert whole[0] == CLS and whole.count(SEP) == 1
         run = whole[1 : whole.index(SEP)]
         assert len(run) == 46  # documents are longer than the context
@@ -187,7 +188,7 @@ def test_only_selected_tokens_have_a_loss(pairs):
     for b in range(6):
         for t in range(shape[1]):
             target = int(batch["target_BT"][b, t])
-            if target != IGNORED:
+            if target != NO_TARGET:
                 total += float(-token_BTV.detach()[b, t].log_softmax(-1)[target])
                 count += 1
     pair_loss = (
@@ -197,8 +198,8 @@ def test_only_selected_tokens_have_a_loss(pairs):
     # Divided by the count, the loss is the mean over tokens plus the mean over rows.
     assert float(loss.detach()) / count == pytest.approx(total / count + pair_loss / 6, rel=1e-5)
     loss.backward()
-    assert bool((token_BTV.grad[batch["target_BT"] == IGNORED] == 0).all())
-    assert bool((token_BTV.grad[batch["target_BT"] != IGNORED].abs().sum(-1) > 0).all())
+    assert bool((token_BTV.grad[batch["target_BT"] == NO_TARGET] == 0).all())
+    assert bool((token_BTV.grad[batch["target_BT"] != NO_TARGET].abs().sum(-1) > 0).all())
 
     # The sum over pieces, as in gradient accumulation, is the same.
     def piece(start, end):
@@ -216,7 +217,7 @@ def test_padding_does_not_change_the_loss():
     more = {
         name: torch.cat((x, torch.full((8, 16), fill, dtype=x.dtype)), 1)
         for name, x in batch.tensors.items()
-        for fill in ({"target_BT": IGNORED, "visible_BT": False}.get(name, 3),)
+        for fill in ({"target_BT": NO_TARGET, "visible_BT": False}.get(name, 3),)
         if name.endswith("BT")
     }
     more["segment_BT"] = more["segment_BT"].clamp(max=1)

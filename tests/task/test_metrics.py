@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -46,6 +47,25 @@ def test_an_auxiliary_loss_counts_once_for_each_example():
     assert loss.item() == pytest.approx(F.cross_entropy(logits, label, reduction="sum").item() + 3 * 0.5)
 
 
+def test_an_auxiliary_loss_of_an_agent_counts_once_for_each_step():
+    """Whatever the episodes into which the steps fall."""
+
+    class Auxiliary(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(2, 3))
+
+        def forward(self, x_BTF: Tensor, **_: Any) -> Any:
+            logits: Any = x_BTF @ self.weight.T, x_BTF[..., :1]
+            return Answer(logits, {"span": torch.tensor(0.5)})
+
+    objective = ControlObjective(Control(), Agent((2,), 4), lambda: None)  # type: ignore[return-value]
+    first = torch.tensor([[True, False, False, True, False], [True, True, False, False, False]])
+    batch = Batch({"input_BTF": torch.randn(2, 5, 3), "first_BT": first})
+    *_, step_N, auxiliary = objective.recompute(Auxiliary(), batch, "auto")
+    assert sorted(step_N.tolist()) == list(range(10)) and auxiliary == pytest.approx(10 * 0.5)
+
+
 def test_the_interval_of_a_return_is_that_of_95_percent(monkeypatch):
     """The mean, and 1.96 standard errors (with n - 1) on both sides."""
     monkeypatch.setattr(control_objective, "play_episodes", lambda *_, **__: ([1.0, 2.0, 6.0], [1, 2, 3]))
@@ -68,6 +88,29 @@ def test_an_episode_goes_to_a_gif_in_a_folder_that_exists(file, tmp_path):
     inference = ControlInference(Control(), Agent((2,), None), lambda **_: SimpleNamespace(), True)
     with pytest.raises(ValueError, match=r"give a \.gif file in a folder that exists"):
         inference.generate_images(None, tmp_path / Path(file))
+
+
+def test_an_episode_is_drawn_in_an_environment_made_for_it_with_the_first_seed(monkeypatch, tmp_path):
+    from everyformer.network.network import Network
+
+    given: dict[str, Any] = {}
+
+    def play(agent: Agent, network: Any, environments: Any, seeds: Any, generator: Any, on_step: Any) -> Any:
+        on_step()
+        given["seeds"] = seeds
+        return [2.5], [1]
+
+    def make(render: bool = False) -> Any:
+        return SimpleNamespace(render=lambda: np.zeros((4, 4, 3), np.uint8) if render else None)
+
+    monkeypatch.setattr(control_objective, "play_episodes", play)
+    monkeypatch.setattr(Network, "eval", lambda self: self)
+    inference, network = ControlInference(Control(), Agent((2,), None), make, True), Network.__new__(Network)
+    description = inference.generate_images(network, tmp_path / "episode.gif")
+    assert description.startswith("an episode of 1 steps with a return of 2.5")
+    assert given["seeds"] == [control_objective.episode_seed(1, 0)]
+    inference.generate_images(network, tmp_path / "episode.gif", seed=3)
+    assert given["seeds"] == [control_objective.episode_seed(1, 3)]
 
 
 def test_a_sample_shows_the_text_its_five_likeliest_classes_and_its_label():

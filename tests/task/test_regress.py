@@ -18,7 +18,7 @@ from everyformer.network.output_head import Regress as RegressHead
 from everyformer.task.classify import Classify, Regress
 from everyformer.task.table import task_for
 from everyformer.task.target import NumberTarget
-from everyformer.train import Recipe, open_run, train
+from everyformer.train import Recipe, load, train
 from tests.network import close, model, ready, tokens
 from tests.spec import regression as spec
 from tests.task.members import features, nodes
@@ -95,8 +95,8 @@ def test_a_run_predicts_numbers_and_keeps_their_unit(prices, tmp_path, monkeypat
     recipe = Recipe.of("byte-classifier", *settings, size="tiny", data=prices, task="regress")
     trained = train(recipe, tmp_path / "run")
     assert trained.metrics["r2"] > 0.5
-    run = open_run(tmp_path / "run", data=False)
-    assert open_run(tmp_path / "run").predict(["aaaa"]).values == run.predict(["aaaa"]).values
+    run = load(tmp_path / "run", data=False)
+    assert load(tmp_path / "run").predict(["aaaa"]).values == run.predict(["aaaa"]).values
     low, high = run.predict(["bbbbbbbb", "aaaaaaaa"]).values
     assert 990 < low < 1030 < 1050 < high < 1100
     assert float(run.generate("aaaaaaaa")) == pytest.approx(high, rel=1e-4)

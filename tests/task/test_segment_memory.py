@@ -24,7 +24,7 @@ from everyformer.task.language import Language, LanguageObjective
 from everyformer.train import checkpoint
 from everyformer.train.loop import resume, train
 from everyformer.train.recipe import Recipe, override
-from everyformer.train.trained import open_run
+from everyformer.train.trained import load
 from tests.train.small import BASE, same, text
 
 SMALL = [setting for setting in BASE if "context" not in setting] + ["run.steps=6", "run.save=2", "run.evaluate=0"]
@@ -270,7 +270,7 @@ def test_a_long_text_is_split_into_rows():
 def test_a_longer_memory_in_evaluation_changes_the_metrics_and_is_reported(tmp_path):
     data = text(tmp_path)
     train(recipe(data), tmp_path / "run")
-    plain, longer = (open_run(tmp_path / "run", device="cpu", **how) for how in ({}, {"memory": 20, "stride": 3}))
+    plain, longer = (load(tmp_path / "run", device="cpu", **how) for how in ({}, {"memory": 20, "stride": 3}))
     first, second = (one.evaluate(limit=10) for one in (plain, longer))
     assert (first["segment"], first["memory"], first["targets"]) == (5, 8, 50)
     assert first["start"] == "with an empty memory, then carried over"

@@ -64,3 +64,11 @@ def test_steps_that_are_not_finite_change_no_average():
     with pytest.raises(Unstable, match="4 skipped steps in a row: the gradient norm is nan"):
         watch.check(1.0, float("nan"))
     assert watch.check(2.0, 3.0) is None and (watch.skipped_in_a_row, watch.skipped_steps) == (0, 4)
+
+
+def test_a_run_may_stop_at_its_first_steps():
+    watch = GradientWatch(patience=2)
+    assert watch.check(float("nan"), 1.0) == "the loss is nan"
+    with pytest.raises(Unstable, match="2 skipped steps in a row"):
+        watch.check(1.0, float("nan"))
+    assert watch.skipped_steps == 2

@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from safetensors.torch import load_file
 import everyformer
 from everyformer import build, member
 from everyformer.cli.main import main
-from everyformer.task.language import Language, LanguageInference, LanguageObjective
+from everyformer.task.language import Language, LanguageObjective
+from everyformer.task.language_inference import LanguageInference
 from everyformer.train import checkpoint
 from everyformer.train.checksums import replace_file
 from everyformer.train.distributed import World
@@ -30,7 +32,7 @@ from everyformer.train.loop import Loop, resume, train
 from everyformer.train.optimizer import optimizers
 from everyformer.train.recipe import Optim, Recipe, override
 from everyformer.train.record import read
-from everyformer.train.trained import open_run
+from everyformer.train.trained import load
 from tests.train.small import BASE, command, recipe, same, start, text
 
 
@@ -154,7 +156,7 @@ def test_the_ema_of_a_shared_weight_is_loaded_under_all_its_names(tmp_path, monk
     assert sum("key_RE" in name for name in load_file(path / "model.safetensors")) == 1
     network = build("adaptive-span", "tiny")
     load_weights(network, tmp_path / "run")
-    for one in (network, open_run(tmp_path / "run").network):
+    for one in (network, load(tmp_path / "run").network):
         assert torch.equal(one.body.shared[0].key_RE, trained.network.body.shared[0].key_RE)
     assert torch.equal(resume(tmp_path / "run").network.body.shared[0].key_RE, network.body.shared[0].key_RE)
 
@@ -333,7 +335,7 @@ def test_skipped_steps_are_recorded_with_their_reason_and_counted(tmp_path, monk
     assert all("gradient norm" in record["reason"] for record in skips)
     assert records[-1]["kind"] == "end" and records[-1]["skipped_steps"] == int(skip)
     assert trained.skipped_steps == trained.metrics["skipped_steps"] == int(skip)
-    assert open_run(tmp_path / "run", device="cpu").skipped_steps == int(skip)
+    assert load(tmp_path / "run", device="cpu").skipped_steps == int(skip)
     assert resume(tmp_path / "run", step=27).skipped_steps == int(skip)
 
 
@@ -360,9 +362,9 @@ def test_a_run_is_used_from_any_folder_and_missing_data_are_refused(tmp_path, mo
     train(recipe("text.txt", "run.steps=3"), "run")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert open_run("../run").evaluate()["bits_per_byte"] > 0
+    assert load("../run").evaluate()["bits_per_byte"] > 0
     (tmp_path / "text.txt").unlink()
-    for use in (open_run, resume):
+    for use in (partial(load, data=True), resume):
         with pytest.raises(
             ValueError, match=r"the data of ../run are missing: there is no \S+text.txt; give their new place"
         ):
@@ -378,7 +380,7 @@ def test_a_custom_model_is_trained_like_a_member(tmp_path):
     runs = [train(Recipe.of(one, *settings, **options), tmp_path / f"run-{number}")
             for number, one in enumerate((value, tmp_path / "mine.json"))]  # fmt: skip
     assert equal(weights(runs[0]), weights(runs[1]))
-    opened = open_run(tmp_path / "run-1")
+    opened = load(tmp_path / "run-1")
     assert opened.recipe.member == opened.network.value == value
     assert opened.generate("the", tokens=3, seed=0).startswith("the")
     assert resume(tmp_path / "run-0", steps=4).step == 4
@@ -543,7 +545,7 @@ def test_the_best_checkpoint_is_kept_and_found(tmp_path, scripted, higher, end, 
     trained = train(recipe(text(tmp_path), "run.evaluate=3", "run.keep=1"), folder)
     assert checkpoint.steps(folder) == sorted({best, 12})
     assert trained.best == {"step": best, "bits_per_byte": sign * scores[best, "some"]}
-    assert open_run(folder, step="best", device="cpu").step == best and open_run(folder, device="cpu").step == 12
+    assert load(folder, step="best", device="cpu").step == best and load(folder, device="cpu").step == 12
 
 
 def test_every_evaluation_may_be_the_best_and_a_resumed_run_restores_it(tmp_path, scripted):
@@ -592,19 +594,19 @@ def test_the_final_evaluation_is_capped_and_reports_its_progress(tmp_path, monke
     progress = [(line["done"], line["of"]) for line in told if line["kind"] == "evaluating"]
     assert progress[-1] == (104, 104) and [line["kind"] for line in told][-3:] == ["final", "save", "end"]
     assert "evaluating" not in (tmp_path / "run" / "records.jsonl").read_text()
-    run = open_run(tmp_path / "run", device="cpu")
+    run = load(tmp_path / "run", device="cpu")
     assert run.evaluate()["targets"] == 104 and run.evaluate(limit=2)["targets"] == 16
     assert run.evaluate(limit="all")["targets"] == run.evaluate()["targets_in_split"]
 
 
 def test_a_run_without_evaluations_at_checkpoints_has_no_best(tmp_path):
     train(recipe(text(tmp_path), "run.evaluate=0"), tmp_path / "run")
-    assert open_run(tmp_path / "run", step="best", device="cpu").step == 12  # the last step is always evaluated
+    assert load(tmp_path / "run", step="best", device="cpu").step == 12  # the last step is always evaluated
     shutil.rmtree(checkpoint.path_of(tmp_path / "run", 12))
     with pytest.raises(ValueError, match=r"no best checkpoint: none was evaluated yet; resume the run"):
-        open_run(tmp_path / "run", step="best", device="cpu")
+        load(tmp_path / "run", step="best", device="cpu")
     with pytest.raises(ValueError, match=r"no checkpoint of step 77; its checkpoints are at the steps 6, 9 \(run.keep"):
-        open_run(tmp_path / "run", step=77, device="cpu")
+        load(tmp_path / "run", step=77, device="cpu")
 
 
 def test_a_run_resumed_from_an_earlier_step_replaces_the_later_checkpoints(tmp_path):

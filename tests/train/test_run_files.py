@@ -22,7 +22,7 @@ from everyformer.train.init_from import load_weights
 from everyformer.train.lock import LOCK, only_writer
 from everyformer.train.loop import resume, train
 from everyformer.train.recipe import override
-from everyformer.train.trained import open_run
+from everyformer.train.trained import load
 from tests.train.small import recipe, text
 
 TOKENIZER = ("task.tokenizer=characters", "run.steps=6")
@@ -117,7 +117,7 @@ def test_damaged_or_missing_checksums_are_refused_in_one_sentence(run):
     for byte in range(0, len(content), 37):
         flip(run / FILE, byte, bit=byte % 8)
         with pytest.raises(ValueError, match=str(run)):
-            open_run(run)
+            load(run)
         (run / FILE).write_bytes(content)
 
 
@@ -126,7 +126,7 @@ def test_a_run_of_an_older_version_gets_its_checksums_by_the_command_of_the_mess
         (folder / FILE).unlink()
     for folder in (run, checkpoint.path_of(run, 6)):
         with pytest.raises(ValueError, match=rf"{folder} has no SHA256SUMS") as error:
-            open_run(run)
+            load(run)
         (command,) = re.findall(r"sha256sum .* > SHA256SUMS", str(error.value))
         subprocess.run(command, shell=True, cwd=folder, check=True)
     assert resume(run, steps=7).step == 7
@@ -138,11 +138,11 @@ def test_a_model_of_another_run_is_refused_even_with_its_checksum(run, tmp_path)
     (run / "model.json").write_text(content)
     subprocess.run(f"sha256sum {' '.join(read_checksums(other))} > {FILE}", shell=True, cwd=run, check=True)
     with pytest.raises(ValueError, match=r"model.json is not the one of its checkpoint 6; restore it: cp "):
-        open_run(run)
+        load(run)
 
 
 def test_weights_are_not_loaded_from_a_run_with_a_damaged_model(run):
-    network = open_run(run).network
+    network = load(run).network
     flip(checkpoint.path_of(run, 6) / "model.json", 40)
     with pytest.raises(ValueError, match=r"model\.json was changed"):
         load_weights(network, run)
@@ -150,7 +150,7 @@ def test_weights_are_not_loaded_from_a_run_with_a_damaged_model(run):
 
 def test_a_kill_while_a_recipe_is_replaced_leaves_a_run_that_opens(run, monkeypatch):
     """Either the old or the new recipe is there, and both are accepted."""
-    old = open_run(run).recipe
+    old = load(run).recipe
     new, calls, limit = override(old, ["run.keep=7"]), 0, 0
     original = os.replace
 
@@ -168,10 +168,10 @@ def test_a_kill_while_a_recipe_is_replaced_leaves_a_run_that_opens(run, monkeypa
         try:
             write_recipe(new, run)
         except KeyboardInterrupt:
-            seen.append(open_run(run).recipe.run.keep)
+            seen.append(load(run).recipe.run.keep)
         else:
             break
-    assert seen[0] == old.run.keep and seen[-1] == 7 and open_run(run).recipe == new
+    assert seen[0] == old.run.keep and seen[-1] == 7 and load(run).recipe == new
     assert set(seen) == {old.run.keep, 7}
 
 
@@ -184,7 +184,7 @@ def test_a_second_writer_is_refused_and_the_lock_of_a_killed_one_is_taken_over(r
     os.read(ready, 1)
     message = rf"run is in use: process {child} on .* writes there since .*; wait until it ends, or stop it"
     with pytest.raises(ValueError, match=message):
-        train(open_run(run).recipe, run)  # reading needs no lock
+        train(load(run).recipe, run)  # reading needs no lock
     with pytest.raises(ValueError, match=message):
         resume(run, steps=7)
     os.kill(child, signal.SIGKILL)
@@ -222,7 +222,7 @@ def test_a_training_that_died_before_its_recipe_was_written_starts_anew(tmp_path
     monkeypatch.undo()
     (tmp_path / "run" / "characters.json").write_text("half")
     assert train(recipe(data, *TOKENIZER), tmp_path / "run").step == 6
-    assert open_run(tmp_path / "run", device="cpu").step == 6
+    assert load(tmp_path / "run", device="cpu").step == 6
 
 
 def test_a_run_that_cannot_be_written_leaves_an_empty_folder(tmp_path):

@@ -2,14 +2,18 @@
 
     attend(q, k, v) = sum_j softmax_j(scale q_i . k_j + terms_ij, over the keys j that the pattern allows for i) v_j
 
-The output of a query without keys is zero. Every kernel computes the same function; `kernel` names one:
+A score modification may also bound the products scale q_i . k_j, or add a logit to the denominator (attention/softmax.py).
+
+Keys and values may have fewer heads than the queries: of H query heads and G key heads, query head h has key head h // (H / G)
+(grouped-query attention, Ainslie et al. 2023). The output of a query without keys is zero. Every kernel computes the same function;
+`kernel` names one:
 
     fused       Triton programs for windows, blocks, strides, summaries, hashes and spans; half precision on CUDA
     hashed      sorts the keys by bucket; the pattern `hashed` by itself, on any device
     tiled       dense attention in other views of the memory: windows, blocks, strides, summaries; whole causal passes
     flex        FlexAttention; training on CUDA only, no dropout
     blocked     gathers the keys of any sparse pattern and calls SDPA, on any device
-    sdpa        PyTorch's fused attention; everything that does not need the weights
+    sdpa        PyTorch's fused attention; everything that does not need the weights, no soft cap
     reference   the equation as written; everything
     auto        the first of these that supports the request and computes few enough of the scores: each kernel states up to
                 which fraction it is the fastest. Sparse kernels are considered from 1,024 queries on.
@@ -68,6 +72,7 @@ def attend(
     scale: float | None = None,
     dropout: float = 0.0,
     kernel: str | None = None,
+    transformed: bool = False,
 ) -> Tensor:
     """Returns the output B, H, Q, E' of every query.
 
@@ -77,6 +82,7 @@ def attend(
     scale        factor of q k^T. Default: 1 / sqrt(E)
     dropout      probability that a weight is dropped
     kernel       a name from the list above. Default: the context's
+    transformed  whether q and k are as the score modifications transform them already
 
     Raises ValueError if the inputs do not fit together, and UnsupportedKernel if the named kernel does not support the request.
     Example: `attend(q, k, v, Causal() & Window(64))`.
@@ -89,7 +95,7 @@ def attend(
     scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
     name = kernel or context.call.kernel
     request = Request(q_BHQE, k_BHKE, v_BHKE, pattern, (), (), context, scale, dropout)
-    chosen, request = _choose_and_apply(request, score_mods, name)
+    chosen, request = _choose_and_apply(request, score_mods, name, transformed)
     for score_mod in score_mods:
         cost = score_mod.penalty(request.context)
         if cost is not None:
@@ -113,13 +119,15 @@ def choose(request: Request, name: str) -> Kernel:
     return KERNELS[name]
 
 
-def _choose_and_apply(request: Request, score_mods: Sequence[ScoreModModule], name: str) -> tuple[Kernel, Request]:
+def _choose_and_apply(
+    request: Request, score_mods: Sequence[ScoreModModule], name: str, transformed: bool
+) -> tuple[Kernel, Request]:
     """Returns the kernel, and the request with the score modifications applied."""
     pattern, context = request.pattern, request.context
     is_soft = [score_mod.soft for score_mod in score_mods] == [True]
     if is_soft and request.q_BHQE.is_cuda and context.call.probe is None and name in ("auto", *READ_SOFT_MASKS):
         # To narrow the pattern the host reads the spans, which waits for the GPU: first ask for a kernel that does not need it.
-        applied = _apply(request, score_mods)
+        applied = _apply(request, score_mods, transformed)
         chosen = choose(applied, name)
         if any(chosen is KERNELS[one] for one in READ_SOFT_MASKS):
             return chosen, applied
@@ -129,17 +137,23 @@ def _choose_and_apply(request: Request, score_mods: Sequence[ScoreModModule], na
         request = replace(request, context=replace(context, max_distance=end))
     if narrowed is not pattern:
         request = replace(request, narrowed=narrowed)
-    request = _apply(request, score_mods)
+    request = _apply(request, score_mods, transformed)
     return choose(request, name), request
 
 
-def _apply(request: Request, score_mods: Sequence[ScoreModModule]) -> Request:
+def _apply(request: Request, score_mods: Sequence[ScoreModModule], transformed: bool) -> Request:
     """Returns the request with transformed queries and keys and the terms of the scores."""
     if not score_mods:
         return request
+    if not all(score_mod.grouped_keys for score_mod in score_mods):
+        request = request.ungrouped()
     q, k, context = request.q_BHQE, request.k_BHKE, request.context
-    for score_mod in score_mods:  # which may make them wider
+    for score_mod in () if transformed else score_mods:  # which may make them wider
         q, k = score_mod.transform(q, k, context)
+    caps = [score_mod.soft_cap for score_mod in score_mods if score_mod.soft_cap is not None]
+    sinks = [sink_H for sink_H in [score_mod.sink() for score_mod in score_mods] if sink_H is not None]
+    if len(caps) > 1 or len(sinks) > 1:
+        raise ValueError("an attention has one soft cap and one list of sinks at most; leave the others out")
     terms = (score_mod.bias(q, k, request.scale, context) for score_mod in score_mods)
     return replace(
         request,
@@ -147,6 +161,8 @@ def _apply(request: Request, score_mods: Sequence[ScoreModModule]) -> Request:
         k_BHKE=k,
         terms=tuple(term for term in terms if term is not None),
         output_mods=tuple(score_mod for score_mod in score_mods if score_mod.needs_weights),
+        soft_cap=caps[0] if caps else None,
+        sink_H=sinks[0] if sinks else None,
     )
 
 
@@ -155,10 +171,15 @@ def _check(q_BHQE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor) -> None:
     if any(len(shape) != 4 for shape in shapes):
         raise ValueError(f"q, k and v have the shapes {shapes}: each must be batch, heads, positions, head width")
     (batch, heads, queries, width), (k_batch, k_heads, keys, k_width), (v_batch, v_heads, values, _) = shapes
-    if not (batch == k_batch == v_batch and heads == k_heads == v_heads and width == k_width and keys == values):
+    if not (batch == k_batch == v_batch and k_heads == v_heads and width == k_width and keys == values):
         raise ValueError(
             f"q, k and v have the shapes {shapes}: batch and heads must agree, q and k must be equally wide, "
             "k and v equally long; nothing is broadcast"
+        )
+    if k_heads == 0 or heads % k_heads:
+        raise ValueError(
+            f"q, k and v have the shapes {shapes}: {heads} query heads cannot share {k_heads} key heads equally; give a number of key "
+            "heads that divides the number of query heads"
         )
     if queries == 0 or keys == 0:
         raise ValueError(f"attention over {queries} queries and {keys} keys: give at least one of each")

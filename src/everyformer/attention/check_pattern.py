@@ -82,13 +82,12 @@ def _elementwise(pattern: Pattern, length: int, heads: int) -> Tensor:
 
 def _check_order(pattern: Pattern, key: Tensor, allowed_HQK: Tensor) -> None:
     """Raises if the order is no key for each position, or if blocks of queries gather more keys in it than without it."""
-    length = allowed_HQK.shape[1]
-    if not isinstance(key, Tensor) or key.shape != (length,):
-        raise ValueError(
-            f"{pattern}: order(position) returns {getattr(key, 'shape', key)} for {length} positions; return one key for each"
-        )
     allowed_QK = allowed_HQK.any(0)
-    plain, ordered = (_gathered(x) for x in (allowed_QK, allowed_QK[key.argsort(stable=True)]))
+    if not isinstance(key, Tensor) or key.shape != (len(allowed_QK),):
+        raise ValueError(
+            f"{pattern}: order(position) returns {getattr(key, 'shape', key)} for {len(allowed_QK)} positions; return one key for each"
+        )
+    plain, ordered = (_gathered(x) for x in (allowed_QK, allowed_QK[key.argsort()]))
     if ordered > plain:
         raise ValueError(
             f"{pattern}: in the order of order(position) blocks of {ROWS} queries gather {ordered} keys, without it {plain}; give "

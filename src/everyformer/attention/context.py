@@ -36,6 +36,7 @@ class Probe:
 
     records_weights: bool = True  # with False, the fast kernels stay in use
     records_layers: bool = False
+    logits: bool = True  # with False, output heads with a vocabulary return a `LogitMap`, which is not computed yet
     weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each self-attention
     cross_weights: list[Tensor] = field(default_factory=list)  # B, H, Q, S of each cross-attention
     buckets: list[Tensor] = field(default_factory=list)  # B, H, R, K of each attention that hashes: bucket of each key
@@ -166,6 +167,7 @@ class SideInputs:
     edges          N, N or B, N, N booleans: True where i attends to j, for the pattern `graph`
     segments       B, T whole numbers: the segment of each token (BERT's sentences A and B)
     hashes         B, H, rows, P: the bucket ranks of the keys, for `hashed` and `chunked`; computed by the attention
+    prefix         B whole numbers: how many of the first positions are the prefix, for the pattern `prefix` without a length
     query_inputs   B, Q, D: the vectors from which queries are projected, for score modifications that read them
     Example: `network(token_BT, side_inputs=SideInputs(documents=document_BT))`.
     """
@@ -175,6 +177,7 @@ class SideInputs:
     segments: Tensor | None = None
     hashes: Tensor | None = None
     query_inputs: Tensor | None = None
+    prefix: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,15 @@ class Context:
         """The context without the first keys that are farther than the distance from every query."""
         positions = self.memo(("crop", distance), lambda: self.positions.crop(distance))
         return self if positions is self.positions else replace(self, positions=positions)
+
+    def of_new_keys(self) -> Context:
+        """The context in which the keys are those of the positions of the queries, which a cache is about to take up."""
+
+        def make() -> Positions:
+            here = self.positions
+            return replace(here, keys=here.queries, query_BQ=None, key_BK=here.query_positions())
+
+        return replace(self, positions=self.memo(("new_keys",), make))
 
     def with_hashes(self, hashes: Tensor) -> Context:
         """The context of one attention that hashes its keys. Masks depend on the hashes, so it has a memo of its own."""

@@ -15,10 +15,13 @@ from everyformer.attention.projection import (
     Sliced,
     Standard,
     Sum,
+    few_key_heads,
     head_width,
 )
 from everyformer.attention.score_mod import ImageBias, Rotary, ScoreMod, Shaw
+from everyformer.attention.softmax import Sinks, SoftCap
 from everyformer.attention.span import DynamicSpan
+from everyformer.value import snake
 
 
 def head_reasons(width: int, heads: Projection, pattern: Pattern) -> Iterator[str]:
@@ -32,6 +35,11 @@ def head_reasons(width: int, heads: Projection, pattern: Pattern) -> Iterator[st
         except ValueError as error:
             yield str(error)
             return
+    if isinstance(heads, Standard) and heads.key_heads and heads.heads % heads.key_heads:
+        yield few_key_heads(heads.heads, heads.key_heads)
+        return
+    if isinstance(heads, Standard) and heads.qk_norm is not None and heads.qk_norm.mixes_positions:
+        yield f"{type(heads.qk_norm).__name__} mixes positions, but queries and keys are normed one by one; use RMSNorm or LayerNorm"
     for part in pattern.walk():
         if isinstance(part, ByHead) and heads.heads % len(part.patterns):
             yield (
@@ -49,14 +57,19 @@ def attention_reasons(
         return
     if len(hashing(pattern)) > 1:
         yield f"the pattern {pattern} hashes the keys in two ways; use one hashed or chunked for the heads of a layer"
+    if hashing(pattern) and isinstance(heads, Standard) and heads.key_heads not in (None, heads.heads):
+        yield f"the pattern {pattern} hashes the keys of each head, but heads share keys; leave key_heads out"
     key_width = _key_width(width, heads)
     for score_mod in score_mods:
-        if isinstance(score_mod, Rotary) and key_width % 2:
-            yield f"rotary rotates pairs of features, but a head is {key_width} wide; make it even"
+        if isinstance(score_mod, Rotary) and (reason := score_mod.width_reason(key_width)):
+            yield reason
         if isinstance(score_mod, DynamicSpan) and score_mod.width != width:
             yield f"dynamic_span reads the input of the attention and is {score_mod.width} wide, the model {width}; make them equal"
     if sum(isinstance(score_mod, ImageBias) for score_mod in score_mods) > 1:
         yield "two image biases add the same terms twice; keep one"
+    for kind in (SoftCap, Sinks):
+        if sum(isinstance(score_mod, kind) for score_mod in score_mods) > 1:
+            yield f"two {snake(kind.__name__)} change the same softmax; keep one"
     relative = [score_mod for score_mod in score_mods if isinstance(score_mod, FourTerm | Rotary | Shaw)]
     if len(relative) > 1 and any(isinstance(score_mod, FourTerm) for score_mod in relative):
         yield "four_term, rotary and shaw each make the product of query and key depend on the distance; keep one of them"

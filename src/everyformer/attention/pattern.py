@@ -173,13 +173,29 @@ class Local2d(Pattern, Value, frozen=True):
         return bands * self.height * self.columns - 1
 
 
-class Prefix(Pattern, Value, frozen=True):
-    """Every query attends to the first `length` positions. Example: `Causal() & (Window(8) | Prefix(2))`."""
+class Prefix(BoundPattern, Value, frozen=True):
+    """Every query attends to the first `length` positions; without a length to those that the side input `prefix` of the call states.
 
-    length: Count
+    `causal | prefix` is the pattern of a prefix language model (Raffel et al. 2019): full within the prefix, causal after it.
+    Example: `Causal() & (Window(8) | Prefix(2))`.
+    """
 
-    def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
-        return k < self.length
+    length: Count | None = None
+
+    @property
+    def needs(self) -> str | None:  # type: ignore[override]
+        return "prefix" if self.length is None else None
+
+    def bind(self, side: SideInputs) -> Predicate:
+        length, table_B = self.length, side.prefix
+        if length is not None:
+            return lambda b, h, q, k: k < length
+        if table_B is None:
+            raise ValueError(
+                "the pattern prefix has no length: call the model with side_inputs=SideInputs(prefix=...), one number per sequence, or "
+                "write prefix(8)"
+            )
+        return lambda b, h, q, k: k < table_B[b % table_B.shape[0]]
 
 
 class Graph(BoundPattern, Value, frozen=True):

@@ -1,6 +1,7 @@
 """Multi-head attention's projections: how tokens become queries, keys and values, and how the outputs of the heads are merged.
 
-Papers: Vaswani et al. 2017; Kitaev et al. 2020 (shared). Sources: Thickstun (source T) eq. 1-3; Bloem 2019 (source B: wide, sliced);
+Papers: Vaswani et al. 2017; Kitaev et al. 2020 (shared); Shazeer 2019, Ainslie et al. 2023 (grouped); Henry et al. 2020, Dehghani et
+al. 2023 (norm of queries and keys). Sources: Thickstun (source T) eq. 1-3; Bloem 2019 (source B: wide, sliced);
 Katsaros (source K) eq. 3-6 (symmetric, asymmetric, sum form).
 
 Equations (rows are tokens; Katsaros (source K) writes columns, the transpose of everything here) and numbers of parameters:
@@ -13,8 +14,11 @@ Equations (rows are tokens; Katsaros (source K) writes columns, the transpose of
     sliced           head h has only slice h of the input, and its own E x E matrices        3 D^2/H + D^2 (+ D)
     narrow           one E x E triple for all slices, no W_O (pbloem/former)                 3 (D/H)^2
     sum form         sum_h V_h X A_h, V_h of D x D; of rank r it is values and W_O           2 H E D + H D^2
+    grouped          standard, head h with the keys and values of h // (H / G), G of them    (2 H + 2 G) E D (+ D)
 
-Symbols: D width, H heads, E head width (d_k, k or K in the sources), r rank.
+Symbols: D width, H heads, E head width (d_k, k or K in the sources), r rank, G key heads (one: multi-query).
+`qk_norm` norms the queries and keys of every head over their E numbers, before anything depends on positions: q <- norm_q(q),
+k <- norm_k(k), with a weight for all heads. Keys are cached with their norm.
 Departures: Katsaros (source K) scales by sqrt(D) where the projected width sqrt(r) is meant; Weng 2020 (source W) scales narrow
 heads by sqrt(d_k) where sqrt(d_k/h) is meant; the report (source M) stacks heads vertically where they are concatenated. The
 equation 3 that is missing in source T is the merge of the standard form, sum_h W_{c,h}^T sum_j alpha_ij V_h(x_j).
@@ -23,12 +27,16 @@ equation 3 that is missing in source T is the merge of the standard form, sum_h 
 from __future__ import annotations
 
 from math import isqrt
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from everyformer.value import Few, Size, Value
+from everyformer.attention.norm import Norm
+from everyformer.value import Few, Positive, Size, Value
+
+Keys = Literal["own", "queries", "unit_queries"]  # keys of their own; the queries; the queries divided by their lengths
 
 
 class Projection:
@@ -45,7 +53,10 @@ class Projection:
 
 
 class ProjectionModule(nn.Module):
-    """Projects x_BTD to q, k (B, H, T, E) and v (B, H, T, E'), and merges outputs B, H, T, E' to B, T, D."""
+    """Projects x_BTD to q, k (B, H, T, E) and v (B, H, T, E'), and merges outputs B, H, T, E' to B, T, D.
+
+    Keys and values may have fewer heads, of which H is a multiple.
+    """
 
     heads: int
     key_width: int
@@ -68,18 +79,27 @@ class ProjectionModule(nn.Module):
         y_BTD = y_BHTE.transpose(1, 2).flatten(2)
         return y_BTD if self.out is None else self.out(y_BTD)
 
-    def _heads(self, x_BTF: Tensor) -> Tensor:
-        return x_BTF.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+    def _heads(self, x_BTF: Tensor, heads: int | None = None) -> Tensor:
+        return x_BTF.unflatten(-1, (heads or self.heads, -1)).transpose(1, 2)
 
 
 class Standard(Projection, Value, frozen=True):
-    """Each head projects the full vector. Default head width: D / H. Example: `Attention(Standard(8), Causal())`."""
+    """Each head projects the full vector. Default head width: D / H. Example: `Attention(Standard(8), Causal())`.
+
+    With `key_heads` there are fewer heads of keys and values, and a cache holds only these: grouped-query attention, or
+    multi-query attention with one (Ainslie et al. 2023). `qk_norm` norms the queries and keys of each head, and `scale` is the
+    factor of their product. Default: 1 / sqrt(head width).
+    Example: `Attention(Standard(8, key_heads=2, qk_norm=RMSNorm()), Causal(), (Rotary(),))`.
+    """
 
     heads: Few
     key_width: Size | None = None
     value_width: Size | None = None
     bias: bool = False
     merge_bias: bool = True
+    key_heads: Few | None = None
+    qk_norm: Norm | None = None
+    scale: Positive | None = None
 
     def build(self, width: int) -> ProjectionModule:
         share = None if self.key_width and self.value_width else head_width(width, self.heads)
@@ -90,6 +110,9 @@ class Standard(Projection, Value, frozen=True):
             self.value_width or share,
             bias=self.bias,
             merge_bias=self.merge_bias,
+            key_heads=self.key_heads,
+            qk_norm=self.qk_norm,
+            scale=self.scale,
         )
 
 
@@ -109,7 +132,7 @@ class Shared(Projection, Value, frozen=True):
         share = None if self.key_width and self.value_width else head_width(width, self.heads)
         sizes = (self.key_width or share, self.value_width or share)
         return LinearProjectionModule(
-            width, self.heads, *sizes, bias=self.bias, merge_bias=self.merge_bias, share_keys=True, unit_keys=True
+            width, self.heads, *sizes, bias=self.bias, merge_bias=self.merge_bias, keys="unit_queries"
         )
 
 
@@ -143,7 +166,7 @@ class ParameterFree(Projection, Value, frozen=True):
         return 1
 
     def build(self, width: int) -> ProjectionModule:
-        return LinearProjectionModule(width, 1, None, None, merge=False)
+        return LinearProjectionModule(width, 1, None, None, merge_bias=None)
 
 
 class Symmetric(Projection, Value, frozen=True):
@@ -156,7 +179,7 @@ class Symmetric(Projection, Value, frozen=True):
         return 1
 
     def build(self, width: int) -> ProjectionModule:
-        return LinearProjectionModule(width, 1, self.rank, None, share_keys=True, merge=False)
+        return LinearProjectionModule(width, 1, self.rank, None, merge_bias=None, keys="queries")
 
 
 class Asymmetric(Projection, Value, frozen=True):
@@ -169,7 +192,7 @@ class Asymmetric(Projection, Value, frozen=True):
         return 1
 
     def build(self, width: int) -> ProjectionModule:
-        return LinearProjectionModule(width, 1, self.rank, None, merge=False)
+        return LinearProjectionModule(width, 1, self.rank, None, merge_bias=None)
 
 
 class Sliced(Projection, Value, frozen=True):
@@ -208,8 +231,18 @@ def head_width(width: int, heads: int) -> int:
     return width // heads
 
 
+def few_key_heads(heads: int, key_heads: int) -> str:
+    """Why heads cannot share these key heads equally, with a remedy."""
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    near = min(divisors, key=lambda n: (abs(n - key_heads), n))
+    return f"{heads} heads cannot share {key_heads} key heads equally; take a divisor, for example key_heads={near}"
+
+
 class LinearProjectionModule(ProjectionModule):
-    """One linear map to queries, keys and values; a width of None means the tokens themselves."""
+    """One linear map to queries, keys and values; a width of None means the tokens themselves.
+
+    With a `merge_bias` of None the heads are not mapped back to the width of the model.
+    """
 
     def __init__(
         self,
@@ -219,27 +252,33 @@ class LinearProjectionModule(ProjectionModule):
         value_width: int | None,
         *,
         bias: bool = False,
-        merge_bias: bool = True,
-        share_keys: bool = False,
-        unit_keys: bool = False,
-        merge: bool = True,
+        merge_bias: bool | None = True,
+        keys: Keys = "own",
+        key_heads: int | None = None,
+        qk_norm: Norm | None = None,
+        scale: float | None = None,
     ):
         super().__init__()
-        self.heads, self.key_width, self.value_width = heads, key_width or width, value_width or width
-        self.scale = self.key_width**-0.5 if key_width and not unit_keys else 1.0
+        self.heads, self.key_heads = heads, key_heads or heads
+        if heads % self.key_heads:
+            raise ValueError(few_key_heads(heads, self.key_heads))
+        self.key_width, self.value_width = key_width or width, value_width or width
+        self.share_keys, self.unit_keys = keys != "own", keys == "unit_queries"
+        self.scale = scale or (self.key_width**-0.5 if key_width and not self.unit_keys else 1.0)
         self.queries = heads * key_width if key_width else 0
-        self.keys = 0 if share_keys else self.queries
-        self.values = heads * value_width if value_width else 0
-        self.share_keys, self.unit_keys = share_keys, unit_keys
+        self.keys = 0 if self.share_keys or not key_width else self.key_heads * key_width
+        self.values = self.key_heads * value_width if value_width else 0
         total = self.queries + self.keys + self.values
         self.qkv = nn.Linear(width, total, bias=bias) if total else None
-        self.out = nn.Linear(heads * self.value_width, width, bias=merge_bias) if merge else None
+        self.q_norm = qk_norm.build(self.key_width) if qk_norm else None
+        self.k_norm = qk_norm.build(self.key_width) if qk_norm else None
+        self.out = nn.Linear(heads * self.value_width, width, bias=merge_bias) if merge_bias is not None else None
 
     def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.keys and self.values:
             assert self.qkv is not None
             q, k, v = self.qkv(x_BTD).split((self.queries, self.keys, self.values), dim=-1)
-            return self._heads(q), self._heads(k), self._heads(v)
+            return self._normed_query(q), self._normed_key(k), self._heads(v, self.key_heads)
         if self.share_keys and self.values:
             assert self.qkv is not None
             q, v = self.qkv(x_BTD).split((self.queries, self.values), dim=-1)
@@ -247,17 +286,25 @@ class LinearProjectionModule(ProjectionModule):
         return super().project(x_BTD)
 
     def query(self, x_BTD: Tensor) -> Tensor:
-        return self._heads(self._map(x_BTD, 0, self.queries) if self.queries else x_BTD)
+        return self._normed_query(self._map(x_BTD, 0, self.queries) if self.queries else x_BTD)
 
     def keys_values(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
         start = self.queries + self.keys
         if self.keys and self.values:
             k, v = self._map(x_BSD, self.queries, start + self.values).split((self.keys, self.values), dim=-1)
-            return self._heads(k), self._heads(v)
+            return self._normed_key(k), self._heads(v, self.key_heads)
         k = self._map(x_BSD, start - self.queries, start) if self.queries else x_BSD
         v_BHSD = x_BSD[:, None].expand(-1, self.heads, -1, -1)
         v_BHSE = self._heads(self._map(x_BSD, start, start + self.values)) if self.values else v_BHSD
         return self._unit(self._heads(k)), v_BHSE
+
+    def _normed_query(self, q_BTF: Tensor) -> Tensor:
+        q_BHTE = self._heads(q_BTF)
+        return q_BHTE if self.q_norm is None else self.q_norm(q_BHTE).to(q_BHTE.dtype)  # autocast may widen a norm
+
+    def _normed_key(self, k_BTF: Tensor) -> Tensor:
+        k_BHTE = self._heads(k_BTF, self.key_heads)
+        return k_BHTE if self.k_norm is None else self.k_norm(k_BHTE).to(k_BHTE.dtype)
 
     def _unit(self, k_BHTE: Tensor) -> Tensor:
         if not self.unit_keys:

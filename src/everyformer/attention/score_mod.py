@@ -7,7 +7,10 @@ A score modification is a value (its numbers) that builds a module (its weights)
     output(weights, context)     -> BHQE      is added to the output; needs the weights, so only the kernel `reference` supports it
     penalty(context)             -> a scalar  is added to the loss, once for each attention
     visible_keys(context)        -> pattern   the pairs that the term leaves visible with the current weights; kernels skip the others
+    sink()                       -> H         a logit of each head is added to the denominator of the softmax
     clamp_()                                  after each optimizer step: moves weights back into their range
+
+and the attribute `soft_cap`, which bounds the products of queries and keys (attention/softmax.py has both).
 
 A term is elementwise like a pattern, so the same body serves a dense bias, a FlexAttention score_mod and a gathered block. i and j are
 indices into q and k; `context.positions.query_at(b, i)` and `key_at(b, j)` return their positions.
@@ -15,7 +18,8 @@ A score modification with `shared` True has one module for all layers of a stack
 
 Papers: Su et al. 2021 (rotary), Press et al. 2021 (ALiBi), Shaw et al. 2018, Raffel et al. 2019 (T5), Wu et al. 2021
 (image-relative bias).
-Departures: T5 omits the 1/sqrt(d) scale; here the scale belongs to the projection, and T5's bias is added to scaled scores.
+Departures: T5 omits the 1/sqrt(d) scale; here the scale belongs to the projection (`Standard(scale=1.0)` has none), and T5's bias is
+added to scaled scores.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from torch import Tensor, nn
 from everyformer.attention.context import Context
 from everyformer.attention.has_data import can_read, is_recorded
 from everyformer.attention.pattern import Pattern
+from everyformer.attention.rotary import RotaryScaling, plain_frequencies
 from everyformer.value import Count, Positive, Size, Value
 
 Term = Callable[[Any, Any, Any, Any], Tensor]
@@ -53,8 +58,13 @@ class ScoreModModule(nn.Module):
     """The hooks. Each one does nothing unless a subclass defines it. Example: `class DecayModule(ScoreModModule)`."""
 
     needs_weights = False  # whether `output` does anything
+    transforms_keys_once = (
+        False  # whether `transform` makes each key from that key and its position alone, so that it can be cached
+    )
     reads_inputs = False  # whether it reads `context.side.query_inputs`
     soft = False  # whether its term is a `SoftMask`, which a GPU kernel reads on the device
+    soft_cap: float | None = None  # c in c tanh(score / c) of the scaled products, before terms are added
+    grouped_keys = False  # whether its hooks take keys with fewer heads than the queries; otherwise they are repeated
 
     def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         return q_BHQE, k_BHKE
@@ -70,6 +80,9 @@ class ScoreModModule(nn.Module):
 
     def visible_keys(self, context: Context | None) -> Pattern | None:
         """Without a context: the pairs that are visible in any."""
+        return None
+
+    def sink(self) -> Tensor | None:
         return None
 
     def clamp_(self) -> None:
@@ -92,31 +105,68 @@ def _both(one: Pattern, two: Pattern) -> Pattern:
 
 
 class Rotary(ScoreMod, Value, frozen=True):
-    """Rotates each pair (2m, 2m+1) of a query or key at position i by the angle i / base^(2m/E).
+    """Rotates pair m of the first W features of a query or key at position i by the angle i / base^(2m/W). Default W: all.
 
-    Example: `Attention(Standard(8), Causal(), (Rotary(),))`.
+    The pair is (2m, 2m+1) in the layout `interleaved` (Su et al. 2021), (m, m + W/2) in `halves` (GPT-NeoX, Llama as transformers
+    stores it). `scaling` changes the angles for longer contexts.
+    Example: `Attention(Standard(8), Causal(), (Rotary(500000.0, "halves", scaling=Llama3Scaling(8.0)),))`.
     """
 
     base: Positive = 10000.0
+    layout: Literal["interleaved", "halves"] = "interleaved"
+    width: Size | None = None
+    scaling: RotaryScaling | None = None
+
+    def width_reason(self, key_width: int) -> str | None:
+        """Why it cannot rotate keys of this width, with a remedy, or None."""
+        if self.width and self.width > key_width:
+            return f"rotary.width is {self.width}, but a head is {key_width} wide; make it {key_width} at most"
+        if self.width and self.width % 2:
+            return f"rotary.width is {self.width}, but rotary rotates pairs of features; make it even"
+        if not self.width and key_width % 2:
+            return f"rotary rotates pairs of features, but a head is {key_width} wide; make it even"
+        return None
 
     def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
-        if key_width % 2:
-            raise ValueError(f"rotary turns pairs of numbers, but a head is {key_width} wide; make it even")
-        return RotaryModule(self.base, key_width)
+        if reason := self.width_reason(key_width):
+            raise ValueError(reason)
+        return RotaryModule(self, self.width or key_width)
 
 
 class RotaryModule(ScoreModModule):
-    def __init__(self, base: float, head_width: int):
+    transforms_keys_once = True
+    grouped_keys = True
+
+    def __init__(self, value: Rotary, width: int):
         super().__init__()
-        self.base, self.head_width = base, head_width
+        self.value, self.width, self.name = value, width, repr(value)
 
     def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         return self._rotate(q_BHQE, "queries", context), self._rotate(k_BHKE, "keys", context)
 
     def _rotate(self, x_BHTE: Tensor, of: Literal["queries", "keys"], context: Context) -> Tensor:
-        sin, cos = sin_cos_of(context, of, self.head_width, self.base, x_BHTE.dtype)
-        even, odd = x_BHTE[..., 0::2], x_BHTE[..., 1::2]
-        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+        sin, cos = self._sin_cos(context, of, x_BHTE.dtype)
+        turned, rest = x_BHTE[..., : self.width], x_BHTE[..., self.width :]
+        if self.value.layout == "halves":
+            one, two = turned.chunk(2, dim=-1)
+            parts = (one * cos - two * sin, one * sin + two * cos)
+            return torch.cat((*parts, rest) if rest.shape[-1] else parts, dim=-1)
+        even, odd = turned[..., 0::2], turned[..., 1::2]
+        rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+        return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
+
+    def _sin_cos(self, context: Context, of: Literal["queries", "keys"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        scaling = self.value.scaling
+        if scaling is None:
+            return sin_cos_of(context, of, self.width, self.value.base, dtype)
+
+        def make() -> tuple[Tensor, Tensor]:
+            at_BT = positions_of(context, of)
+            sin, cos = angles(at_BT, scaling.frequencies(self.width, self.value.base, at_BT.device))
+            factor = scaling.attention_factor()
+            return (factor * sin).to(dtype), (factor * cos).to(dtype)
+
+        return context.memo((self.name, of, self.width, dtype), make)
 
 
 def sin_cos_of(
@@ -125,11 +175,14 @@ def sin_cos_of(
     """Returns `sin_cos` of the positions of the queries or the keys, computed once for a call."""
 
     def make() -> tuple[Tensor, Tensor]:
-        positions = context.positions
-        at_BT = positions.query_positions() if of == "queries" else positions.key_positions()
-        return sin_cos(at_BT, width, base, dtype)
+        return sin_cos(positions_of(context, of), width, base, dtype)
 
     return context.memo(("sin_cos", of, width, base, dtype), make)
+
+
+def positions_of(context: Context, of: Literal["queries", "keys"]) -> Tensor:
+    """Returns the positions of the queries or the keys: B or 1, T."""
+    return context.positions.query_positions() if of == "queries" else context.positions.key_positions()
 
 
 def sin_cos(position_BT: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -137,9 +190,14 @@ def sin_cos(position_BT: Tensor, width: int, base: float, dtype: torch.dtype) ->
 
     The angles are float64: bfloat16 rounds position 257 to 256, and float32 is wrong by 0.003 at position 100,000.
     """
-    exponent = torch.arange(0, width, 2, device=position_BT.device, dtype=torch.float64) / width
-    angle = position_BT[:, None, :, None].double() * base**-exponent
-    return angle.sin().to(dtype), angle.cos().to(dtype)
+    sin, cos = angles(position_BT, plain_frequencies(width, base, position_BT.device))
+    return sin.to(dtype), cos.to(dtype)
+
+
+def angles(position_BT: Tensor, frequency_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the sines and cosines of positions times frequencies, in float64: B or 1, 1, T, N."""
+    angle = position_BT[:, None, :, None].double() * frequency_N
+    return angle.sin(), angle.cos()
 
 
 def look_up(x_BHQR: Tensor, b: Any, h: Any, i: Any, row: Any) -> Tensor:
@@ -164,6 +222,7 @@ class Alibi(ScoreMod, Value, frozen=True):
 
 
 class AlibiModule(ScoreModModule):
+    grouped_keys = True
     slope_H: Tensor
 
     def __init__(self, heads: int):
@@ -204,6 +263,8 @@ class Shaw(ScoreMod, Value, frozen=True):
 
 
 class ShawModule(ScoreModModule):
+    grouped_keys = True
+
     def __init__(self, value: Shaw, key_width: int, value_width: int):
         super().__init__()
         self.back, self.future = value.max_distance, value.max_distance if value.future else 0
@@ -236,13 +297,15 @@ class ShawModule(ScoreModModule):
 class T5Bias(ScoreMod, Value, frozen=True):
     """A learned number per head and bucket of distances; buckets widen logarithmically up to `max_distance`.
 
-    `bidirectional` gives half of the buckets to the future (an encoder); otherwise the future has bucket 0.
+    `bidirectional` gives half of the buckets to the future (an encoder); otherwise the future has bucket 0. `shared`: one table for
+    all layers, as in T5.
     Example: `Attention(Standard(8), Causal(), (T5Bias(),))`.
     """
 
     buckets: Size = 32
     max_distance: Size = 128
     bidirectional: bool = False
+    shared: bool = False
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
@@ -258,6 +321,8 @@ class T5Bias(ScoreMod, Value, frozen=True):
 
 
 class T5BiasModule(ScoreModModule):
+    grouped_keys = True
+
     def __init__(self, value: T5Bias, heads: int):
         super().__init__()
         self.buckets, self.max_distance, self.bidirectional = value.buckets, value.max_distance, value.bidirectional
@@ -298,6 +363,8 @@ class ImageBias(ScoreMod, Value, frozen=True):
 
 
 class ImageBiasModule(ScoreModModule):
+    grouped_keys = True
+
     def __init__(self, value: ImageBias, heads: int):
         super().__init__()
         self.rows, self.columns, self.before = value.rows, value.columns, value.before

@@ -66,6 +66,7 @@ class DynamicSpan(ScoreMod, Value, frozen=True):
 
 class SpanModule(ScoreModModule):
     soft = True
+    grouped_keys = True
 
     def __init__(self, value: Span, heads: int):
         super().__init__()
@@ -98,6 +99,7 @@ class SpanModule(ScoreModModule):
 class DynamicSpanModule(ScoreModModule):
     reads_inputs = True
     soft = True
+    grouped_keys = True
 
     def __init__(self, value: DynamicSpan, heads: int):
         super().__init__()

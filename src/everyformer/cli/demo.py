@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from everyformer.cli.terminal import UnbreakableConsole, console, next_command
 from everyformer.cli.train import exit_code, run_folder
+
+if TYPE_CHECKING:
+    from everyformer.train.trained import TrainedRun
 
 STEPS = 600
 SETTINGS = (
@@ -17,22 +21,23 @@ XZ_BITS = 2.6  # bits per byte of the whole text after xz -9
 PROMPT = "ROMEO:\n"
 
 
-def demo(*, out: Path | None = None) -> int:
+def demo(*, out: Path | None = None, steps: int | None = None) -> int:
     """Train a small byte-level language model on Shakespeare in two to four minutes, evaluate it, and sample from it.
 
     Parameters
     ----------
     out
         The folder of the run; it must not exist yet. Default: runs/demo-1, runs/demo-2, ...
+    steps
+        The number of training steps. Default: 600.
     """
-    from everyformer.study import attention_pictures, curves, pattern_images
-    from everyformer.study.attention_maps import attention_maps
     from everyformer.train.loop import train
     from everyformer.train.recipe import Recipe
 
-    pattern_images.file_types()  # raises if matplotlib is missing, before minutes of training
+    if steps is not None and steps < 1:
+        raise ValueError(f"--steps {steps} is less than 1; give the number of training steps")
     screen, began = console(UnbreakableConsole), time.perf_counter()
-    recipe = Recipe.of("byte-language", *SETTINGS, f"run.steps={STEPS}", size="tiny")
+    recipe = Recipe.of("byte-language", *SETTINGS, f"run.steps={steps or STEPS}", size="tiny")
     folder = run_folder(out, "demo")
     screen.print("training byte-language (4 layers, width 128) on the bytes of Shakespeare; the last tenth is held out")
     from everyformer.train.progress import show_progress
@@ -51,9 +56,21 @@ def demo(*, out: Path | None = None) -> int:
     screen.print("\nsampled at temperature 0.5", style="dim")
     choices = {"tokens": 300, "temperature": 0.5, "seed": 0}
     screen.print(trained.generate(PROMPT, **choices), soft_wrap=True)
+    screen.print(f"\n{_draw(trained, folder)}", soft_wrap=True)
+    next_command(screen, "generate", folder, "--prompt", "JULIET:", "--tokens", "300", "--stream")
+    return 0
+
+
+def _draw(trained: TrainedRun, folder: Path) -> str:
+    """Draw the curves and the attention, if matplotlib is installed. Returns where they are."""
+    from everyformer.study import attention_pictures, curves, pattern_images
+    from everyformer.task.attention_maps import attention_maps
+
+    try:
+        pattern_images.file_types()
+    except ValueError as error:
+        return f"no pictures: {error}"
     attention = folder / "attention.png"
     inputs = trained.task.inference.probe_input(trained.network)
     attention_pictures.draw(attention_maps(trained.network, inputs)).savefig(attention)
-    screen.print(f"\ncurves: {curves.draw(folder)}\nattention: {attention}", soft_wrap=True)
-    next_command(screen, "generate", folder, "--prompt", "JULIET:", "--tokens", "300", "--stream")
-    return 0
+    return f"curves: {curves.draw(folder)}\nattention: {attention}"

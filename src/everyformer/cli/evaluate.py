@@ -59,13 +59,13 @@ def evaluate(
     import_parts(imports, run)
     from everyformer.train.progress import show_evaluation
     from everyformer.train.run_data import describe_change
-    from everyformer.train.trained import open_run
+    from everyformer.train.trained import load
 
     if isinstance(limit, int) and limit < 1:
         raise ValueError(f"--limit {limit} is less than 1; give the number of examples to evaluate, or all")
     options = {name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None}
-    trained = open_run(run, step=step, device=device, data=data or True, **options)
-    if change := describe_change(trained.changed_splits()):
+    trained = load(run, step=step, device=device, data=data or True, **options)
+    if trained.step and (change := describe_change(trained.changed_splits())):  # else nothing was trained here
         error_console().print(f"note: {change}", style="yellow", soft_wrap=True)
     if compiled:
         trained.network.compile()

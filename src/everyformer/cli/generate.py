@@ -36,14 +36,14 @@ def generate(
     device: Device = "auto",
     imports: Imports = (),
 ) -> int:
-    """Continue a prompt, translate or classify it, generate images, or record an agent's episode.
+    """Continue a prompt, fill its blanks, translate or classify it, generate images, or record an agent's episode.
 
     Parameters
     ----------
     run
         The folder of a run.
     prompt
-        The text to continue, translate or classify. Default: a new line.
+        The text to continue, translate or classify, or a text with blanks (___) to fill. Default: a new line.
     tokens
         The number of tokens to generate. Default: 200.
     temperature
@@ -78,13 +78,13 @@ def generate(
 
 def _generate(run: Path, data: RunData, step: Step, device: str, options: dict[str, Any]) -> None:
     """Generate with the options that were given, and print or write the result."""
-    from everyformer.train.trained import open_run
+    from everyformer.train.trained import load
 
     if options.get("tokens", 0) < 0:
         raise ValueError(f"--tokens {options['tokens']} is negative; give the number of tokens to generate")
     if options.get("beam", 1) < 1:
         raise ValueError(f"--beam {options['beam']} is less than 1; give the width of the beam, or leave it out")
-    trained = open_run(run, step=step, device=device, data=data or False)
+    trained = load(run, step=step, device=device, data=data or False)
     if "stream" in options and "beam" in options:
         raise ValueError("--beam returns the whole text at once and cannot be streamed; leave out --stream or --beam")
     screen = console()

@@ -19,13 +19,17 @@ from everyformer.cli.bench import bench
 from everyformer.cli.complete import complete, completion
 from everyformer.cli.contracts import contracts
 from everyformer.cli.demo import demo
+from everyformer.cli.embed import embed
 from everyformer.cli.evaluate import evaluate
+from everyformer.cli.export import export
 from everyformer.cli.family import family
 from everyformer.cli.generate import generate
+from everyformer.cli.import_model import import_model
 from everyformer.cli.out_of_memory import amount_requested, is_out_of_memory
 from everyformer.cli.own_parts import imported
 from everyformer.cli.plan import plan
 from everyformer.cli.predict import predict
+from everyformer.cli.serve import serve
 from everyformer.cli.settings import settings
 from everyformer.cli.show import show
 from everyformer.cli.terminal import discard_output
@@ -57,6 +61,10 @@ for command, first in ((plan, "MEMBER"), (train, "MEMBER"), (resume, "RUN")):
 app.command(evaluate)
 app.command(generate)
 app.command(predict)
+app.command(embed)
+app.command(export)
+app.command(import_model, name="import")
+app.command(serve)
 app.command(family, usage="Usage: everyformer family [OPTIONS] [MEMBER]")
 app.command(show)
 app.command(contracts, usage="Usage: everyformer contracts [OPTIONS] [MEMBER]")

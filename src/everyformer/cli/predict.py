@@ -57,7 +57,7 @@ def predict(
         The number of examples. Default: all.
     """
     import_parts(imports, run)
-    from everyformer.train.trained import open_run
+    from everyformer.train.trained import load
 
     if out is not None and out.suffix.lower() not in FORMATS:
         raise ValueError(f"--out {out} is not a table; give a file that ends in {', '.join(FORMATS)}")
@@ -67,7 +67,7 @@ def predict(
         raise ValueError(f"--out {out} is the file with the data, which would be lost; give another file")
     if limit is not None and limit < 1:
         raise ValueError(f"--limit {limit} is less than 1; give the number of examples to predict")
-    trained = open_run(run, step=step, device=device, data=False)
+    trained = load(run, step=step, device=device, data=False)
     count = _predict(trained, data, column, out, limit)
     if out is not None:
         screen = console()

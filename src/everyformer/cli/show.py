@@ -62,14 +62,14 @@ def attention(
     """
     import_parts(imports, run)
     from everyformer.family.table import find
-    from everyformer.study.attention_maps import attention_maps
     from everyformer.study.attention_pictures import draw
     from everyformer.study.pattern_images import check_file
-    from everyformer.train.trained import open_run
+    from everyformer.task.attention_maps import attention_maps
+    from everyformer.train.trained import load
 
     check_file(out)
-    trained = open_run(run, step=step)
-    runs = [trained] if beside is None else [trained, open_run(beside)]
+    trained = load(run, step=step)
+    runs = [trained] if beside is None else [trained, load(beside)]
     inputs = [one.task.inference.probe_input(one.network, text, example) for one in runs]
     maps = [attention_maps(one.network, read, part) for one, read in zip(runs, inputs, strict=True)]
     if beside is not None:
@@ -162,10 +162,10 @@ def _draw_inner(
 ) -> None:
     from everyformer.study import inner_maps
     from everyformer.study.pattern_images import check_file
-    from everyformer.train.trained import open_run
+    from everyformer.train.trained import load
 
     check_file(out)
-    trained = open_run(run, step=step)
+    trained = load(run, step=step)
     functions = {
         "halting": inner_maps.halting_maps,
         "buckets": inner_maps.bucket_maps,
@@ -205,13 +205,13 @@ def spans(
         An image file to draw as well (.png, .svg, .pdf).
     """
     import_parts(imports, run)
-    from everyformer.study.attention_maps import draw_spans, spans_of
     from everyformer.study.pattern_images import check_file
-    from everyformer.train.trained import open_run
+    from everyformer.study.spans import draw_spans, spans_of
+    from everyformer.train.trained import load
 
     if out is not None:
         check_file(out)
-    trained = open_run(run, step=step)
+    trained = load(run, step=step)
     result = spans_of(trained.network, trained.task.data)
     if out is not None:
         draw_spans(result).savefig(out)

@@ -22,7 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everyformer.data.datasets import GPT2_FILES, dataset_files
-from everyformer.data.files import atomic_write, cache_folder, digest, parse_json, read_json
+from everyformer.data.files import atomic_write, cache_folder, digest, read_json
+from everyformer.data.subwords import HuggingFaceTokenizer, load_json
+from everyformer.data.subwords import Kind as SubwordKind
+from everyformer.data.subwords import Marks as Marks
 
 Kind = Literal["bytes", "characters", "bpe", "gpt2", "wordpiece", "ids"]
 Texts = Callable[[], Iterable[str]]  # returns a new iterator over the texts at each call
@@ -30,15 +33,25 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MAX_ALPHABET = 1000  # characters in a WordPiece vocabulary; a word with any other character is [UNK]
 MAX_TRAINING_TEXT = 1 << 30  # characters of text that a tokenizer is trained on
 Ids = NDArray[Any]
+NO_MARKS: Marks = ((), ())
 
 
 class Tokenizer(Protocol):
     """Encodes and decodes text, and can be saved to a run's folder."""
 
-    kind: Kind
     vocabulary: int
+    marks: Marks  # the tokens that are put before and after a text that a model reads as a whole
+    special: frozenset[int]  # the ids of tokens that are no text
     key: str  # a cache key; equal keys encode alike
     bytes_per_token: NDArray[np.int64] | None  # bytes of text in each token; None if decoding does not restore the text
+
+    @property
+    def kind(self) -> Kind | SubwordKind: ...
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        """The tokens before a text that a model continues."""
+        ...
 
     def encode(self, text: bytes) -> Ids: ...
 
@@ -56,7 +69,10 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """Each byte of UTF-8 is a token."""
 
-    kind: Kind = "bytes"
+    kind: Kind | SubwordKind = "bytes"
+    marks: Marks = NO_MARKS
+    start: tuple[int, ...] = ()
+    special: frozenset[int] = frozenset()
     vocabulary = 256
     key = "bytes"
     bytes_per_token: NDArray[np.int64] | None = np.ones(256, dtype=np.int64)
@@ -80,10 +96,14 @@ class ByteTokenizer:
 class CharacterTokenizer:
     """Each character of the training text is a token. Encoding raises ValueError for any other character."""
 
-    kind: Kind = "characters"
+    kind: Kind | SubwordKind = "characters"
+    start: tuple[int, ...] = ()
 
     def __init__(self, characters: str, names: Sequence[str] = ()):
         self.characters, self.names = characters, list(names)  # names: special tokens, with the lowest ids
+        self.special = frozenset(range(len(names)))
+        first, last = ([self.names.index(name)] if name in names else [] for name in ("[CLS]", "[SEP]"))
+        self.marks: Marks = (tuple(first), tuple(last))
         self.ids = {character: id_ for id_, character in enumerate(characters, len(names))}
         self.vocabulary = len(names) + len(characters)
         self.key = digest("characters", characters, *names)
@@ -116,7 +136,10 @@ class CharacterTokenizer:
 class TokenIds:
     """The data are token ids already; their text is their numbers, separated by spaces."""
 
-    kind: Kind = "ids"
+    kind: Kind | SubwordKind = "ids"
+    marks: Marks = NO_MARKS
+    start: tuple[int, ...] = ()
+    special: frozenset[int] = frozenset()
     key = "ids"
 
     def __init__(self, vocabulary: int):
@@ -152,36 +175,6 @@ class TokenIds:
         (folder / "ids.json").write_text(json.dumps({"vocabulary": self.vocabulary}))
 
 
-class HuggingFaceTokenizer:
-    """A tokenizer of the `tokenizers` library."""
-
-    def __init__(self, inner: Any):
-        self.inner = inner
-        self.kind: Kind = "wordpiece" if type(inner.model).__name__ == "WordPiece" else "bpe"
-        self.vocabulary = int(inner.get_vocab_size())
-        self.key = digest(inner.to_str())
-        # In a byte-level vocabulary each letter of a token's name stands for one byte.
-        reversible = type(inner.decoder).__name__ == "ByteLevel"
-        names = [inner.id_to_token(id_) for id_ in range(self.vocabulary)]
-        self.bytes_per_token: NDArray[np.int64] | None = np.array([len(name) for name in names]) if reversible else None
-
-    def encode(self, text: bytes) -> Ids:
-        return self.encode_all([text.decode("utf-8", errors="replace")])[0]
-
-    def encode_all(self, texts: Sequence[str]) -> list[Ids]:
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in self.inner.encode_batch_fast(list(texts))]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self.inner.decode(list(ids)))
-
-    def special_id(self, name: str) -> int | None:
-        id_: int | None = self.inner.token_to_id(name)
-        return id_
-
-    def save(self, folder: Path) -> None:
-        (folder / "tokenizer.json").write_text(self.inner.to_str(pretty=True), "utf-8")
-
-
 def load(folder: Path) -> Tokenizer | None:
     """Loads the tokenizer that was saved in a folder. Returns None if there is none."""
     saved = read_json(folder / "characters.json")
@@ -190,26 +183,8 @@ def load(folder: Path) -> Tokenizer | None:
     if (saved := read_json(folder / "ids.json")) is not None:
         return TokenIds(**saved)
     if (folder / "tokenizer.json").is_file():
-        from tokenizers import Tokenizer as Inner
-
-        try:
-            _check_ids(parse_json((folder / "tokenizer.json").read_bytes()))
-            return HuggingFaceTokenizer(Inner.from_file(str(folder / "tokenizer.json")))
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(
-                f"{folder / 'tokenizer.json'} is not a tokenizer ({error}); restore the file that train wrote"
-            ) from None
+        return load_json(folder / "tokenizer.json")
     return None
-
-
-def _check_ids(tree: Any) -> None:
-    """Raises ValueError if a token has an id as large as the vocabulary: the library takes memory for all ids below."""
-    vocabulary = tree["model"]["vocab"]
-    count = len(vocabulary) + len(tree["added_tokens"])
-    if isinstance(vocabulary, dict):
-        for name, id_ in vocabulary.items():
-            if isinstance(id_, int) and id_ >= count:
-                raise ValueError(f"the token {name!r} has the id {id_}, but there are {count} tokens")
 
 
 def load_ids(arrays: Iterable[Ids], folder: Path | None) -> Tokenizer:
@@ -240,7 +215,8 @@ def load_or_train(
     """Returns the tokenizer saved in `folder`; otherwise one of the given kind, trained on `texts` if need be.
 
     A trained tokenizer is cached under the `fingerprint` of the texts. GPT-2's files are read from the folder `files`; by default they
-    are found, or downloaded, as a data set is. `names` are the special tokens of a character tokenizer.
+    are found, or downloaded, as a data set is. `names` are the special tokens of a character tokenizer; a trained one gets those that it
+    does not have.
     Raises ValueError if `folder` is a run's folder whose tokenizer is missing: a newly trained one would assign other ids.
     """
     if folder is not None and (saved := load(folder)) is not None:
@@ -263,13 +239,22 @@ def load_or_train(
     import tokenizers
 
     target = cache_folder() / digest("tokenizer", tokenizers.__version__, kind, vocabulary, fingerprint)
-    if (cached := load(target)) is not None:
-        return cached
+    if isinstance(cached := load(target), HuggingFaceTokenizer):
+        return with_names(cached, names)
     trained = train(kind, texts, vocabulary)
     target.mkdir(exist_ok=True)
     with atomic_write(target / "tokenizer.json") as file:
         file.write(trained.inner.to_str().encode())
-    return trained
+    return with_names(trained, names)
+
+
+def with_names(tokenizer: HuggingFaceTokenizer, names: Sequence[str]) -> HuggingFaceTokenizer:
+    """Returns the tokenizer with these special tokens; new ones have the highest ids."""
+    new = [name for name in names if tokenizer.special_id(name) is None]
+    if not new:
+        return tokenizer
+    tokenizer.inner.add_special_tokens(new)
+    return HuggingFaceTokenizer(tokenizer.inner)
 
 
 def train_characters(texts: Texts, names: Sequence[str] = ()) -> CharacterTokenizer:

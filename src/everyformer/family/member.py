@@ -26,6 +26,7 @@ class Member:
     idea: str = ""  # two sentences, for docs/family.md
     paper_parameters: Mapping[str, float | None] = field(default_factory=dict)  # in millions, as the paper states them
     departures: Mapping[str, str] = field(default_factory=dict)  # by size: how and why it differs from the paper
+    task: str | None = None  # the default task; None: that of the first output head
 
     def settings(self) -> dict[str, Any]:
         """The names of the settings and their types."""

@@ -1,12 +1,13 @@
-"""The names of the weights in Hugging Face transformers as a table, so that published weights load into our members.
+"""How models of Hugging Face transformers are named and stored, as one table for both directions: `ModelType`.
 
     state = safetensors.torch.load_file("gpt2/model.safetensors")
     network = everyformer.build("gpt2", "small")
     network.load_state_dict(from_transformers("gpt2", state))
 
-`everyformer.from_pretrained` does this for a folder, with the model that its config.json describes. The names are those of the
-published files, as `save_pretrained` writes them, or those of a state dict, with or without the prefix of the base model. A row is
-`ours: theirs`; {n} is the number of the layer, * stands for weight and bias, and the tensors of several names are concatenated.
+`everyformer.from_pretrained` does this for a folder, with the model that its config.json describes; `to_transformers` goes back.
+The names are those of the published files, as `save_pretrained` writes them, or those of a state dict, with or without the prefix
+of the base model. A row is `ours: theirs`; {n} is the number of the layer, * stands for weight and bias, and the tensors of several
+names are concatenated. The rows themselves are in names_gpt2.py, names_bert.py and names_image.py, collected by model_types.py.
 """
 
 from __future__ import annotations
@@ -14,174 +15,179 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from everyformer.value import nearest
-
-Rows = dict[str, tuple[str, ...]]
-
-_LAYER = "body.layers.{n}."
-_BERT = "encoder.layer.{n}."
-
-ROWS: dict[str, Rows] = {
-    "gpt2": {
-        "embed.table.weight": ("wte.weight",),
-        "position.table.weight": ("wpe.weight",),
-        _LAYER + "residuals.0.norm.*": ("h.{n}.ln_1.*",),
-        _LAYER + "sublayers.0.heads.qkv.*": ("h.{n}.attn.c_attn.*",),
-        _LAYER + "sublayers.0.heads.out.*": ("h.{n}.attn.c_proj.*",),
-        _LAYER + "residuals.1.norm.*": ("h.{n}.ln_2.*",),
-        _LAYER + "sublayers.1.hidden.0.*": ("h.{n}.mlp.c_fc.*",),
-        _LAYER + "sublayers.1.out.*": ("h.{n}.mlp.c_proj.*",),
-        "body.stream.norm.*": ("ln_f.*",),
-    },
-    "bert": {
-        "embed.table.weight": ("embeddings.word_embeddings.weight",),
-        "segments.weight": ("embeddings.token_type_embeddings.weight",),
-        "position.table.weight": ("embeddings.position_embeddings.weight",),
-        "norm.*": ("embeddings.LayerNorm.*",),
-        _LAYER + "sublayers.0.heads.qkv.*": tuple(f"{_BERT}attention.self.{x}.*" for x in ("query", "key", "value")),
-        _LAYER + "sublayers.0.heads.out.*": (_BERT + "attention.output.dense.*",),
-        _LAYER + "residuals.0.norm.*": (_BERT + "attention.output.LayerNorm.*",),
-        _LAYER + "sublayers.1.hidden.0.*": (_BERT + "intermediate.dense.*",),
-        _LAYER + "sublayers.1.out.*": (_BERT + "output.dense.*",),
-        _LAYER + "residuals.1.norm.*": (_BERT + "output.LayerNorm.*",),
-    },
-    "vit": {
-        "class_token": ("embeddings.cls_token",),
-        "embed.map.*": ("embeddings.patch_embeddings.projection.*",),
-        "position.table.weight": ("embeddings.position_embeddings",),
-        _LAYER + "residuals.0.norm.*": (_BERT + "layernorm_before.*",),
-        _LAYER + "sublayers.0.heads.qkv.*": tuple(
-            f"{_BERT}attention.attention.{x}.*" for x in ("query", "key", "value")
-        ),
-        _LAYER + "sublayers.0.heads.out.*": (_BERT + "attention.output.dense.*",),
-        _LAYER + "residuals.1.norm.*": (_BERT + "layernorm_after.*",),
-        _LAYER + "sublayers.1.hidden.0.*": (_BERT + "intermediate.dense.*",),
-        _LAYER + "sublayers.1.out.*": (_BERT + "output.dense.*",),
-        "body.stream.norm.*": ("layernorm.*",),
-    },
-}
-
-# The heads of a member, each with a name that only files with this head have, in the order of our outputs. A head that needs the
-# pooler is one of the whole sequence.
-HEADS: dict[str, dict[str, Rows]] = {
-    "gpt2": {},
-    "bert": {
-        "cls.predictions.bias": {
-            "map.*": ("cls.predictions.transform.dense.*",),
-            "norm.*": ("cls.predictions.transform.LayerNorm.*",),
-            "bias": ("cls.predictions.bias",),
-        },
-        "cls.seq_relationship.weight": {"pooler.*": ("pooler.dense.*",), "map.*": ("cls.seq_relationship.*",)},
-        "classifier.weight": {"pooler.*": ("pooler.dense.*",), "map.*": ("classifier.*",)},
-        "qa_outputs.weight": {"map.*": ("qa_outputs.*",)},
-    },
-    "vit": {"classifier.weight": {"map.*": ("classifier.*",)}},
-}
-
-# The names of transformers 5 in memory, as those of its files.
-RENAMED = {
-    r"^layers\.(\d+)\.attention\.q_proj\.": r"encoder.layer.\1.attention.attention.query.",
-    r"^layers\.(\d+)\.attention\.k_proj\.": r"encoder.layer.\1.attention.attention.key.",
-    r"^layers\.(\d+)\.attention\.v_proj\.": r"encoder.layer.\1.attention.attention.value.",
-    r"^layers\.(\d+)\.attention\.o_proj\.": r"encoder.layer.\1.attention.output.dense.",
-    r"^layers\.(\d+)\.mlp\.fc1\.": r"encoder.layer.\1.intermediate.dense.",
-    r"^layers\.(\d+)\.mlp\.fc2\.": r"encoder.layer.\1.output.dense.",
-    r"^layers\.(\d+)\.layernorm_": r"encoder.layer.\1.layernorm_",
-    r"LayerNorm\.gamma$": "LayerNorm.weight",  # of old files
-    r"LayerNorm\.beta$": "LayerNorm.bias",
-}
-
-# Tensors that are stored in another form than ours: GPT-2's maps are transposed, a patch map is a convolution.
-CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    r"\.c_(attn|proj|fc)\.weight$": lambda x: x.T,
-    r"\.projection\.weight$": lambda x: x.flatten(1),
-    r"\.position_embeddings$": lambda x: x[0],
-}
-
-# Second names of tied weights in a state dict.
-TIED = {
-    "lm_head.weight": "wte.weight",
-    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-
-# Causal masks and position indices, which old files store among the weights.
-NOT_WEIGHTS = re.compile(r"^h\.\d+\.attn\.(masked_)?bias$|^embeddings\.position_ids$")
+Rows = Mapping[str, tuple[str, ...]]
+Config = Mapping[str, Any]
+Builtin = Mapping[str, Any]  # a model as plain data
 
 
-def from_transformers(member: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns our state dict of a member ("gpt2", "bert" or "vit") with the heads that the state has.
+@dataclass(frozen=True)
+class Field:
+    """A field of config.json. `read` makes our setting of its value and the config; `write` makes its value of our setting."""
 
-    Raises ValueError if names are missing or left over. A pooler that no head uses is left out, with a warning.
+    name: str
+    read: Callable[[Any, Config], Any] = lambda value, config: value
+    write: Callable[[Any], Any] = lambda value: value
+
+
+class Change(NamedTuple):
+    """A tensor that is stored in another form than ours."""
+
+    read: Callable[[Tensor], Tensor]
+    write: Callable[[Tensor, Any], Tensor]  # also gets our model
+
+
+@dataclass(frozen=True)
+class Head:
+    """An output head. `key` is a weight that only files with this head have, `output` our head as plain data."""
+
+    key: str
+    output: Builtin
+    rows: Rows = field(default_factory=dict)
+    size: str = ""  # the field of our head that is the number of rows of the key
+    needs: tuple[str, ...] = ()  # other weights that a file with this head has
+    fixed: Config = field(default_factory=dict)  # fields of the config that the head has with this value alone
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """One `model_type` of transformers as a member of ours.
+
+    Settings of our member, and fields of parts of our model ("feed_forward.hidden"), stand beside the fields of the config.
     """
-    if member not in ROWS:
-        raise ValueError(f"no names of transformers are known for {member!r}; {nearest(member, ROWS)}")
-    weights = plain_names(state)
-    for copy, name in TIED.items():
-        if copy in weights and name in weights and not torch.equal(weights.pop(copy), weights[name]):
-            raise ValueError(f"{copy} differs from {name}, but {member} ties them; give a model with tied weights")
-    table = ROWS[member] | {
-        f"outputs.{number}.{ours}": theirs
-        for number, rows in enumerate(heads(member, weights).values())
-        for ours, theirs in rows.items()
+
+    member: str
+    prefix: str  # of the base model's names in the file of a model with a head
+    settings: Mapping[str, str | Field]
+    parts: Mapping[str, str | Field]
+    rows: Rows
+    heads: Mapping[str, Head]
+    architectures: Mapping[tuple[str, ...], str]  # their class for our heads, by name
+    defaults: Config = field(default_factory=dict)  # what a config means that leaves a field out
+    fixed: Config = field(default_factory=dict)  # what our member is; also the meaning of a field that is left out
+    tied: Mapping[str, str] = field(default_factory=dict)  # second names of tied weights
+    renamed: Mapping[str, str] = field(default_factory=dict)  # other names of the same weights, as patterns
+    unused: str = r"$^"  # names that are no weights, or that nothing of ours uses
+    changes: Mapping[str, Change] = field(default_factory=dict)  # by a pattern of their name
+    # Where a model has the settings of our member: a field of a part, or a function; PATHS has those of most members.
+    paths: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
+    normal: Callable[[Config], Config] = lambda config: (
+        config
+    )  # a config with the fields of this table, from an old one
+
+
+def from_transformers(
+    name: str, state: Mapping[str, Tensor], ours: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Returns our state dict of a model type with the heads that the state has.
+
+    `ours` is a state dict of our network, for its names and shapes; without it, tied weights are tied. Raises ValueError if names
+    are missing or left over, or if shapes differ. A pooler that no head uses is left out, with a warning.
+    """
+    from everyformer.family.model_types import model_type
+
+    kind = model_type(name)
+    weights = plain_names(kind, state)
+    rows = dict(kind.rows) | {
+        f"outputs.{number}.{one}": theirs
+        for number, key in enumerate(heads_of(kind, weights))
+        for one, theirs in kind.heads[key].rows.items()
     }
-    rows = dict(_rows(table, _layers(weights)))
-    wanted = {name for names in rows.values() for name in names}
-    problems = [f"{name} is missing" for name in sorted(wanted - weights.keys())]
-    unused = sorted(weights.keys() - wanted)
-    problems += [f"{name} is left over" for name in unused if not name.startswith("pooler.dense.")]
+    separate = {one: theirs for one, theirs in rows.items() if not kind.tied.keys() >= set(theirs)}
+    found = {one: theirs_of(one, rows) for one in (expand(separate, weights) if ours is None else ours)}
+    used = {one for theirs in found.values() for one in theirs}
+    for copy, original in kind.tied.items():
+        if {copy, original} <= weights.keys() - (used & {copy}) and not torch.equal(
+            weights.pop(copy), weights[original]
+        ):
+            raise ValueError(f"{copy} differs from {original}, but {name} ties them; give a model with tied weights")
+    problems = [f"{one} is missing" for one in sorted(used - weights.keys())]
+    problems += [f"our {one} has no name there" for one, theirs in found.items() if not theirs]
+    unused = sorted(weights.keys() - used)
+    problems += [f"{one} is left over" for one in unused if not one.startswith("pooler.dense.")]
+    _refuse(name, problems)
+    if unused:
+        warnings.warn(f"{', '.join(unused)}: no head uses the pooler, so it is left out", stacklevel=2)
+    read: dict[str, Tensor] = {}
+    for one, theirs in found.items():
+        parts = [change_of(kind, part).read(weights[part]) for part in theirs]
+        if len({part.shape[1:] for part in parts}) == 1:
+            read[one] = torch.cat(parts) if len(parts) > 1 else parts[0]
+        expected, got = None if ours is None else ours[one].shape, read[one].shape if one in read else parts[0].shape
+        if one not in read or (expected is not None and expected != got):
+            problems.append(f"{' + '.join(theirs)} is {_shape(got)}, not {_shape(expected or ())}")
+    _refuse(name, problems)
+    return read
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape)) or "one number"
+
+
+def _refuse(name: str, problems: list[str]) -> None:
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ValueError(
-            f"these are not the weights of a {member}: {', '.join(problems[:5])}{more}; give the file of another model, or leave a "
-            "head out that everyformer has not"
+            f"these are not the weights of a {name}: {', '.join(problems[:5])}{more}; give the file of another model, or leave "
+            "out the head that everyformer has not (import --leave-out)"
         )
-    if unused:
-        warnings.warn(f"{', '.join(unused)}: no head uses the pooler, so it is left out", stacklevel=2)
-    return {ours: torch.cat([_changed(name, weights[name]) for name in names]) for ours, names in rows.items()}
 
 
-def heads(member: str, weights: Mapping[str, Tensor]) -> dict[str, Rows]:
-    """Returns the heads that the weights have, with their rows. Without a pooler a classifier is one of each token."""
-    found = {name: rows for name, rows in HEADS[member].items() if name in weights}
-    has_pooler = "pooler.dense.weight" in weights
-    return {
-        name: {ours: theirs for ours, theirs in rows.items() if has_pooler or not ours.startswith("pooler")}
-        for name, rows in found.items()
-    }
+def heads_of(kind: ModelType, weights: Iterable[str]) -> list[str]:
+    """Returns the names of the heads that the weights have, in the order of our outputs."""
+    known, found = set(weights), dict[str, str]()
+    for name, head in kind.heads.items():
+        if head.key in known and known.issuperset(head.needs):
+            found.setdefault(head.key, name)
+    return list(found.values())
 
 
-def plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def plain_names(kind: ModelType, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the weights without the prefix of the base model, under the names of the published files."""
     weights = dict[str, Tensor]()
     for name, weight in state.items():
-        name = re.sub(r"^(transformer|bert|vit)\.", "", name)
-        for new, old in RENAMED.items():
+        if kind.prefix:
+            name = name.removeprefix(f"{kind.prefix}.")
+        for new, old in kind.renamed.items():
             name = re.sub(new, old, name)
-        if not NOT_WEIGHTS.search(name):
+        if not re.search(kind.unused, name):
             weights[name] = weight
     return weights
 
 
-def _layers(names: Iterable[str]) -> int:
-    matches = (re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name) for name in names)
-    return max((int(match[1]) + 1 for match in matches if match), default=1)
+def theirs_of(ours: str, rows: Rows) -> tuple[str, ...]:
+    """Returns their names of one of our weights; empty if they have none."""
+    number = re.search(r"\blayers\.(\d+)\.", ours)
+    row = ours if number is None else f"{ours[: number.start(1)]}{{n}}{ours[number.end(1) :]}"
+    stem, _, last = row.rpartition(".")
+    for key in (ours, f"{ours.rpartition('.')[0]}.*", row, f"{stem}.*"):
+        if key in rows:
+            return tuple(one.replace("{n}", number[1] if number else "").replace("*", last) for one in rows[key])
+    return ()
 
 
-def _rows(table: Rows, layers: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for ours, theirs in table.items():
+def expand(rows: Rows, weights: Iterable[str]) -> Iterator[str]:
+    """Yields our names of all rows, for as many layers and with those biases that the weights have."""
+    known = set(weights)
+    for ours, theirs in rows.items():
+        start = theirs[0].partition("{n}")[0]
+        found = (re.match(rf"{re.escape(start)}(\d+)\.", name) for name in known)
+        layers = max((int(match[1]) + 1 for match in found if match), default=1)
         for n in range(layers) if "{n}" in ours else (0,):
-            for kind in ("weight", "bias") if "*" in ours else ("",):
-                ours_n, *theirs_n = (x.replace("{n}", str(n)).replace("*", kind) for x in (ours, *theirs))
-                yield ours_n, tuple(theirs_n)
+            for last in ("weight", "bias") if "*" in ours else ("",):
+                names = (one.replace("*", last) for one in theirs)
+                pattern = "|".join(re.escape(one).replace(r"\{n\}", r"\d+") for one in names)
+                if last != "bias" or any(re.fullmatch(pattern, name) for name in known):
+                    yield ours.replace("{n}", str(n)).replace("*", last)
 
 
-def _changed(name: str, weight: Tensor) -> Tensor:
-    for pattern, change in CHANGES.items():
+def change_of(kind: ModelType, name: str) -> Change:
+    for pattern, change in kind.changes.items():
         if re.search(pattern, name):
-            return change(weight)
-    return weight
+            return change
+    return Change(lambda x: x, lambda x, model: x)

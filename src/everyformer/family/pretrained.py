@@ -2,12 +2,12 @@
 
     network = everyformer.from_pretrained("gpt2")           # a folder that save_pretrained wrote, or a copy of a published one
 
-What the config asks for and a member has not is refused. The names of the weights are in `names.py`.
+What the config asks for and a member has not is refused. `model_types.py` has the table of what is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,156 +15,137 @@ import msgspec
 import torch
 from torch import Tensor
 
-from everyformer.family.names import ROWS, from_transformers, heads, plain_names
+from everyformer.family.model_types import MODEL_TYPES
+from everyformer.family.names import Config, Field, Head, ModelType, from_transformers, heads_of, plain_names
 from everyformer.family.table import member
-from everyformer.network.model import Model
-from everyformer.network.network import Network
-from everyformer.network.output_head import Classify, Masked, OutputHead, PerToken
-from everyformer.network.store import model_from_json, read_tensors
-from everyformer.value import decode_json, nearest
-
-BERT = {"width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers"}
-SETTINGS: dict[str, dict[str, str]] = {  # of our members, by the names of a config
-    "gpt2": {
-        "width": "n_embd",
-        "heads": "n_head",
-        "layers": "n_layer",
-        "context": "n_positions",
-        "vocabulary": "vocab_size",
-    },
-    "bert": BERT | {"context": "max_position_embeddings", "vocabulary": "vocab_size"},
-    "vit": BERT | {"image": "image_size", "patch": "patch_size", "channels": "num_channels"},
-}
-HIDDEN = {"gpt2": "n_inner", "bert": "intermediate_size", "vit": "intermediate_size"}
-ACTIVATION = {"gpt2": "activation_function", "bert": "hidden_act", "vit": "hidden_act"}
-EPS = {"gpt2": "layer_norm_epsilon", "bert": "layer_norm_eps", "vit": "layer_norm_eps"}
-DROPOUTS = {  # of the embedding, of each branch, of the attention weights
-    "gpt2": ("embd_pdrop", "resid_pdrop", "attn_pdrop"),
-    "bert": ("hidden_dropout_prob", "hidden_dropout_prob", "attention_probs_dropout_prob"),
-    "vit": ("hidden_dropout_prob", "hidden_dropout_prob", "attention_probs_dropout_prob"),
-}
-ACTIVATIONS = {
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu",
-    "silu": "silu", "swish": "silu", "quick_gelu": "gelu_sigmoid",
-}  # fmt: skip
-FIXED: dict[str, dict[str, Any]] = {  # what our members are
-    "gpt2": {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
-    "bert": {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
-    "vit": {"qkv_bias": True},
-}
+from everyformer.family.weight_files import read_config, read_weights
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
+from everyformer.network.size import NoInit
+from everyformer.network.store import model_from_json
+from everyformer.value import nearest
 
 
-def from_pretrained(folder: str | Path) -> Network:
+def from_pretrained(folder: str | Path) -> Network | PairNetwork:
     """Returns the network of a folder that `save_pretrained` of transformers wrote, in evaluation mode and in its precision.
 
-    GPT-2, BERT and ViT, with a head for language, masked tokens, the next sentence, classes of sequences, tokens or images, or
-    questions, or without a head: `network = everyformer.from_pretrained("bert-base-uncased")`. Raises ValueError if the config
-    asks for what the member has not, or if the weights do not fit it.
+    The model has the heads that the weights have: for language, masked tokens, the next sentence, classes of sequences, tokens or
+    images, or questions. Example: `network = everyformer.from_pretrained("bert-base-uncased")`. Raises ValueError if the config
+    asks for what the member has not, or if the weights do not fit it. `everyformer import` makes a run of such a folder.
     """
     folder = Path(folder).expanduser()
-    config, state = _read_config(folder), _read_weights(folder)
+    return read_network(folder, read_config(folder), read_weights(folder))
+
+
+def read_network(folder: Path, config: Config, state: Mapping[str, Tensor]) -> Network | PairNetwork:
+    """Returns the network of a config and the weights of its folder."""
     model = model_of(config, state)
-    weights = from_transformers(config["model_type"], state)
-    dtypes = {weight.dtype for weight in weights.values()}
-    network = model.build().to(dtypes.pop() if len(dtypes) == 1 else torch.float32)
+    kind = MODEL_TYPES[config["model_type"]]
+    _check_layers(kind, config, state, folder)
+    with torch.device("meta"), NoInit():
+        shapes = model.build().state_dict()
     try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"the weights of {folder} do not fit its config.json: {reason}; restore both") from None
+        weights = from_transformers(config["model_type"], state, shapes)
+    except ValueError as error:
+        raise ValueError(f"the weights of {folder} do not fit its config.json: {error}") from None
+    dtypes = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
+    network = model.build().to(dtypes.pop() if len(dtypes) == 1 else torch.float32)
+    network.load_state_dict(weights)
     return network.eval()
 
 
-def model_of(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Model:
+def model_of(config: Config, state: Mapping[str, Tensor]) -> Model | EncoderDecoder:
     """Returns the model that a config describes, with the heads that the weights have."""
     name = config.get("model_type")
-    if name not in ROWS:
+    if not isinstance(name, str) or name not in MODEL_TYPES:
         raise ValueError(
-            f"model_type is {name!r} in config.json, which everyformer cannot read; {nearest(str(name), ROWS)}"
+            f"model_type is {name!r} in config.json, which everyformer cannot read; {nearest(str(name), MODEL_TYPES)}"
         )
-    for field, ours in FIXED[name].items():
-        if config.get(field, ours) != ours:
+    kind = MODEL_TYPES[name]
+    weights = plain_names(kind, state)
+    heads = [kind.heads[key] for key in heads_of(kind, weights)]
+    config = {**kind.fixed, **kind.defaults, **kind.normal(config)}
+    for field, ours in kind.fixed.items():
+        if config[field] != ours:
             raise ValueError(
                 f"{field} is {config[field]!r}, but everyformer's {name} has {ours!r}; give a model with {field}={ours!r}"
             )
-    if missing := [field for field in SETTINGS[name].values() if field not in config]:
-        raise ValueError(f"config.json has no {missing[0]}; give the config.json that save_pretrained wrote")
-    settings = {setting: config[field] for setting, field in SETTINGS[name].items()}
-    value = member(name, **settings)
-    assert isinstance(value, Model)
-    activation = _activation(name, config)
-    changes = {
-        "feed_forward": {"hidden": config.get(HIDDEN[name]) or 4 * value.width, "activation": activation},
-        "layer_norm": {"eps": config[EPS[name]]} if EPS[name] in config else {},
-    }
-    embedding, branch, attention = (config.get(field, value.dropout) for field in DROPOUTS[name])
-    changes |= {"attention": {"dropout": attention}, "post_norm": {"dropout": branch}, "pre_norm": {"dropout": branch}}
-    tree = _changed(msgspec.to_builtins(value), changes) | {"dropout": embedding}
-    if "type_vocab_size" in config:
-        tree["segments"] = config["type_vocab_size"]
-    model = model_from_json(msgspec.json.encode(tree))
-    assert isinstance(model, Model)
-    if name == "gpt2":
-        return model
-    return msgspec.structs.replace(model, outputs=_outputs(name, config, state, activation))
+    for head in heads:
+        _check_head(head, config)
+    try:
+        settings = {ours: _read(theirs, config) for ours, theirs in kind.settings.items()}
+        tree = msgspec.to_builtins(member(kind.member, **settings))
+        outputs = [dict(head.output) | ({head.size: len(weights[head.key])} if head.size else {}) for head in heads]
+        if outputs or "language" not in kind.heads:
+            tree["outputs"] = outputs
+        return _with_parts(tree, kind, config)
+    except ValueError as error:
+        raise ValueError(f"config.json does not describe a {name}: {error}; restore it") from None
 
 
-def _activation(name: str, config: Mapping[str, Any]) -> str:
-    field = ACTIVATION[name]
-    given = config.get(field, "gelu_new" if name == "gpt2" else "gelu")
-    if given not in ACTIVATIONS:
-        raise ValueError(f"{field} is {given!r}, which everyformer has not; the names are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[given]
+def _with_parts(tree: Any, kind: ModelType, config: Config) -> Model | EncoderDecoder:
+    """Returns the model with the fields of parts that the config sets. Raises ValueError with the field that does not fit."""
+    parts = {ours: _read(theirs, config) for ours, theirs in kind.parts.items()}
+    try:
+        return model_from_json(msgspec.json.encode(_changed(tree, parts)))
+    except (ValueError, TypeError):
+        for ours, theirs in kind.parts.items():
+            try:
+                model_from_json(msgspec.json.encode(_changed(tree, {ours: parts[ours]})))
+            except (ValueError, TypeError) as error:
+                name = theirs if isinstance(theirs, str) else theirs.name
+                reason = str(error).removeprefix("this JSON is not a Model: ")
+                raise ValueError(f"{name} is {config[name]!r}: {reason}") from None
+        raise
 
 
-def _outputs(
-    name: str, config: Mapping[str, Any], state: Mapping[str, Tensor], activation: str
-) -> tuple[OutputHead, ...]:
-    weights, outputs = plain_names(state), list[OutputHead]()
-    for key, rows in heads(name, weights).items():
-        if key == "cls.predictions.bias":
-            if activation != "gelu":
-                raise ValueError(
-                    f"hidden_act is {config['hidden_act']!r}, but the masked head has GELU; give a model without that head"
-                )
-            outputs.append(Masked(config.get(EPS[name], 1e-12)))
-        elif name == "vit" or "pooler.*" in rows:
-            outputs.append(Classify(len(weights[key]), "first", pooler="pooler.*" in rows))
-        else:
-            outputs.append(PerToken(len(weights[key])))
-    return tuple(outputs)
+def _check_head(head: Head, config: Config) -> None:
+    for field, ours in head.fixed.items():
+        if config[field] != ours:
+            raise ValueError(
+                f"{field} is {config[field]!r}, but the {head.output['type']} head has {ours!r}; give a model without that head"
+            )
 
 
-def _changed(tree: Any, changes: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Returns the plain data of a value with other fields, by the tags of its parts."""
+def _read(theirs: str | Field, config: Config) -> Any:
+    """The value of a field as our setting."""
+    field = Field(theirs) if isinstance(theirs, str) else theirs
+    if field.name not in config:
+        raise ValueError(f"it has no {field.name}")
+    try:
+        return field.read(config[field.name], config)
+    except (TypeError, KeyError):
+        raise ValueError(f"{field.name} is {config[field.name]!r}") from None
+
+
+def _changed(tree: Any, parts: Mapping[str, Any]) -> Any:
+    """Returns the plain data of a value with other fields, which are named by the tags of its parts."""
     if isinstance(tree, list | tuple):
-        return [_changed(part, changes) for part in tree]
+        return [_changed(part, parts) for part in tree]
     if not isinstance(tree, dict):
         return tree
-    return {name: _changed(part, changes) for name, part in tree.items()} | dict(changes.get(tree.get("type", ""), {}))
+    tag = tree.get("type", "")
+    given = {path.partition(".")[2]: value for path, value in parts.items() if path.partition(".")[0] == tag}
+    return {name: given[name] if name in given else _changed(part, parts) for name, part in (tree | given).items()}
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ValueError(f"{folder} has no config.json; give a folder that save_pretrained wrote")
-    try:
-        config = decode_json(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); restore it") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} is not the config of a model; restore it")
-    return config
+def _check_layers(kind: ModelType, config: Config, state: Mapping[str, Tensor], folder: Path) -> None:
+    """Raises ValueError if the weights have fewer layers than the config, before so many are built."""
+    field = kind.settings.get("layers")
+    if not isinstance(field, str):
+        return
+    stems = {one.partition("{n}")[0] for theirs in kind.rows.values() for one in theirs if "{n}" in one}
+    layers = 1 + max(_numbers(plain_names(kind, state), stems), default=-1)
+    if config.get(field) != layers:
+        raise ValueError(
+            f"the weights of {folder} do not fit its config.json: they have {layers} layers, but {field} is {config.get(field)}; "
+            "restore both"
+        )
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """Returns the weights of model.safetensors, or of the files that its index names."""
-    names, index = ["model.safetensors"], folder / "model.safetensors.index.json"
-    if not (folder / names[0]).is_file():
-        if not index.is_file():
-            raise ValueError(
-                f"{folder} has no model.safetensors; if it has pytorch_model.bin, load it with transformers and save it with "
-                "save_pretrained"
-            )
-        names = sorted(set(decode_json(index.read_bytes())["weight_map"].values()))
-    return {name: x for file in names for name, x in read_tensors(folder / Path(file).name).items()}
+def _numbers(names: Mapping[str, Any], stems: set[str]) -> Iterator[int]:
+    for name in names:
+        for stem in stems:
+            number = name.removeprefix(stem).partition(".")[0]
+            if name.startswith(stem) and number.isdigit():
+                yield int(number)

@@ -18,6 +18,7 @@ from everyformer.family import (
     lstm,
     reformer,
     sparse_transformer,
+    t5,
     transformer,
     transformer_xl,
     universal_transformer,
@@ -38,6 +39,7 @@ MEMBERS: dict[str, Member] = {
         byte.CLASSIFIER,
         bert.MEMBER,
         gpt2.MEMBER,
+        t5.MEMBER,
         deep_character.MEMBER,
         transformer_xl.MEMBER,
         gtrxl.MEMBER,
@@ -61,11 +63,13 @@ def members() -> list[str]:
 
 
 def find(name: str | Model | EncoderDecoder) -> Member:
-    """Returns a member by name. A model of your own, as a value or as the path of a .json file, is wrapped as a member."""
+    """Returns a member by name. A model of your own is wrapped as a member: a value, a .json file, or a folder with model.json."""
     if isinstance(name, Model | EncoderDecoder):
         return _wrap("model", name)
     if str(name).endswith(".json"):
         return _wrap(Path(name).stem, _read(Path(name).expanduser()))
+    if name not in MEMBERS and (Path(name).expanduser() / "model.json").is_file():
+        return _wrap(Path(name).name, _read(Path(name).expanduser() / "model.json"))
     if name not in MEMBERS:
         raise ValueError(f"no member of the family is named {name!r}; {nearest(name, MEMBERS)}")
     return MEMBERS[name]

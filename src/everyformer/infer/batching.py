@@ -14,8 +14,8 @@ How a request is decoded follows from the model:
     slots     a row of preallocated keys and values and recurrent states (network/slots.py), all rows in one call
     window    where the context is full, or later tokens change earlier outputs, the last tokens are read again for each new one:
               no cache is exact there. All such requests in one call
-    alone     a causal convolution reads the inputs before the token in order, which slots do not keep: each request continues a
-              cache of its own, one after the other
+    alone     a causal convolution reads the inputs before the token in order, which slots do not keep, nor cache entries of your
+              own: each request continues a cache of its own, one after the other
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
-from everyformer.infer.decode import most_slots
+from everyformer.infer.decode import most_slots, static_reason
 from everyformer.infer.prompts import check_tokens, language_head, pad_left, prompt_rows
 from everyformer.infer.sample import check_sampling, choose, seeded_generator
-from everyformer.network.cache import Cache, LayerInputs
+from everyformer.network.cache import Cache
 from everyformer.network.network import Network, evaluating
 from everyformer.network.slots import Slots
 
@@ -100,8 +100,7 @@ class Batcher:
                 "encoder_output= or side_inputs="
             )
         self.cached = network.value.body.is_causal()
-        entries = network.body.new_entries() if self.cached else []
-        self.alone = any(isinstance(entry, LayerInputs) for entry in entries)
+        self.alone = self.cached and static_reason(network.body.new_entries()) is not None
         self._numbers = 0
         self._waiting: deque[_Request] = deque()
         self._in_slots: list[_Request] = []  # in the order of their rows

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everyformer.infer.prompts import language_head, pad_left, prompt_rows
+from everyformer.attention.context import SideInputs
+from everyformer.infer.prompts import check_prefix, language_head, pad_left, prefix_inputs, prompt_rows
 from everyformer.infer.sample import check_logits
 from everyformer.network.cache import Cache
 from everyformer.network.network import EncoderOutput, Network, PairNetwork, evaluating
@@ -71,6 +72,8 @@ class _Hypotheses:
     ):
         self.network, self.head, self.kernel = network, language_head(network), kernel
         self.token_BT, self.visible_BT, self.encoder_output = token_BT, visible_BT, encoder_output
+        real_BT = torch.ones_like(token_BT) if visible_BT is None else visible_BT
+        self.side_inputs = prefix_inputs(network, real_BT.sum(1))  # the prefix is the prompt
         self.prompt_length = token_BT.shape[1]
         self.cache = Cache()
 
@@ -84,6 +87,7 @@ class _Hypotheses:
             visible=self.visible_BT if first else None,
             cache=self.cache if cached else None,
             kernel=self.kernel,
+            side_inputs=self.side_inputs,
             **options,
         )
         self.cache = output.cache or self.cache
@@ -98,6 +102,8 @@ class _Hypotheses:
             self.visible_BT = torch.cat((self.visible_BT[row_B], visible_B1), dim=1)
         if self.cache.length:
             self.cache = self.cache.reorder(row_B)
+        if self.side_inputs is not None and self.side_inputs.prefix is not None:
+            self.side_inputs = SideInputs(prefix=self.side_inputs.prefix[row_B])
         if self.encoder_output is not None:
             x_BSD, visible_BS = self.encoder_output.x_BSD, self.encoder_output.visible_BS
             self.encoder_output = EncoderOutput(x_BSD[row_B], None if visible_BS is None else visible_BS[row_B])
@@ -120,6 +126,7 @@ def _start_language(
     if start is not None or visible is not None:
         raise ValueError("a language model starts from its prompts, lists of tokens; leave start= and visible= out")
     rows = prompt_rows(inputs)
+    check_prefix(network, rows)
     token_BT, visible_BT = pad_left(rows, next(network.parameters()).device)
     length = token_BT.shape[1] + max_tokens - 1  # the last token is not read
     if network.limit is not None and length > network.limit:

@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from everyformer.infer.sample import BROKEN, draw_uniform
-from everyformer.network.cache import Cache, LayerInputs
+from everyformer.network.cache import Cache, EncoderKV, Entry, KVCache, LayerInputs, RecurrentState
 from everyformer.network.network import EncoderOutput, Network
 from everyformer.network.slots import Slots
 
@@ -23,10 +23,13 @@ FEWEST = 256  # slots to begin with
 Choose = Callable[[Tensor, Tensor], Tensor]  # from logits B, V and uniform numbers B, 1 to tokens B
 
 
-def static_reason(cache: Cache) -> str | None:
-    """Returns why a cache cannot be kept in slots, or None if it can."""
-    if any(isinstance(entry, LayerInputs) for entry in cache.entries):
+def static_reason(entries: Sequence[Entry]) -> str | None:
+    """Returns why the entries of a cache cannot be kept in slots, or None if they can."""
+    if any(isinstance(entry, LayerInputs) for entry in entries):
         return "a causal convolution reads the inputs before the token, which slots do not keep in order"
+    for entry in entries:
+        if not isinstance(entry, KVCache | RecurrentState | EncoderKV):
+            return f"slots do not know how {type(entry).__name__} grows"
     return None
 
 

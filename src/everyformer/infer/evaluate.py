@@ -6,7 +6,8 @@ Every target is scored once, from a window of at most `window` tokens that moves
     stride = 1           every target has a full window (the evaluation of Bloem 2019, source B), at `window` times the cost
 The first targets of the text have shorter contexts; the last window ends with the text. No window is padded. Every window starts
 anew: a model with a recurrent state but no segment memory starts from its initial state. With a `limit` some of the windows are
-scored, evenly spread over the text: each target then has the context that it has without the limit.
+scored, evenly spread over the text: each target then has the context that it has without the limit. The prefix of a prefix language
+model is the part of a window that is not scored; a prefix of fixed length is never scored.
 
 A model with a segment memory reads the text segment by segment instead: every token is read once and the cached states of
 earlier segments are used again (Dai et al. 2019). The memory is empty at the first token and carried from segment to segment, over
@@ -29,7 +30,7 @@ from torch.nn import functional as F
 from everyformer.attention.context import Probe
 from everyformer.attention.span import DynamicSpanModule, SpanModule
 from everyformer.infer.estimate import Estimate
-from everyformer.infer.prompts import language_head
+from everyformer.infer.prompts import fixed_prefix, language_head, prefix_inputs
 from everyformer.network.act import HaltingUnit
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network, evaluating
@@ -68,13 +69,21 @@ def window_nll(
         raise ValueError(f"batch is {batch} windows: give 1 or more, or None")
     head, device, count = language_head(network), next(network.parameters()).device, len(token_N) - 1
     window, estimate = min(window, count), Estimate() if estimate is None else estimate
-    fitting = MAX_LOGITS // (window * _vocabulary(network, head))
+    given = max(0, fixed_prefix(network) - 1)  # first targets of a window that are in its prefix
+    if given and stride > window - given:
+        raise ValueError(
+            f"stride is {stride} with a window of {window}, but its first {given + 1} tokens are the model's prefix and are not predicted; "
+            f"{f'give a stride of at most {window - given}' if window > given else 'give a longer window'}"
+        )
+    fitting = MAX_LOGITS // (window * vocabulary_of(network, head))
     batch = batch or max(1, min(MAX_CPU_WINDOWS, fitting) if device.type == "cpu" else fitting)
-    estimate.expect(sum(len(end_B) * new for end_B, new in _batches(count, window, stride, batch, limit)))
+    batches = [(end_B, min(new, window - given)) for end_B, new in _batches(count, window, stride, batch, limit)]
+    estimate.expect(sum(len(end_B) * new for end_B, new in batches))
     with evaluating(network):
-        for end_B, new in _batches(count, window, stride, batch, limit):
+        for end_B, new in batches:
             token_BT = _windows(token_N, end_B, window).to(device)
-            output = network(token_BT[:, :-1], kernel=kernel)
+            side_inputs = prefix_inputs(network, [window - new + 1] * len(end_B))
+            output = network(token_BT[:, :-1], kernel=kernel, side_inputs=side_inputs)
             loss_B = _loss(output.logits_of(head)[:, -new:], token_BT[:, -new:])
             estimate.add(loss_B, new, end_B)
     return estimate.total, estimate.scored
@@ -187,7 +196,8 @@ def _loss(logits_BTV: Tensor, target_BT: Tensor) -> Tensor:
     return loss_N.double().view(target_BT.shape).sum(1)
 
 
-def _vocabulary(network: Network, head: int) -> int:
+def vocabulary_of(network: Network, head: int) -> int:
+    """Returns the number of tokens that an output head predicts."""
     output_head = network.value.outputs[head]
     assert isinstance(output_head, Language)
     return output_head.vocabulary or vocabulary_size(network.value.embed)
@@ -209,7 +219,8 @@ def probed(network: Network, token_N: NDArray[Any]) -> Probe:
     probe, length = Probe(), min(PROBED_TOKENS, network.limit or PROBED_TOKENS)
     token_T = torch.from_numpy(np.asarray(token_N[:length]).astype(np.int64))
     with evaluating(network):
-        network(token_T.to(next(network.parameters()).device)[None], probe=probe)
+        token_BT = token_T.to(next(network.parameters()).device)[None]
+        network(token_BT, probe=probe, side_inputs=prefix_inputs(network, [length]))
     return probe
 
 

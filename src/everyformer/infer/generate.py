@@ -16,14 +16,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from everyformer.attention.context import SideInputs
 from everyformer.infer.batching import Batcher
 from everyformer.infer.decode import Choose, Decoder, static_reason
-from everyformer.infer.prompts import Prompts, check_tokens, language_head, pad_left, prompt_rows
+from everyformer.infer.prompts import Prompts, check_prefix, check_tokens, language_head, pad_left, prompt_rows
 from everyformer.infer.sample import BROKEN, check_sampling, choose, sample, seeded_generator
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network, evaluating
@@ -51,6 +53,7 @@ def generate(
     """
     texts = prompt_rows(prompts)
     together = {name for name in options if name not in BATCHER_OPTIONS}
+    together |= {"prefix"} & network.reads if isinstance(network, Network) else set()
     if rows is not None and together:
         raise ValueError(
             f"with {together.pop()}= all prompts are generated together; leave rows= out, or give fewer prompts at a time"
@@ -100,6 +103,8 @@ def stream(
     context   the largest number of tokens that the model reads; None: as many as it has positions, or all
     cached    False computes everything again for each token: equal texts, but slow
     options   go to the network: `encoder_output=`, `side_inputs=`, `kernel=`, `probe=`
+
+    The prefix of a prefix language model is the prompt, unless `side_inputs=` gives another one.
     """
     for name in set(options) - NETWORK_OPTIONS:
         known = NETWORK_OPTIONS | SAMPLING_OPTIONS
@@ -124,7 +129,9 @@ def stream(
 
     sampling = (temperature, top_k, top_p, min_p)
 
-    cached = cached and network.value.body.is_causal()  # without causality new tokens change earlier outputs
+    check_prefix(network, rows)
+    # Without causality new tokens change earlier outputs. The first call covers the prefix.
+    cached = cached and network.value.body.is_language_model()
     window = _Window(network, rows, head, context, cached, options)
     static = window.token_BT.is_cuda if static is None else static
     return _steps(window, _new_tokens(window, tokens, generators, sampling, static and cached), frozenset(stop))
@@ -180,6 +187,10 @@ class _Window:
         self.new_BT, self.cache = self.token_BT, Cache()
         self.rows, self.length = self.token_BT.shape
         self.padding = self.length - min(map(len, rows))  # of the shortest prompt, on its left
+        side = options.get("side_inputs")
+        gives_prefix = "prefix" in network.reads and (side is None or side.prefix is None)
+        self.prompt_B = self.visible_BT.sum(1) if gives_prefix else None  # the prefix of each row
+        self.prompt_end = self.length
 
     def logits(self) -> Tensor:
         """Returns the logits of the next token: B, V."""
@@ -187,7 +198,7 @@ class _Window:
         if self.cached and start == 0:
             # The cache stores which positions are padding, so only the first call passes `visible`.
             visible = self.visible_BT if self.padding and cache.length == 0 else None
-            output = self.network(self.new_BT, visible=visible, cache=cache, **self.options)
+            output = self.network(self.new_BT, visible=visible, cache=cache, **self.call_options(0))
             self.cache = output.cache or cache
             if (
                 self.cache.length > SPARE
@@ -198,15 +209,25 @@ class _Window:
         else:
             self.cache = Cache()  # frees the old cache, which is not used again
             visible = self.visible_BT[:, -context:] if start < self.padding else None
-            output = self.network(self.token_BT[:, -context:], visible=visible, **self.options)
+            output = self.network(self.token_BT[:, -context:], visible=visible, **self.call_options(start))
         logits_BTV: Tensor = output.logits_of(self.head)
         return logits_BTV[:, -1]
 
+    def call_options(self, start: int) -> dict[str, Any]:
+        """The options of a call from the index `start` on; the prefix is what the window has of the prompt."""
+        if self.prompt_B is None:
+            return self.options
+        prefix_B = self.prompt_B.clamp(max=max(0, self.prompt_end - start))
+        side = replace(self.options.get("side_inputs") or SideInputs(), prefix=prefix_B)
+        return self.options | {"side_inputs": side}
+
     def static_reason(self) -> str | None:
         """Why the tokens cannot be decoded in slots, or None if they can."""
+        if "prefix" in self.network.reads:
+            return "the prefix is a side input of each call"
         if {"side_inputs", "probe"} & {name for name, x in self.options.items() if x is not None}:
             return "side inputs and probes belong to each token"
-        return static_reason(self.cache)
+        return static_reason(self.cache.entries)
 
     def decoder(self, new_B: Tensor, generators: list[Generator], choose: Choose) -> Decoder:
         """Continues the cached tokens in slots."""

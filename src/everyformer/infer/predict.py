@@ -16,7 +16,7 @@ PREDICTED = 64  # examples in one call
 
 @dataclass(frozen=True)
 class Predictions:
-    """The predictions of N examples.
+    """The predictions of N examples, which `predict` and `classify` return: `isinstance(run.predict(["good"]), Predictions)`.
 
     run.predict(["good", "bad"]).values            # the classes: array(['pos', 'neg'])
     run.predict(["good", "bad"]).probabilities     # of all classes, N x C, in the order of .classes

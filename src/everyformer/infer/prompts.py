@@ -8,6 +8,7 @@ from operator import index
 import torch
 from torch import Tensor
 
+from everyformer.attention.context import SideInputs
 from everyformer.network.model import Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language
@@ -29,6 +30,29 @@ def language_head(network: Network) -> int:
     raise ValueError(
         "the model has no Language output head to predict the next token; build it with outputs=(Language(),)"
     )
+
+
+def prefix_inputs(network: Network, lengths: Sequence[int] | Tensor) -> SideInputs | None:
+    """Returns the side inputs that state the prefix of each sequence; None if the network reads none."""
+    if "prefix" not in network.reads:
+        return None
+    return SideInputs(prefix=torch.as_tensor(lengths, device=next(network.parameters()).device))
+
+
+def fixed_prefix(network: Network) -> int:
+    """Returns the number of first tokens that the network does not predict, because they are always its prefix."""
+    prefix = network.value.body.prefix()
+    return 0 if prefix is None else prefix.length or 0
+
+
+def check_prefix(network: Network, rows: Sequence[Sequence[int]]) -> None:
+    """Raises ValueError if a prompt is shorter than the prefix, which the network does not predict."""
+    shortest, length = min(map(len, rows)), fixed_prefix(network)
+    if shortest < length:
+        raise ValueError(
+            f"a prompt has {shortest} tokens, but the first {length} are the model's prefix, which it does not predict; give at least "
+            f"{length}"
+        )
 
 
 def prompt_rows(prompts: Prompts) -> list[list[int]]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from everyformer.attention.context import Probe
 from everyformer.network.embed import Embed
+from everyformer.network.linear_cross_entropy import LogitMap
 from everyformer.network.output_head import Language, vocabulary_size
 from everyformer.value import Count, Value
 
@@ -38,7 +39,7 @@ class AuxiliaryPredictions(Value, frozen=True):
 class Prediction(NamedTuple):
     layer: int  # counted from 1
     offset: int  # 0: the next token, 1: the one after it, ...
-    logits: Tensor
+    logits: Tensor | LogitMap
 
 
 class AuxiliaryNetwork(nn.Module):
@@ -50,10 +51,15 @@ class AuxiliaryNetwork(nn.Module):
             raise ValueError("the model has no auxiliary predictions; build it with auxiliary=AuxiliaryPredictions()")
         self.network = network
 
-    def forward(self, inputs: Any, *, lowest_layer: int = 1, **options: Any) -> tuple[Any, tuple[Prediction, ...]]:
-        """Returns the network's output and the predictions of the layers from `lowest_layer` on, counted from 1."""
+    def forward(
+        self, inputs: Any, *, lowest_layer: int = 1, logits: bool = True, **options: Any
+    ) -> tuple[Any, tuple[Prediction, ...]]:
+        """Returns the network's output and the predictions of the layers from `lowest_layer` on, counted from 1.
+
+        With `logits` False their logits are a `LogitMap`, as those of the output.
+        """
         maps = self.network.auxiliary
-        probe = Probe(records_weights=False, records_layers=len(maps) > 1)
+        probe = Probe(records_weights=False, records_layers=len(maps) > 1, logits=logits)
         output = self.network(inputs, probe=probe, **options)
         predictions: list[Prediction] = []
         unused = output.hidden.new_zeros(())
@@ -63,5 +69,7 @@ class AuxiliaryNetwork(nn.Module):
                 unused = unused + sum(0 * weight.sum() for weight in layer_maps.parameters())
                 continue
             first = int(layer == len(maps))  # the language head predicts the next token of the last layer
-            predictions += [Prediction(layer, i, one(x_BTD)) for i, one in enumerate(layer_maps, first)]
+            for offset, one in enumerate(layer_maps, first):
+                prediction = LogitMap(x_BTD, one.weight, one.bias)
+                predictions.append(Prediction(layer, offset, prediction.logits() if logits else prediction))
         return replace(output, aux=output.aux | {"unused": unused}), tuple(predictions)

@@ -26,13 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from everyformer.attention.has_data import can_read, is_transformed
 from everyformer.network.describe import describe
+from everyformer.network.room import Tail, appended
 from everyformer.value import Size, Value
 
 NO_POSITION = 1 << 62
@@ -48,10 +49,35 @@ class SegmentMemory(Value, frozen=True):
 
 
 @dataclass(frozen=True)
-class KVCache:
+class Growing:
+    """An entry to which each call adds its positions."""
+
+    grows: ClassVar[bool] = True
+    axis: ClassVar[int] = 1  # of the positions
+    tensors: tuple[Tensor, ...] = ()
+    tail: Tail | None = field(default=None, compare=False, repr=False, kw_only=True)  # the free space after them
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return replace(self, tensors=tuple(map(change, self.tensors)), tail=None)
+
+    def cut(self, keep: int, drop: int) -> Self:
+        """Without the last `drop` positions, and of the others the last `keep`. Nothing is copied."""
+        if not self.tensors:
+            return self
+        tail = None if self.tail is None else Tail(self.tail.room, self.tail.end - drop)
+        return replace(self, tensors=tuple(_cut(x, self.axis, keep, drop) for x in self.tensors), tail=tail)
+
+    def extended(self, new: tuple[Tensor, ...]) -> Self:
+        """With new positions at the end."""
+        tensors, tail = appended(self.tensors, new, self.axis, self.tail) if self.tensors else (new, None)
+        return replace(self, tensors=tensors, tail=tail)
+
+
+@dataclass(frozen=True)
+class KVCache(Growing):
     """The keys and values of one attention. An attention that hashes its keys keeps their buckets too."""
 
-    grows: ClassVar[bool] = True  # whether each call adds its positions
+    axis: ClassVar[int] = 2
     tensors: tuple[Tensor, ...] = ()  # keys B, H, K, E; values B, H, K, E'; buckets B, H, K, R where there are some
 
     @property
@@ -66,9 +92,6 @@ class KVCache:
     def bucket_BHKR(self) -> Tensor | None:
         return self.tensors[2] if len(self.tensors) > 2 else None
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> KVCache:
-        return KVCache(tuple(map(change, self.tensors)))
-
     def append(self, new: KVCache) -> KVCache:
         if not self.tensors:
             return new
@@ -78,7 +101,7 @@ class KVCache:
                 f"the cache has keys of the shape {tuple(self.k_BHKE.shape)} (batch, heads, positions, head width), the new keys have "
                 f"{tuple(new.k_BHKE.shape)}, or their values or hashes differ: it is the cache of another model; start with Cache()"
             )
-        return KVCache(tuple(torch.cat(pair, dim=2) for pair in zip(self.tensors, new.tensors, strict=True)))
+        return self.extended(new.tensors)
 
 
 @dataclass(frozen=True)
@@ -102,16 +125,12 @@ class EncoderKV:
 
 
 @dataclass(frozen=True)
-class LayerInputs:
+class LayerInputs(Growing):
     """The inputs of one sublayer before its norm, detached in a segment memory."""
 
-    grows: ClassVar[bool] = True
     tensors: tuple[Tensor, ...] = ()  # B, M, D
     detached: bool = False
     normalize: Callable[[Tensor], Tensor] | None = field(default=None, compare=False, repr=False)  # the residual's norm
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> LayerInputs:
-        return replace(self, tensors=tuple(map(change, self.tensors)))
 
     def append(self, x_BTD: Tensor) -> LayerInputs:
         x_BTD = x_BTD.detach() if self.detached else x_BTD
@@ -120,7 +139,7 @@ class LayerInputs:
                 f"the cache has layer inputs of the shape {tuple(self.tensors[0].shape)} (batch, positions, width), the new ones have "
                 f"{tuple(x_BTD.shape)}: it is the cache of another model; start with Cache()"
             )
-        return LayerInputs((torch.cat((*self.tensors, x_BTD), dim=1),), self.detached)
+        return replace(self.extended((x_BTD,)), normalize=None)
 
     def rows(self, start: int) -> Tensor | None:
         """The inputs from the index `start` on, as the sublayer reads them: normalized. None if there are none."""
@@ -131,10 +150,9 @@ class LayerInputs:
 
 
 @dataclass(frozen=True)
-class RecurrentState:
+class RecurrentState(Growing):
     """The state of a recurrent sublayer after each of the last positions, detached in a segment memory."""
 
-    grows: ClassVar[bool] = True
     tensors: tuple[Tensor, ...] = ()  # B, M, C
     detached: bool = False
 
@@ -143,14 +161,14 @@ class RecurrentState:
         """The state to continue from. None: the initial state."""
         return self.tensors[0][:, -1] if self.tensors and self.tensors[0].shape[1] else None
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> RecurrentState:
-        return replace(self, tensors=tuple(map(change, self.tensors)))
-
     def append(self, state_BTC: Tensor, every_position: bool) -> RecurrentState:
         """With the states of all new positions, or with the last one alone, which then replaces the earlier ones."""
         state_BTC = state_BTC.detach() if self.detached else state_BTC
-        earlier = (self.tensors[0].to(state_BTC.dtype),) if self.tensors and every_position else ()
-        return replace(self, tensors=(torch.cat((*earlier, state_BTC), dim=1),))
+        if not every_position:
+            return replace(self, tensors=(state_BTC,), tail=None)
+        as_new = self.tensors and self.tensors[0].dtype != state_BTC.dtype
+        before = self.map(lambda x: x.to(state_BTC.dtype)) if as_new else self
+        return before.extended((state_BTC,))
 
 
 Entry = KVCache | LayerInputs | RecurrentState | EncoderKV
@@ -208,7 +226,7 @@ class Cache:
             raise ValueError(
                 f"cannot reorder by {index_B.tolist()}: the cache has {self.batch} sequences; give 0 to {self.batch - 1}"
             )
-        return self._map(lambda x: x.index_select(0, index_B), batch=True)
+        return self._map(lambda x: x.index_select(0, index_B))
 
     def reset(self, row_B: Tensor) -> Cache:
         """The cache in which the marked sequences start anew. The others continue.
@@ -258,7 +276,7 @@ class Cache:
                     "cannot roll back all of a cache that does not start at position 0, because it was trimmed or started at an "
                     "offset: the position of the next token would be lost; keep at least 1"
                 )
-        return replace(self._map(lambda x: x.narrow(axis := _time(x), 0, x.shape[axis] - count)), length=keep)
+        return self._cut(keep, count)
 
     def trim(self, length: int) -> Cache:
         """The cache with its last `length` positions only. Exact if no pattern of the model attends farther back.
@@ -283,11 +301,7 @@ class Cache:
             drop_B = (spare_BK | (visible_BK.cumsum(1) == 0)).sum(1)
             drop = 0 if is_transformed() and not can_read(drop_B) else int(drop_B.min())
             full = replace(self, position_BK=self.position_BK.masked_fill(spare_BK, -1))
-        left = self.length - drop
-        return replace(
-            full._map(lambda x: x.narrow(axis := _time(x), max(0, x.shape[axis] - left), min(left, x.shape[axis]))),
-            length=left,
-        )
+        return full._cut(self.length - drop, 0)
 
     def state_dict(self) -> dict[str, Tensor]:
         """A segment memory as tensors with one row per sequence, to be saved. `from_state_dict` reads them."""
@@ -319,15 +333,31 @@ class Cache:
         )
         return Cache(length, kept, position_BK, None, max_length, True, "padded_position" in found)
 
-    def _map(self, change: Callable[[Tensor], Tensor], batch: bool = False) -> Cache:
-        """The cache with every tensor changed; encoder keys only if the change is one of the batch."""
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Cache:
+        """The cache with every tensor changed, by a change of the batch."""
 
         def table(x: Tensor | None) -> Tensor | None:
-            shared = batch and x is not None and x.shape[0] == 1 != self.batch  # one row for all sequences
-            return x if x is None or shared else change(x)
+            return x if x is None or x.shape[0] == 1 != self.batch else change(x)  # one row for all sequences
 
-        entries = tuple(entry.map(change) if entry.grows or batch else entry for entry in self.entries)
+        entries = tuple(entry.map(change) for entry in self.entries)
         return replace(self, entries=entries, position_BK=table(self.position_BK), document_BK=table(self.document_BK))
+
+    def _cut(self, keep: int, drop: int) -> Cache:
+        """The cache without its last `drop` positions, and of the others the last `keep`."""
+
+        def table(x_BK: Tensor | None) -> Tensor | None:
+            end = self.length - drop
+            return None if x_BK is None else x_BK.narrow(1, end - keep, keep)
+
+        def cut(entry: Entry) -> Entry:
+            if isinstance(entry, Growing):
+                return entry.cut(keep, drop)
+            # An entry of your own has the positions on the axis after the batch, or after the heads.
+            return entry.map(lambda x: _cut(x, 2 if x.dim() == 4 else 1, keep, drop)) if entry.grows else entry
+
+        entries = tuple(map(cut, self.entries))
+        tables: dict[str, Any] = {"position_BK": table(self.position_BK), "document_BK": table(self.document_BK)}
+        return replace(self, length=keep, entries=entries, **tables)
 
 
 def is_count(x: Any) -> bool:
@@ -335,6 +365,7 @@ def is_count(x: Any) -> bool:
     return isinstance(x, int | torch.SymInt) and not isinstance(x, bool)
 
 
-def _time(x: Tensor) -> int:
-    """The axis of positions: keys and values have heads before it."""
-    return 2 if x.dim() == 4 else 1
+def _cut(x: Tensor, axis: int, keep: int, drop: int) -> Tensor:
+    end = x.shape[axis] - drop
+    start = max(0, end - keep)
+    return x.narrow(axis, start, end - start)

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from everyformer.attention.context import Context
 from everyformer.attention.has_data import is_transformed
-from everyformer.attention.pattern import Pattern
+from everyformer.attention.pattern import Pattern, Prefix
+from everyformer.attention.prefix import NOTHING, largest, prefix_of
 from everyformer.network.cache import Entry
 from everyformer.network.layer import Layer, LayerModule
 from everyformer.network.multi_head_attention import AttentionModule
@@ -54,9 +55,22 @@ class Depth:
         sublayers = list(self.sublayers())
         return any(one.mixes_positions() for one in sublayers) and not any(one.attends_to_future() for one in sublayers)
 
+    def prefix(self) -> Prefix | None:
+        """The first positions, outside of which none depends on a later one: Prefix(0) if it is causal; None if there are none."""
+        return largest(NOTHING if not one.attends_to_future() else _prefix_of(one) for one in self.sublayers())
+
+    def is_language_model(self) -> bool:
+        """Whether positions depend on each other, and after a prefix none on a later one: it can be computed piece by piece."""
+        return self.prefix() is not None and any(one.mixes_positions() for one in self.sublayers())
+
     def illegal_reasons(self, width: int) -> Iterator[str]:
         """The reasons why it cannot be built at this width, each with a remedy."""
         yield from ()
+
+
+def _prefix_of(sublayer: Sublayer) -> Prefix | None:
+    heads = getattr(getattr(sublayer, "heads", None), "heads", 1)
+    return largest(prefix_of(pattern, heads) for pattern in sublayer.patterns()) if sublayer.patterns() else None
 
 
 class Stack(Depth, Value, frozen=True):

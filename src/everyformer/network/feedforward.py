@@ -1,7 +1,8 @@
 """The feed-forward net: the same small network at every position.
 
 Equations: W_2 act(W_1 x + b_1) + b_2 (Thickstun (source T) eq. 5; Weng 2020 (source W) writes it as convolutions of kernel 1);
-gated, W_2 (act(W_1 x) * W_3 x) (Shazeer 2020). `hidden_layers=2` puts a second hidden layer between (source K).
+gated, W_2 (act(W_1 x) * W_3 x) (Shazeer 2020: SwiGLU with silu, GeGLU with gelu). `relu_squared` is max(0, x)^2 (So et al. 2021).
+`hidden_layers=2` puts a second hidden layer between (source K).
 Symbols: F hidden width (m in source T), usually 4 D.
 """
 
@@ -19,12 +20,13 @@ from everyformer.network.cache import Entry
 from everyformer.network.sublayer import Sublayer, SublayerModule
 from everyformer.value import Share, Size, Value
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared"]
 
 
 class FeedForward(Sublayer, Value, frozen=True):
-    """A net with `hidden` features inside. With `chunk`, it is computed for so many positions at a time, in less memory.
+    """A net with `hidden` features inside; gated, they are multiplied by a second map: SwiGLU is `FeedForward(256, "silu", gated=True)`.
 
+    With `chunk`, it is computed for so many positions at a time, in less memory.
     Example: `FeedForward(256, activation="gelu")`.
     """
 
@@ -79,6 +81,8 @@ class FeedForwardModule(SublayerModule):
 def activate(x: Tensor, name: Activation) -> Tensor:
     if name == "relu":
         return F.relu(x)
+    if name == "relu_squared":
+        return F.relu(x).square()
     if name == "silu":
         return F.silu(x)
     if name == "gelu_sigmoid":

@@ -5,6 +5,8 @@ AsTorch   the defaults of torch, except that an embedding table which an output 
 Normal    normal with one std, biases 0 (BERT, GPT-2). `by_depth` divides the maps that end a residual branch by
           sqrt(number of branches) (Child et al. 2019: 1/sqrt(2N) for N layers of two; Radford et al. 2019). `by_width` divides by
           sqrt(inputs of the map), for tables by sqrt(width) (Child et al. 2019: 0.125/sqrt(d))
+FanIn     normal with variance 1 / inputs of each map; tables have the std 1, as the first layers of T5 expect (Raffel et al. 2019).
+          Where scores are not scaled, the maps of queries are smaller by sqrt(head width).
 Xavier    uniform by fan-in and fan-out (Glorot & Bengio 2010), as tensor2tensor initializes the Transformer
 
 A weight that its module initializes itself and marks with `keep_initialized`, such as the bias of an LSTM's forget gate, is not
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from everyformer.attention.projection import LinearProjectionModule
@@ -72,6 +75,23 @@ class Normal(Initial, Value, frozen=True):
                 nn.init.normal_(module.weight, std=self.std * scale)
             if isinstance(module, nn.Linear) and _free(module.bias):
                 nn.init.zeros_(module.bias)
+
+
+class FanIn(Initial, Value, frozen=True):
+    """Normal weights of variance 1 / inputs, and tables of std 1, as T5's. Example: `Model(..., initial=FanIn())`."""
+
+    def fill(self, network: nn.Module) -> None:
+        for module in network.modules():
+            if isinstance(module, nn.Linear) and _free(module.weight):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if isinstance(module, nn.Linear) and _free(module.bias):
+                nn.init.zeros_(module.bias)
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight)
+        for module in network.modules():
+            if isinstance(module, LinearProjectionModule) and module.qkv is not None and module.scale == 1.0:
+                with torch.no_grad():
+                    module.qkv.weight[: module.queries] *= module.key_width**-0.5
 
 
 class Xavier(Initial, Value, frozen=True):

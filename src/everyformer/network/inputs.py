@@ -126,3 +126,14 @@ def checked_edges(edges: Tensor | None, batch: int, keys: int, position_BK: Tens
             f"edges are {describe(edges)}: give booleans of the shape N, N or {batch}, N, N, for N nodes, at least {nodes}"
         )
     return edges if edges.dim() == 3 else edges[None]
+
+
+def checked_prefix(prefix: Tensor | None, batch: int) -> Tensor | None:
+    """The lengths of the prefixes. Raises ValueError if they are not B whole numbers of 0 or more."""
+    if prefix is None:
+        return None
+    if not isinstance(prefix, Tensor) or prefix.dtype not in INDEX_DTYPES or prefix.shape not in ((1,), (batch,)):
+        raise ValueError(f"prefix is {describe(prefix)}: give {batch} integers (int64 or int32), one per sequence")
+    if can_read(prefix) and int(prefix.min()) < 0:
+        raise ValueError(f"a prefix has 0 tokens or more, not {int(prefix.min())}")
+    return prefix

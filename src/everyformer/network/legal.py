@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from everyformer.attention.prefix import prefix_of
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Mixed, Tokens
 from everyformer.network.norm import BatchNorm, Norm
@@ -79,16 +80,27 @@ def _future_reasons(value: Model) -> Iterator[str]:
                     f"in the pattern {pattern} later positions decide who attends to whom, so a {kind} head would learn from the "
                     "future; use hashed, or set leaks=True to have it as published"
                 )
-            if pattern.superset().attends_to_future():
+            allowed = prefix_of(pattern) is not None if isinstance(head, Language) else not pattern.attends_to_future()
+            if pattern.superset().attends_to_future() and not allowed:
                 yield (
                     f"the pattern {pattern} attends to the future, or does not state that it is causal; a {kind} head would learn to "
-                    "copy it; add causal &"
+                    "copy it; add causal &, or write causal | prefix(8) if the first tokens are given and not predicted"
                 )
+        if isinstance(head, Language) and value.body.prefix() is None and not _sees_future(value):
+            yield "some layers have a prefix with a length and others one that the call gives; use one of the two in all layers"
         for sublayer in dict.fromkeys(value.body.sublayers()):
             if sublayer.attends_to_future() and not sublayer.patterns():
                 yield f"{type(sublayer).__name__} sees the future, and a {kind} head would learn to copy it; use a causal one"
         if value.class_token:
             yield "a class token comes before the text and has no next token to predict; use it with Classify"
+
+
+def _sees_future(value: Model) -> bool:
+    """Whether a sublayer has no prefix at all: another reason refuses that."""
+    sublayers = list(value.body.sublayers())
+    return any(prefix_of(pattern) is None for one in sublayers for pattern in one.patterns()) or any(
+        one.attends_to_future() and not one.patterns() for one in sublayers
+    )
 
 
 def _head_reasons(value: Model, head: OutputHead) -> Iterator[str]:
@@ -109,7 +121,7 @@ def _head_reasons(value: Model, head: OutputHead) -> Iterator[str]:
 
 
 def _norm_reasons(value: Model) -> Iterator[str]:
-    causal = bool(_predicts_next(value)) or value.body.is_causal()
+    causal = bool(_predicts_next(value)) or value.body.is_language_model()
     norms: list[tuple[Norm | None, str]] = [(value.body.residual.norm, ""), (value.norm, " of the embedding")]
     for norm, where in norms:
         if norm is not None and norm.mixes_positions and causal:

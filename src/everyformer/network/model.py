@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 # Values are found by name among the imported classes, so whoever reads a model from JSON needs all of them.
-from everyformer.network import convolution, feedforward, grid, lstm, ponder_rnn, sinusoid  # noqa: F401
+from everyformer.network import convolution, feedforward, grid, lstm, ponder_rnn, sandwich_norm, sinusoid  # noqa: F401
 from everyformer.network.auxiliary import AuxiliaryPredictions
 from everyformer.network.cache import SegmentMemory
 from everyformer.network.depth import Depth
@@ -54,7 +54,7 @@ class Model(Value, frozen=True, kw_only=True):
 
     def cache_kinds(self) -> tuple[str, ...]:
         """What the model keeps in a cache, in words. Empty if it cannot use one."""
-        if not self.body.is_causal():
+        if not self.body.is_language_model():
             return ()
         if self.memory is not None:
             return (f"segment memory of {self.memory.length}",)

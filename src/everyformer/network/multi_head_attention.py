@@ -156,6 +156,9 @@ class AttentionModule(SublayerModule):
     ) -> tuple[Tensor, Entry | None]:
         q_BHQE, k_BHTE, v_BHTE = self.heads.project(x_BTD)
         new = self._hashed(KVCache((k_BHTE, v_BHTE)))
+        transformed = isinstance(entry, KVCache) and self.caches_transformed
+        if transformed:
+            q_BHQE, new = self._transformed(q_BHQE, new, context)
         if isinstance(entry, LayerInputs):
             context, memory = self._from_memory(context, entry)
             keys = memory.append(new)
@@ -174,10 +177,12 @@ class AttentionModule(SublayerModule):
             if context.call.probe is not None and keys.bucket_BHKR is not None:
                 context.call.probe.buckets.append(keys.bucket_BHKR.mT)
             context = context.with_hashes(hashes[0])
-        return self._attend(q_BHQE, keys, context), keys
+        return self._attend(q_BHQE, keys, context, transformed), keys
 
-    def update(self, x_BTD: Tensor, entry: Entry | None) -> Entry:
+    def update(self, x_BTD: Tensor, context: Context, entry: Entry | None) -> Entry:
         new = self._hashed(KVCache(self.heads.keys_values(x_BTD)))
+        if isinstance(entry, KVCache) and self.caches_transformed:
+            _, new = self._transformed(self.heads.query(x_BTD), new, context)
         return self._hashed(entry).append(new) if isinstance(entry, KVCache) else new
 
     def gather(self, x_BQD: Tensor, context: Context, entry: Entry) -> Tensor:
@@ -199,10 +204,26 @@ class AttentionModule(SublayerModule):
             return entry
         return KVCache((*entry.tensors, self.hash.buckets(entry.k_BHKE)))
 
+    @property
+    def caches_transformed(self) -> bool:
+        """Whether keys are cached as the score modifications transform them, so that each is transformed once."""
+        mods = self._score_mods()
+        return bool(mods) and all(
+            score_mod.transforms_keys_once or type(score_mod).transform is ScoreModModule.transform
+            for score_mod in mods
+        )
+
+    def _transformed(self, q_BHQE: Tensor, new: KVCache, context: Context) -> tuple[Tensor, KVCache]:
+        """The queries and the new keys as the score modifications transform them."""
+        context, k_BHTE = context.of_new_keys(), new.k_BHKE
+        for score_mod in self._score_mods():
+            q_BHQE, k_BHTE = score_mod.transform(q_BHQE, k_BHTE, context)
+        return q_BHQE, KVCache((k_BHTE, *new.tensors[1:]))
+
     def _score_mods(self) -> list[ScoreModModule]:
         return list(self.score_mods)  # type: ignore[arg-type]
 
-    def _attend(self, q_BHQE: Tensor, keys: KVCache, context: Context) -> Tensor:
+    def _attend(self, q_BHQE: Tensor, keys: KVCache, context: Context, transformed: bool = False) -> Tensor:
         output_BHQE = attend(
             q_BHQE,
             keys.k_BHKE,
@@ -212,6 +233,7 @@ class AttentionModule(SublayerModule):
             context=context,
             scale=self.heads.scale,
             dropout=self.value.dropout if self.training else 0.0,
+            transformed=transformed,
         )
         return self.heads.merge(output_BHQE)
 

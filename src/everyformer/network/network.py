@@ -4,64 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from everyformer.attention.attend import UnsupportedKernel
 from everyformer.attention.context import Call, Context, EncoderContext, Positions, Probe, SideInputs
 from everyformer.attention.has_data import can_read, is_transformed
-from everyformer.network.cache import Cache, EncoderKV
+from everyformer.network.cache import Cache
+from everyformer.network.check_call import check_call
 from everyformer.network.depth import DepthModule
-from everyformer.network.embed import EmbedModule, Mixed, Patches, check_limit
+from everyformer.network.embed import EmbedModule, Patches, check_limit
 from everyformer.network.inputs import (
     by_position,
     check_ids,
     check_range,
     check_visible,
     checked_edges,
+    checked_prefix,
     count_positions,
     hide_padding,
     joined_documents,
     joined_positions,
 )
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.output import EncoderOutput as EncoderOutput
+from everyformer.network.output import Output as Output
 from everyformer.network.output_head import Language
 
 SPARE = 64  # positions beyond the longest span that a segment memory keeps in training, because spans may grow
-
-
-@dataclass(frozen=True)
-class Output:
-    """What a network returns. `aux` holds auxiliary losses by name, to be added to the loss.
-
-    Example: `isinstance(network(token_BT), Output)`.
-    """
-
-    hidden: Tensor  # B, T, D
-    logits: Any = None  # of the output head, or a tuple if there are several
-    cache: Cache | None = None
-    aux: dict[str, Tensor] = field(default_factory=dict)
-
-    def logits_of(self, index: int) -> Any:
-        """The logits of one of the output heads."""
-        return self.logits[index] if isinstance(self.logits, tuple) else self.logits
-
-
-@dataclass(frozen=True)
-class EncoderOutput:
-    """An encoded source sequence, to which cross-attention attends. Example: `network.decode(token_BT, EncoderOutput(x_BSD))`."""
-
-    x_BSD: Tensor
-    visible_BS: Tensor | None = None
-    aux: dict[str, Tensor] = field(default_factory=dict)  # auxiliary losses of the encoder
-
-    def __post_init__(self) -> None:
-        if self.x_BSD.dim() != 3:
-            raise ValueError(f"an encoder output has the shape batch, time, width, not {tuple(self.x_BSD.shape)}")
-        check_visible(self.visible_BS, self.x_BSD.shape[0], self.x_BSD.shape[1])
 
 
 @contextmanager
@@ -116,20 +88,20 @@ class Network(nn.Module):
         visible           B, T booleans: False where a token is padding, on either side. Default: no padding
         cache             `Cache()` to start one, the last output's to continue. Default: nothing is kept
         encoder_output    what `PairNetwork.encode` returns, for a decoder
-        side_inputs       documents, edges and segments, for models that read them
+        side_inputs       documents, edges, segments and prefix, for models that read them
         position_offset   B whole numbers: the first position of each sequence. Default: 0
         kernel            how attention is computed; see everyformer.attention.attend
         probe             records the attention weights of every layer
         """
         x_BTD, visible = self._embed(inputs, visible)
         side, before = side_inputs or SideInputs(), cache or Cache()
-        self._check_call(side, cache, encoder_output, x_BTD.shape[0], kernel)
+        check_call(self, side, cache, encoder_output, x_BTD.shape[0], kernel)
         position_BK = joined_positions(before, visible, x_BTD, position_offset)
         if position_BK is not None and (position_offset is not None or before.position_BK is not None):
             self._check_table(position_BK)
         document_BK = joined_documents(before, side.documents, x_BTD)
         keys = before.length + x_BTD.shape[1]
-        context = self._context(x_BTD, keys, position_BK, document_BK, side.edges, Call.of(kernel, probe))
+        context = self._context(x_BTD, keys, position_BK, document_BK, side, Call.of(kernel, probe))
         context = replace(context, encoder=self.encoder_context(encoder_output, x_BTD, context))
         if before.length:
             self._check_causal(before.length, x_BTD.shape[0], context)
@@ -145,12 +117,14 @@ class Network(nn.Module):
             padding = before.has_padding or visible is not None
             cache = replace(before, **changes, position_BK=position_BK, document_BK=document_BK, has_padding=padding)
             cache = self._trim(cache)
-        return Output(x_BTD, self.predict(x_BTD, visible_BT), cache, _sums(context.call.losses))
+        logits = self.predict(x_BTD, visible_BT, logits=probe is None or probe.logits)
+        return Output(x_BTD, logits, cache, _sums(context.call.losses))
 
-    def predict(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Any:
-        """The logits of the output head, or a tuple if there are several."""
-        logits = tuple(head(x_BTD, visible_BT, self.embed) for head in self.outputs)
-        return logits if len(logits) > 1 else logits[0] if logits else None
+    def predict(self, x_BTD: Tensor, visible_BT: Tensor | None = None, logits: bool = True) -> Any:
+        """The logits of the output head, or a tuple if there are several. With `logits` False a `LogitMap` where a head has one."""
+        heads: list[Any] = [getattr(head, "logit_map", head) if not logits else head for head in self.outputs]
+        outputs = tuple(head(x_BTD, visible_BT, self.embed) for head in heads)
+        return outputs if len(outputs) > 1 else outputs[0] if outputs else None
 
     def _context(
         self,
@@ -158,13 +132,15 @@ class Network(nn.Module):
         keys: int,
         position_BK: Tensor | None,
         document_BK: Tensor | None,
-        edges: Tensor | None,
+        side: SideInputs,
         call: Call,
     ) -> Context:
         """Positions, side inputs by position, and the options of the call."""
-        edges = checked_edges(edges, x_BTD.shape[0], keys, position_BK)
+        batch = x_BTD.shape[0]
+        edges = checked_edges(side.edges, batch, keys, position_BK)
+        prefix = checked_prefix(side.prefix, batch)
         positions = Positions(x_BTD.shape[1], keys, x_BTD.device, key_BK=position_BK)
-        return Context(positions, SideInputs(by_position(document_BK, positions), edges), call)
+        return Context(positions, SideInputs(by_position(document_BK, positions), edges, prefix=prefix), call)
 
     def max_distance(self) -> int | None:
         """How far back any layer can attend with the weights as they are: a cache needs no more. None: to the start."""
@@ -233,62 +209,6 @@ class Network(nn.Module):
             check_limit(context.positions.keys, self.limit)
         elif can_read(position_BT):
             check_limit(int(position_BT.max()) + 1, self.limit)
-
-    def _check_call(
-        self, side: SideInputs, cache: Cache | None, encoder_output: EncoderOutput | None, batch: int, kernel: str
-    ) -> None:
-        if not isinstance(side, SideInputs):
-            raise ValueError(
-                f"side_inputs is a {type(side).__name__}: give SideInputs(documents=..., edges=..., segments=...)"
-            )
-        if not isinstance(encoder_output, EncoderOutput | None):
-            raise ValueError(
-                f"encoder_output is a {type(encoder_output).__name__}: give an EncoderOutput, as encode() returns it"
-            )
-        given = {"documents": side.documents, "edges": side.edges, "encoder_output": encoder_output}
-        for name, x in given.items():
-            if x is not None and name not in self.reads:
-                raise ValueError(f"{name} is given, but nothing in the model reads it; leave it out")
-        if (
-            kernel not in ("auto", "reference")
-            and not any(self.value.body.patterns())
-            and "encoder_output" not in self.reads
-        ):
-            raise UnsupportedKernel(
-                f"kernel={kernel} computes attention, but the model has none; use auto or reference"
-            )
-        if cache is not None:
-            self._check_cache(cache, batch, encoder_output)
-
-    def _check_cache(self, cache: Cache, batch: int, encoder_output: EncoderOutput | None) -> None:
-        if not isinstance(cache, Cache):
-            raise ValueError(f"cache is a {type(cache).__name__}: give Cache() to start, then the last output's cache")
-        if self.class_token is not None:
-            raise ValueError("a model with a class token needs its whole sequence in one call; call it without cache=")
-        if isinstance(self.value.embed, Mixed):
-            raise ValueError("a mixed sequence needs all its parts in one call; call it without cache=")
-        if cache.batch not in (None, batch):
-            raise ValueError(
-                f"the cache has {cache.batch} sequences, the input {batch}; reorder the cache, or start with Cache()"
-            )
-        expected = [type(entry) for entry in self.body.new_entries(cache.segment_memory)]
-        if cache.entries and [type(entry) for entry in cache.entries] != expected:
-            raise ValueError(
-                f"the cache has {len(cache.entries)} entries, this model has {len(expected)}, or they are of other kinds: it is the "
-                "cache of another model; start with Cache()"
-            )
-        first = next((entry for entry in cache.entries if isinstance(entry, EncoderKV)), None)
-        if encoder_output is None or first is None:
-            return
-        lengths = (next((x.shape[2] for x in first.tensors), None), encoder_output.x_BSD.shape[1])
-        if lengths[0] not in (None, lengths[1]):
-            raise ValueError(
-                f"the cache is that of an encoder output of {lengths[0]} positions, but this one has {lengths[1]}; start with Cache()"
-            )
-        if not first.is_of(encoder_output.x_BSD):
-            raise ValueError(
-                "the cache has the keys of another encoder output of the same length; start with Cache() for a new source"
-            )
 
     def _check_model(self, cache: Cache) -> None:
         """Raises ValueError if the cache fits by its shapes alone."""

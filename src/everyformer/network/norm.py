@@ -1,4 +1,4 @@
-"""Norms: LayerNorm and RMSNorm of each token, and the norms over positions that source K compares them with.
+"""Norms: LayerNorm and RMSNorm of each token (attention/norm.py), and the norms over positions that source K compares them with.
 
 Equations, for x of B sequences, T positions, D features; mean and variance (population, 1/n) over:
     LayerNorm                 the features of one token ("TokenNorm" in source K)        Thickstun (source T) eq. 7-8
@@ -20,39 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from everyformer.attention.norm import LayerNorm as LayerNorm
+from everyformer.attention.norm import Norm as Norm
+from everyformer.attention.norm import RMSNorm as RMSNorm
 from everyformer.value import Positive, Value
-
-
-class Norm:
-    """A value that builds a module `norm(x_BTD, visible_BT)`. Example: `class Unit(Norm, Value, frozen=True)`."""
-
-    __slots__ = ()
-    mixes_positions: ClassVar[bool] = False  # whether the norm of a token depends on other tokens
-
-    def build(self, width: int) -> nn.Module:
-        raise NotImplementedError
-
-
-class LayerNorm(Norm, Value, frozen=True):
-    """Layer norm over the features of each position (Ba et al. 2016). Example: `PreNorm(LayerNorm(eps=1e-6))`."""
-
-    eps: Positive = 1e-5
-    bias: bool = True
-
-    def build(self, width: int) -> nn.Module:
-        return LayerNormModule(width, self.eps, bias=self.bias)
-
-
-class RMSNorm(Norm, Value, frozen=True):
-    """Root mean square norm over the features of each position (Zhang & Sennrich 2019).
-
-    Example: `PreNorm(RMSNorm())`.
-    """
-
-    eps: Positive = 1e-6
-
-    def build(self, width: int) -> nn.Module:
-        return RMSNormModule(width, self.eps)
 
 
 class BatchNorm(Norm, Value, frozen=True):
@@ -84,26 +55,6 @@ class SequenceNorm(Norm, Value, frozen=True):
 
     def build(self, width: int) -> nn.Module:
         return SequenceNormModule(width, self.eps, dims=(1, 2))
-
-
-class LayerNormModule(nn.LayerNorm):
-    """torch's LayerNorm. Padding does not affect it."""
-
-    def __init__(self, width: int, eps: float, bias: bool):
-        super().__init__(width, eps, bias=bias)
-
-    def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
-        return super().forward(x_BTD)
-
-
-class RMSNormModule(nn.RMSNorm):
-    """torch's RMSNorm. Padding does not affect it."""
-
-    def __init__(self, width: int, eps: float):
-        super().__init__(width, eps)
-
-    def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
-        return super().forward(x_BTD)
 
 
 class SequenceNormModule(nn.Module):

@@ -27,14 +27,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.network.embed import Embed, EmbedModule, Mixed, Tokens
+from everyformer.network.linear_cross_entropy import LogitMap
 from everyformer.network.norm import LayerNorm
-from everyformer.value import Share, Size, Value
+from everyformer.value import Positive, Share, Size, Value
 
 Reading = Literal["mean", "max", "last", "first"]
+PoolerActivation = Literal["tanh", "relu", "gelu"]
 
 
 class OutputHead:
     """A value that builds a module `head(z_BTD, visible_BT, embed)`. A tied head uses the weights of `embed`.
+
+    A module with the method `logit_map` of the same arguments, which returns a `LogitMap`, is trained without storing its logits.
 
     Example: `class Rank(OutputHead, Value, frozen=True)`.
     """
@@ -51,11 +55,16 @@ class OutputHead:
 
 
 class Language(OutputHead, Value, frozen=True):
-    """Predicts the next token. The model must be causal. `tied` shares the embedding table. Example: `Language(tied=False)`."""
+    """Predicts the next token. The model must be causal. `tied` shares the embedding table; `scaled` multiplies its input by
+    width^-0.5, as T5 does with a shared table; `soft_cap` keeps the logits z between -c and c: c tanh(z / c) (Gemma Team 2024).
+    Example: `Language(tied=False)`.
+    """
 
     tied: bool = True
     bias: bool = False
     vocabulary: Size | None = None  # Default: that of the embedding. Needed if the inputs are not tokens
+    scaled: bool = False
+    soft_cap: Positive | None = None
 
     @property
     def uses_table(self) -> bool:
@@ -63,7 +72,7 @@ class Language(OutputHead, Value, frozen=True):
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         size = self.vocabulary or vocabulary_size(embed)
-        return LanguageModule(width, size, tied=self.tied, bias=self.bias)
+        return LanguageModule(width, size, self)
 
 
 class Masked(OutputHead, Value, frozen=True):
@@ -83,12 +92,15 @@ class Masked(OutputHead, Value, frozen=True):
 
 
 class Classify(OutputHead, Value, frozen=True):
-    """Predicts a class of the sequence. `pooler` adds BERT's tanh layer before the logits. Example: `Classify(10, reading="first")`."""
+    """Predicts a class of the sequence. `pooler` adds BERT's tanh layer before the logits (ReLU in DistilBERT, GELU in ELECTRA).
+
+    Example: `Classify(10, reading="first")`."""
 
     classes: Size
     reading: Reading = "mean"
     pooler: bool = False
     dropout: Share = 0.0
+    pooler_activation: PoolerActivation = "tanh"
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         return ClassifyModule(width, self.classes, self)
@@ -101,6 +113,7 @@ class Regress(OutputHead, Value, frozen=True):
     reading: Reading = "mean"
     pooler: bool = False
     dropout: Share = 0.0
+    pooler_activation: PoolerActivation = "tanh"
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         return ClassifyModule(width, self.numbers, self)
@@ -175,14 +188,19 @@ def vocabulary_size(embed: Embed) -> int:
 
 
 class LanguageModule(nn.Module):
-    def __init__(self, width: int, vocabulary: int, tied: bool, bias: bool):
+    def __init__(self, width: int, vocabulary: int, value: Language):
         super().__init__()
-        self.map = None if tied else nn.Linear(width, vocabulary, bias=False)
-        self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias else None
+        self.scale = width**-0.5 if value.scaled else 1.0
+        self.soft_cap = value.soft_cap
+        self.map = None if value.tied else nn.Linear(width, vocabulary, bias=False)
+        self.bias = nn.Parameter(torch.zeros(vocabulary)) if value.bias else None
+
+    def logit_map(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> LogitMap:
+        z_BTD = z_BTD if self.scale == 1.0 else z_BTD * self.scale
+        return LogitMap(z_BTD, _tied(embed) if self.map is None else self.map.weight, self.bias, self.soft_cap)
 
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
-        weight_VD = _tied(embed) if self.map is None else self.map.weight
-        return F.linear(z_BTD, weight_VD, self.bias)
+        return self.logit_map(z_BTD, visible_BT, embed).logits()
 
 
 class MaskedModule(nn.Module):
@@ -192,8 +210,11 @@ class MaskedModule(nn.Module):
         self.norm = LayerNorm(eps).build(width)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
+    def logit_map(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> LogitMap:
+        return LogitMap(self.norm(F.gelu(self.map(z_BTD))), _tied(embed), self.bias)
+
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
-        return F.linear(self.norm(F.gelu(self.map(z_BTD))), _tied(embed), self.bias)
+        return self.logit_map(z_BTD, visible_BT, embed).logits()
 
 
 class ClassifyModule(nn.Module):
@@ -201,7 +222,7 @@ class ClassifyModule(nn.Module):
 
     def __init__(self, width: int, outputs: int, value: Classify | Regress):
         super().__init__()
-        self.reading = value.reading
+        self.reading, self.activation = value.reading, value.pooler_activation
         self.pooler = nn.Linear(width, width) if value.pooler else None
         self.dropout = nn.Dropout(value.dropout)
         self.map = nn.Linear(width, outputs)
@@ -209,7 +230,7 @@ class ClassifyModule(nn.Module):
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
         z_BD = read(z_BTD, visible_BT, self.reading)
         if self.pooler is not None:
-            z_BD = self.pooler(z_BD).tanh()
+            z_BD = getattr(torch if self.activation == "tanh" else F, self.activation)(self.pooler(z_BD))
         return self.map(self.dropout(z_BD))
 
 

@@ -221,7 +221,7 @@ class RepeatModule(DepthModule):
         if isinstance(entry, LayerInputs):
             return entry.append(residual.input(stream))
         normalized_BTD = residual.normalize(residual.input(stream), context.positions.visible_BQ())
-        updated: Entry = layer.sublayers[0].update(normalized_BTD, entry)
+        updated: Entry = layer.sublayers[0].update(normalized_BTD, context, entry)
         return updated
 
     def _frozen_entries(

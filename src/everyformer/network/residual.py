@@ -4,6 +4,7 @@ Equations, f the sublayer:
     post-norm     x <- LN(x + f(x))                                Thickstun (source T) eq. 4-6, Bloem 2019 (source B)
     pre-norm      x <- x + f(LN x), and a final LN after the stack    source K, which leaves out the final norm
     no residual   x <- f(x)                                        stacked recurrent nets: no addition, no norm
+    sandwich      x <- x + LN'(f(LN x)), in network/sandwich_norm.py
     reversible    y1 = x1 + F(LN x2), y2 = x2 + G(LN y1)           Gomez et al. 2017; Kitaev et al. 2020: F attention, G net
     gated         x <- g(x, ReLU(f(LN x)))                         Parisotto et al. 2019 (GTrXL), with one of their five gates
 

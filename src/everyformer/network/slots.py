@@ -129,7 +129,7 @@ class Slots:
         """The logits of every output head after one more token of each sequence; changes the state."""
         network = self.network
         at = (torch.arange(self.rows, device=self.slot_B.device), slice(None), self.slot_B)
-        entries = [SlotKV(entry.tensors, at) if isinstance(entry, SlotKV) else entry for entry in self.entries]
+        entries = [SlotKV(entry.tensors, at=at) if isinstance(entry, SlotKV) else entry for entry in self.entries]
         x_BTD = network.embed(inputs)
         self.position_BS.scatter_(1, self.slot_B[:, None], self.next_B1)
         positions = Positions(1, self.capacity, x_BTD.device, self.next_B1, self.position_BS)

@@ -38,11 +38,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} cannot be read ({error}); restore it from a copy") from None
 
 
-def load(folder: str | Path) -> Network | PairNetwork:
-    """Returns the network that `save` wrote, in evaluation mode. Raises ValueError if the folder is not one of `save`.
-
-    Example: `load("my_model")`.
-    """
+def load_network(folder: str | Path) -> Network | PairNetwork:
+    """Returns the network that `save` wrote, in evaluation mode. Raises ValueError if the folder is not one of `save`."""
     folder = Path(folder)
     for name in ("model.json", "model.safetensors"):
         if not (folder / name).is_file():

@@ -99,7 +99,7 @@ class SublayerModule(nn.Module):
         """The linear map that ends the residual branch, which some initializations scale by the depth."""
         return None
 
-    def update(self, x_BTD: Tensor, entry: Entry | None) -> Entry:
+    def update(self, x_BTD: Tensor, context: Context, entry: Entry | None) -> Entry:
         """The entry after these positions, without computing their outputs."""
         raise NotImplementedError
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everyformer.study.attention_maps import AttentionMaps
+from everyformer.task.attention_maps import AttentionMaps
 from everyformer.task.probe_input import GraphNodes, ImageCells
 
 if TYPE_CHECKING:

@@ -2,6 +2,8 @@
 
     pattern     what the patterns state (max_distance, is_causal, ...) agrees with their predicates, tried on 64 positions
     future      changing the tokens from time t on changes earlier outputs by exactly 0
+    prefix      with a prefix, changing one token changes the outputs of exactly the positions that see it: the whole prefix inside it,
+                the past after it, nothing later; in pieces, of which the first has the prefix, the output is the same
     cache       token by token, or in pieces, with a cache: the same output as in one pass
     segments    the same with a segment memory of layer inputs, as in Transformer-XL's training
     rewind      a cache rolled back or reordered gives the same output as one that was never advanced, or was in that order
@@ -38,7 +40,7 @@ from everyformer.network.multi_head_attention import Attention
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.ponder_rnn import PonderRnn
 from everyformer.network.repeat import Halt
-from everyformer.network.store import load, save
+from everyformer.network.store import load_network, save
 from everyformer.study import gradient_contracts, time_contracts
 from everyformer.study.contract_report import LIMIT, LIMITS, BrokenContract, Report, Result, distance
 from everyformer.study.example import Example, example, parts
@@ -132,7 +134,7 @@ def _halting(network: Network, inputs: Example) -> float | None:
 def _store(network: Network, inputs: Example) -> float | None:
     with tempfile.TemporaryDirectory() as folder:
         save(network, folder)
-        again = load(folder)
+        again = load_network(folder)
     assert isinstance(again, Network)
     if again.value != network.value:
         return float("inf")
@@ -151,6 +153,7 @@ Check = Callable[[Network, Example], float | None]
 CONTRACTS: dict[str, Check] = {
     "pattern": _pattern,
     "future": time_contracts.future,
+    "prefix": time_contracts.prefix,
     "cache": time_contracts.cache,
     "segments": time_contracts.segments,
     "rewind": time_contracts.rewind,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.context import SideInputs
-from everyformer.attention.pattern import Graph, SameDocument
+from everyformer.attention.pattern import Graph, Prefix, SameDocument
 from everyformer.attention.score_mod import ImageBias
 from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
 from everyformer.network.grid import Grid
@@ -42,6 +42,8 @@ class Example:
         whole = {
             name: EncoderOutput(x.x_BSD[index], None if x.visible_BS is None else x.visible_BS[index])
             if isinstance(x, EncoderOutput)
+            else x[index]
+            if name == "prefix"
             else x
             for name, x in self.whole.items()
         }
@@ -50,6 +52,15 @@ class Example:
     def change_after(self, time: int) -> Example:
         """The same tokens before `time`, others from there on."""
         return self._each(lambda x: torch.cat((x[:, :time], x[:, time:].flip(0).roll(1, 1)), dim=1), only_inputs=True)
+
+    def change_at(self, time: int) -> Example:
+        """Another token at one position: that of the next sequence, or other numbers."""
+        other = self.inputs.roll(1, 0) if self.inputs.is_floating_point() else self.inputs
+        other = other.clone()
+        other[:, time] = other[:, time] + 1 if other.is_floating_point() else (other[:, time] == 0).to(other.dtype)
+        at_T = torch.arange(self.length, device=other.device) == time
+        chosen = at_T.view(1, -1, *[1] * (other.dim() - 2))
+        return replace(self, inputs=torch.where(chosen, other, self.inputs))
 
     def pad(self, left: int, right: int, uneven: bool = False) -> Example:
         """With arbitrary tokens on both sides, marked as padding. `uneven`: the next sequence has one more on the left each time,
@@ -82,7 +93,7 @@ class Example:
 
     def run(self, network: Network, **options: Any) -> Output:
         given = self.per_token | self.whole | options
-        side = {name: given.pop(name) for name in ("documents", "edges", "segments") if name in given}
+        side = {name: given.pop(name) for name in ("documents", "edges", "segments", "prefix") if name in given}
         if side:
             given["side_inputs"] = SideInputs(**side)
         output: Output = network(self.inputs, **given)
@@ -106,6 +117,8 @@ def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source
     if any(isinstance(part, Graph) and part.edges is None for part in patterns):
         edges = torch.rand(length, length, generator=random) < 0.5
         whole["edges"] = edges | torch.eye(length, dtype=torch.bool)
+    if Prefix() in patterns:
+        whole["prefix"] = torch.arange(batch) % (1 + length // 2)
     if source_width is not None:
         visible = torch.ones(batch, 5, dtype=torch.bool)
         visible[0, 3:] = False

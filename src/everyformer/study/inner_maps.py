@@ -15,8 +15,8 @@ from torch import Tensor
 
 from everyformer.network.lstm import RecurrentModule
 from everyformer.network.network import Network, PairNetwork
-from everyformer.study.attention_maps import ProbedSide, probe
 from everyformer.study.attention_pictures import DPI, MAX_TOKENS
+from everyformer.task.attention_maps import ProbedSide, probe
 from everyformer.task.probe_input import ProbeInput
 
 if TYPE_CHECKING:

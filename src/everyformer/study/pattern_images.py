@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from everyformer.attention.context import Context
 from everyformer.attention.hashing import Hash, hashing
-from everyformer.attention.pattern import Graph, Pattern, SameDocument, Visible
+from everyformer.attention.pattern import Graph, Pattern, Prefix, SameDocument, Visible
 from everyformer.value import nearest, snake
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ def example_context(pattern: Pattern, length: int) -> tuple[Context, list[str]]:
     if any(isinstance(part, Visible) for part in parts):
         key_BK = torch.where(at_P < length - length // 4, at_P, -1)[None]
         notes.append("visible is drawn with the last quarter as padding")
-    context = Context.of(length, length, at_P.device, key_BK=key_BK, documents=document_BP, edges=edges_BNN)
+    if Prefix() in parts:
+        notes.append("prefix is drawn with the first third of the positions")
+    side: dict[str, Any] = {"documents": document_BP, "edges": edges_BNN, "prefix": torch.tensor([length // 3])}
+    context = Context.of(length, length, at_P.device, key_BK=key_BK, **side)
     for part in hashing(pattern):
         with torch.random.fork_rng():
             torch.manual_seed(0)
@@ -94,7 +97,7 @@ def file_types() -> dict[str, str]:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise ValueError(
-            "drawing needs matplotlib, which is not installed; run pip install -c constraints.txt -e '.[plot]'"
+            "drawing needs matplotlib, which is not installed; install it with pip install 'everyformer[plot]'"
         ) from None
     return FigureCanvasBase.get_supported_filetypes()
 

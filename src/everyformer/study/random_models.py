@@ -10,6 +10,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from random import Random
 from typing import Any
@@ -44,7 +45,9 @@ from everyformer.attention.projection import (
     Symmetric,
     Wide,
 )
+from everyformer.attention.rotary import LinearScaling, Llama3Scaling, NtkScaling
 from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, Shaw, T5Bias
+from everyformer.attention.softmax import Sinks, SoftCap
 from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network.cache import SegmentMemory
 from everyformer.network.convolution import Convolution
@@ -63,11 +66,13 @@ from everyformer.network.ponder_rnn import PonderRnn
 from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
 from everyformer.network.repeat import Halt, Repeat
 from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
+from everyformer.network.sandwich_norm import SandwichNorm
 from everyformer.network.sinusoid import Sinusoidal, TimePosition
 from everyformer.network.sublayer import Sublayer
 from everyformer.study.contract_report import Report, Result
 from everyformer.study.contracts import CONTRACTS, contracts
 
+SCALINGS = (LinearScaling, NtkScaling, Llama3Scaling)
 CHECKED = tuple(name for name in CONTRACTS if name not in ("flex", "compile"))  # without those that compile
 
 
@@ -176,7 +181,7 @@ class Draw:
         return sublayer
 
     def activation(self) -> Any:
-        return self.random.choice(("relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"))
+        return self.random.choice(("relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared"))
 
     def feed_forward(self) -> FeedForward:
         return FeedForward(
@@ -198,6 +203,9 @@ class Draw:
         projection: Projection = self.of(
             lambda: Standard(heads, bias=bias, merge_bias=self.yes()),
             lambda: Standard(heads, key_width=2 * self.size(4), value_width=self.size(6), bias=bias),
+            lambda: Standard(
+                heads, key_heads=self.random.choice([n for n in (1, 2, 3) if heads % n == 0]), qk_norm=RMSNorm()
+            ),
             *(lambda kind=kind: kind(heads) for kind in (Wide, Sliced, Narrow, Sum, Shared)),
             lambda: Sum(heads, rank=self.size(5)),
             ParameterFree,
@@ -239,6 +247,14 @@ class Draw:
     def score_mod(self) -> ScoreMod:
         score_mod: ScoreMod = self.of(
             Rotary,
+            lambda: Rotary(
+                self.random.uniform(5, 500),
+                "halves",
+                2,
+                self.of(lambda: None, *(partial(one, 3.0) for one in SCALINGS)),
+            ),
+            lambda: SoftCap(self.random.uniform(0.5, 5)),
+            Sinks,
             Alibi,
             lambda: Shaw(self.size(5), values=self.yes(), future=self.yes(), shared=self.yes()),
             lambda: T5Bias(2 * self.size(4, 2), self.size(20, 9), bidirectional=self.yes()),
@@ -254,6 +270,7 @@ class Draw:
             LayerNorm,
             lambda: LayerNorm(bias=False),
             RMSNorm,
+            lambda: RMSNorm(unit_offset=True),
             *([] if self.causal else [BatchNorm, InstanceNorm, SequenceNorm]),
         )
         return norm
@@ -263,6 +280,7 @@ class Draw:
         residual: Residual = self.of(
             lambda: PostNorm(norm),
             lambda: PreNorm(norm, final_norm=final),
+            lambda: SandwichNorm(norm, final_norm=final),
             lambda: Reversible(norm, final_norm=final),
             lambda: Gated(
                 self.random.choice(("input", "output", "highway", "sigmoid_tanh", "gru", "none")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +14,13 @@ from everyformer.attention.score_mod import ShawModule
 from everyformer.attention.span import DynamicSpanModule, SpanModule
 from everyformer.infer.evaluate import probed
 from everyformer.network.multi_head_attention import AttentionModule
-from everyformer.network.network import Network
+from everyformer.network.network import Network, PairNetwork
+from everyformer.task.task import TaskData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SPREAD = 0.5  # fraction of a layer's column over which its heads are spread
 
 
 @dataclass(frozen=True)
@@ -69,3 +76,29 @@ def spans(network: Network, token_N: NDArray[np.integer]) -> Spans | None:
 
 def _weights(module: nn.Module) -> int:
     return sum(one.weight.numel() for one in module.modules() if isinstance(one, nn.Linear))
+
+
+def spans_of(network: Network | PairNetwork, data: TaskData) -> Spans:
+    """The spans of a network's heads on the validation text. Raises ValueError if it has no learned spans."""
+    text = getattr(data, "splits", {}).get("valid")
+    result = spans(network, text) if isinstance(network, Network) and isinstance(text, np.ndarray) else None
+    if result is None:
+        raise ValueError("the model has no learned spans; give the run of adaptive-span")
+    return result
+
+
+def draw_spans(result: Spans) -> Figure:
+    """Draw the span of every head by layer, as in Sukhbaatar et al. 2019."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((max(4.0, 0.5 * len(result.each) + 2), 3.2), dpi=160, layout="constrained")
+    plot = figure.subplots()
+    for layer, spans_H in enumerate(result.each):
+        heads = len(spans_H)
+        columns = [layer + SPREAD * ((head + 0.5) / heads - 0.5) for head in range(heads)]
+        plot.scatter(columns, spans_H, s=14, color="tab:blue", alpha=0.7, clip_on=False, zorder=3)
+    plot.set_xticks(range(len(result.each)))
+    plot.set_xlabel("layer")
+    plot.set_ylabel("span of each head")
+    plot.set_ylim(0, 1.1 * max(1.0, *map(max, result.each)))
+    return figure

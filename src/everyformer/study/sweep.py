@@ -33,7 +33,9 @@ from everyformer.attention.projection import (
     Symmetric,
     Wide,
 )
+from everyformer.attention.rotary import YarnScaling
 from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, Shaw, T5Bias
+from everyformer.attention.softmax import Sinks, SoftCap
 from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network.convolution import Convolution
 from everyformer.network.depth import Depth, Stack
@@ -51,6 +53,7 @@ from everyformer.network.ponder_rnn import PonderRnn
 from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
 from everyformer.network.repeat import Halt, Repeat
 from everyformer.network.residual import Gated, NoResidual, PostNorm, PreNorm, Residual, Reversible
+from everyformer.network.sandwich_norm import SandwichNorm
 from everyformer.network.sinusoid import Sinusoidal, TimePosition
 from everyformer.network.sublayer import Sublayer
 from everyformer.study.contract_report import Report, Result
@@ -67,6 +70,8 @@ PATTERNS: tuple[Pattern, ...] = tuple(
         "causal & (window(2) | stride(3))",
         "causal & (block(4) | summary(4, 1))",
         "causal & (prefix(2) | window(2))",
+        "causal | prefix(3)",
+        "causal & window(3) | prefix",
         "causal & local(3, 2)",
         "causal & local2d(4, 2, 2, 1, 1)",
         "causal & same_document",
@@ -95,6 +100,7 @@ SCORE_MODS: tuple[tuple[ScoreMod, ...], ...] = (
     (T5Bias(8, 16, bidirectional=True),),
     (ImageBias(4, 4),),
     (Rotary(), Span(5, ramp=3, start=0.35)),
+    (Rotary(50.0, "halves", 4, YarnScaling(2.0, 16)), SoftCap(2.0), Sinks()),
     (FourTerm(8),),
     (FourTerm(6, max_distance=3), DynamicSpan(WIDTH, 5, ramp=3)),
 )
@@ -102,6 +108,7 @@ RESIDUALS: tuple[Residual, ...] = (
     PostNorm(),
     PreNorm(),
     PreNorm(RMSNorm()),
+    SandwichNorm(RMSNorm(unit_offset=True)),
     PreNorm(LayerNorm(bias=False), final_norm=False),
     PostNorm(BatchNorm()),
     PreNorm(InstanceNorm()),
@@ -121,6 +128,7 @@ HEADS: tuple[Projection, ...] = (
     Symmetric(6),
     Asymmetric(6),
     Shared(2),
+    Standard(4, key_heads=2, qk_norm=RMSNorm()),
 )
 POSITIONS: tuple[Position | None, ...] = (
     None,
@@ -141,7 +149,7 @@ NETS: tuple[FeedForward | Convolution, ...] = (
     FeedForward(32),
     FeedForward(32, "gelu"),
     FeedForward(32, "gelu_sigmoid"),
-    FeedForward(16, "silu", gated=True),
+    FeedForward(16, "relu_squared", gated=True, bias=False),
     FeedForward(32, "gelu_tanh", chunk=4),
     FeedForward(16, hidden_layers=2),
     Convolution(16, kernels=(2, 3)),
@@ -149,7 +157,7 @@ NETS: tuple[FeedForward | Convolution, ...] = (
 )
 OUTPUTS: tuple[tuple[Embed, tuple[OutputHead, ...]], ...] = (
     (Tokens(VOCABULARY), (Language(),)),
-    (Tokens(VOCABULARY, scaled=True), (Language(tied=False, bias=True),)),
+    (Tokens(VOCABULARY, scaled=True), (Language(tied=False, bias=True, soft_cap=3.0),)),
     (Tokens(VOCABULARY), (PerToken(3),)),
     (Tokens(VOCABULARY), (Classify(3, "mean"), Regress(2, "max"))),
     (Tokens(VOCABULARY), (Classify(3, "last", pooler=True),)),

@@ -1,17 +1,23 @@
-"""The contracts along time: future, cache, segments, rewind, padding, neighbours. study/contracts.py says what they mean."""
+"""The contracts along time: future, prefix, cache, segments, rewind, padding, neighbours. study/contracts.py says what they mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from everyformer.attention.context import Context
 from everyformer.attention.evaluate import structural_positions
+from everyformer.attention.span import DynamicSpan, Span
 from everyformer.network.cache import Cache
+from everyformer.network.depth import Stack
 from everyformer.network.network import Network
-from everyformer.study.contract_report import distance, logits_of
+from everyformer.network.repeat import Repeat
+from everyformer.network.residual import Reversible
+from everyformer.study.contract_report import BrokenContract, distance, logits_of
 from everyformer.study.example import Example
 
 OFFSETS = 9  # first positions that `future` tries
@@ -69,6 +75,58 @@ def _in_pieces(network: Network, inputs: Example, segment_memory: bool) -> float
             hidden.append(output.hidden)
         worst = max(worst, distance(torch.cat(hidden, dim=1)[:, start:], whole.hidden))
     return worst
+
+
+def prefix(network: Network, inputs: Example) -> float | None:
+    body = network.value.body
+    found = body.prefix()
+    if found is None or found.length == 0 or not inputs.is_sequence or network.class_token is not None:
+        return None
+    device, length = inputs.inputs.device, inputs.length
+    length_B = inputs.whole["prefix"] if found.length is None else torch.tensor([found.length], device=device)
+    whole, position = inputs.run(network).hidden, torch.arange(length, device=device)
+    sees_BQK, exact = _sees(network, inputs)
+    ahead_BQK = (position > position[:, None]) & ~(position < length_B[:, None, None])
+    if bool((sees_BQK & ahead_BQK).any()):
+        raise BrokenContract("the pattern lets a position see a later one that is not in the prefix")
+    for time in range(length):
+        moved_BQ = (inputs.change_at(time).run(network).hidden != whole).any(-1)
+        if bool((moved_BQ & ~sees_BQK[:, :, time]).any()):
+            raise BrokenContract(f"a change of token {time} changes the output of a position that must not see it")
+        if exact and bool((sees_BQK[:, :, time] & ~moved_BQ).any()):
+            raise BrokenContract(f"a change of token {time} does not change the output of a position that sees it")
+    worst = 0.0
+    for cut in range(max(1, int(length_B.max())), length if body.is_language_model() else 0):
+        started = inputs.cut(0, cut).run(network, cache=Cache())
+        rest = inputs.cut(cut).run(network, cache=started.cache)
+        worst = max(worst, distance(torch.cat((started.hidden, rest.hidden), dim=1), whole))
+    return worst
+
+
+def _sees(network: Network, inputs: Example) -> tuple[Tensor, bool]:
+    """Which positions each position sees through the layers, B, Q, K, and whether it sees all of these for sure."""
+    body, (batch, length), device = network.value.body, inputs.inputs.shape[:2], inputs.inputs.device
+    side: dict[str, Any] = {
+        name: inputs.per_token.get(name, inputs.whole.get(name)) for name in ("documents", "edges", "prefix")
+    }
+    context = Context.of(length, length, device, **side)
+    sees_BQK = torch.eye(length, dtype=torch.bool, device=device).expand(batch, -1, -1)
+    count = getattr(body, "num_layers", 0) or getattr(body, "steps", 1) * len(body.layers)
+    for sublayer in (one for i in range(count) for one in body.layers[i % len(body.layers)].sublayers):
+        step_BQK = torch.eye(length, dtype=torch.bool, device=device).expand(batch, -1, -1)
+        if sublayer.mixes_positions() and not sublayer.patterns():
+            step_BQK = torch.ones_like(step_BQK).tril()
+        for pattern in sublayer.patterns():
+            hashes = any(part.needs == "hashes" for part in pattern.walk())
+            heads = sublayer.heads.heads  # type: ignore[attr-defined]
+            allowed = context.mask(pattern.superset() if hashes else pattern, batch, heads)
+            step_BQK = step_BQK | allowed.expand(batch, heads, length, length).any(1)
+        sees_BQK = (step_BQK.double() @ sees_BQK.double()) > 0
+    attentions = [one for one in body.sublayers() if one.mixes_positions()]
+    score_mods = [type(mod) for one in attentions for mod in getattr(one, "score_mods", ())]
+    exact = isinstance(body, Stack | Repeat) and not isinstance(body.residual, Reversible)
+    exact = exact and all(one.patterns() for one in attentions) and not {Span, DynamicSpan} & set(score_mods)
+    return sees_BQK, exact and not any(part.needs == "hashes" for part in body.patterns())
 
 
 def rewind(network: Network, inputs: Example) -> float | None:

@@ -2,9 +2,10 @@
 
 from everyformer.task.classify import Classify, Regress
 from everyformer.task.control import Control
+from everyformer.task.denoise import Denoise
 from everyformer.task.image import Image
 from everyformer.task.language import Language
 from everyformer.task.masked import Masked
 from everyformer.task.translate import Translate
 
-__all__ = ["Classify", "Control", "Image", "Language", "Masked", "Regress", "Translate"]
+__all__ = ["Classify", "Control", "Denoise", "Image", "Language", "Masked", "Regress", "Translate"]

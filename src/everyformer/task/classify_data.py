@@ -185,9 +185,7 @@ class TextData(LabelledData):
                 task.tokenizer_files,
             )
         )
-        # A tokenizer that has BERT's marks adds them; a model may read its class from [CLS].
-        marks = [self.tokenizer.special_id(name) for name in ("[CLS]", "[SEP]")]
-        self.marks = [token for token in marks if token is not None]
+        self.first, self.last = self.tokenizer.marks  # a model may read its class from [CLS]
         self.encoded: dict[str, list[Ids]] = {}  # by split, encoded on first use
 
     def parts(self, head: int) -> tuple[ClassifyObjective, ClassifyInference]:
@@ -199,21 +197,19 @@ class TextData(LabelledData):
 
     def check_model(self, model: Model) -> None:
         self.context = context_of(self.task.context, model, CONTEXT)
-        if self.context <= len(self.marks):
-            raise ValueError(
-                f"a context of {self.context} is too short for a text; give at least {len(self.marks) + 1}"
-            )
+        if self.context <= (marks := len(self.first + self.last)):
+            raise ValueError(f"a context of {self.context} is too short for a text; give at least {marks + 1}")
         check_tokens(model, self.tokenizer.vocabulary, self.name)
 
     def encode(self, texts: Sequence[Any]) -> list[Ids]:
         """Returns the tokens of each text, truncated to the context."""
         assert self.context is not None
-        length = self.context - len(self.marks)
+        length = self.context - len(self.first + self.last)
         rows = []
         for group in batched(texts, ENCODED):
             for ids in self.tokenizer.encode_all(group):
                 ids = ids[:length] if len(ids) else np.zeros(1, np.uint32)  # an empty text becomes one token
-                rows.append(np.concatenate((self.marks[:1], ids, self.marks[1:])) if self.marks else ids)
+                rows.append(np.concatenate((self.first, ids, self.last)).astype(np.uint32))
         return rows
 
     def tensors(self, split: str, row_B: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from everyformer.attention.context import SideInputs
 from everyformer.data.inputs import Inputs
+from everyformer.infer.embed import embeddings
 from everyformer.infer.estimate import Estimate, Progress
 from everyformer.infer.predict import Predictions, in_batches
 from everyformer.network.network import Network, PairNetwork
+from everyformer.network.output_head import Reading
 from everyformer.task.batch import Batch
 from everyformer.task.check import check_split
 from everyformer.task.probe_input import (
@@ -100,7 +105,7 @@ class ClassifyInference(Inference):
     reads = "sets of vectors"
 
     def __init__(self, data: ClassifyData, objective: ClassifyObjective):
-        self.data, self.objective = data, objective
+        self.data, self.objective, self.classes = data, objective, data.target.classes
 
     def outputs(self, network: Network | PairNetwork, rows: Sequence[Any]) -> Tensor:
         """Returns the outputs for the targets of encoded examples."""
@@ -113,6 +118,17 @@ class ClassifyInference(Inference):
 
     def predict(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> Predictions:
         return self.data.target.predictions(self.outputs(network, self.data.encode(inputs)))
+
+    def embed(
+        self, network: Network | PairNetwork, inputs: Sequence[Any], pooling: Reading = "mean", normalize: bool = False
+    ) -> NDArray[np.float32]:
+        device = next(network.parameters()).device
+
+        def hidden(some: list[Any]) -> tuple[Tensor, Tensor | None]:
+            read, options = self.objective.arguments(Batch(self.data.collate(some)).to(device))
+            return network(read, **options).hidden, options["visible"]
+
+        return embeddings(self.data.encode(inputs), hidden, pooling, normalize)
 
     def read_inputs(self, data: str, column: str | None = None) -> Inputs:
         return self.data.read_inputs(data, column)
@@ -151,9 +167,11 @@ class TextClassifierInference(ClassifyInference):
         """A text with the marks that the classifier adds. Default: EXAMPLE; of token ids, a validation example."""
         if text == "":
             raise ValueError("the text is empty; give one with --text, or leave --text out")
-        inputs = self.data.labelled.splits["valid"][0]
-        default = EXAMPLE if isinstance(inputs[0], str) else inputs[check_index(example, len(inputs), "examples")]
-        (ids,) = self.data.encode([default if text is None else text])
+        given: Any = text
+        if text is None:
+            inputs = self.data.labelled.splits["valid"][0]
+            given = EXAMPLE if isinstance(inputs[0], str) else inputs[check_index(example, len(inputs), "examples")]
+        (ids,) = self.data.encode([given])
         batch = Batch(self.data.collate([ids])).to(next(network.parameters()).device)
         read, options = self.objective.arguments(batch)
         return ProbeInput((read,), token_labels(self.data.tokenizer, ids), options)
@@ -183,6 +201,16 @@ class NodeInference(ClassifyInference):
     def labelled(self, network: Any, inputs: ProbeInput, row: int) -> ProbeInput:
         graph = GraphNodes(self.data.whole["edge_NN"], self.data.label_N, int(self.data.node["valid"][row]))
         return replace(inputs, labels=[str(node) for node in range(len(self.data.label_N))], graph=graph)
+
+    def embed(
+        self, network: Network | PairNetwork, inputs: Any, pooling: Reading = "mean", normalize: bool = False
+    ) -> NDArray[np.float32]:
+        """Returns the vectors of all nodes of a graph, without pooling."""
+        shared = self.data.read_whole(inputs)
+        batch = Batch({"node_B": torch.zeros(1)}, shared).to(next(network.parameters()).device)
+        read, options = self.objective.arguments(batch)
+        x_ND = network(read, **options).hidden[0].float()
+        return (F.normalize(x_ND, dim=-1) if normalize else x_ND).cpu().numpy()
 
     def predict(self, network: Network | PairNetwork, inputs: Any) -> Predictions:
         """Returns the predictions of all nodes of a graph: a JSON file, or its content."""

@@ -26,6 +26,7 @@ from everyformer.infer.estimate import Estimate, Progress
 from everyformer.infer.generate_images import ImageSequence, generate_images
 from everyformer.network.embed import Features, Tokens
 from everyformer.network.grid import Grid
+from everyformer.network.linear_cross_entropy import cross_entropy
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language, Logistics
@@ -218,8 +219,13 @@ class ImageObjective(Objective):
         return output, loss_N.view(len(step_BPN), -1).sum(1)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
-        output, total_B = self.forward(network, batch, kernel)
-        return total_B.sum() + sum(output.aux.values()) * self.data.count(batch)
+        if self.mixture is not None:
+            output, total_B = self.forward(network, batch, kernel)
+            total = total_B.sum()
+        else:
+            output = network(*self.data.arguments(batch), kernel=kernel, probe=self.probe())
+            total = cross_entropy(output.logits_of(self.head), batch["step_BPN"])
+        return total + sum(output.aux.values()) * self.data.count(batch)
 
     @property
     def targets_per_example(self) -> float:  # type: ignore[override]

@@ -6,6 +6,9 @@ where it ended in the step before. After `restart` segments a row begins anew, w
 model is given later; the rows take turns. In a text of several documents it then begins with the next document, if one starts
 within as many segments.
 
+With `prefix` the model becomes a prefix language model (Raffel et al. 2019): it attends to the first tokens of a window in full, and has
+no loss there. The first target is the token after the prefix. In evaluation the prefix is what is not scored, in generation the prompt.
+
 Every position is a target. Two auxiliary losses serve training alone (Al-Rfou et al. 2018; the training loss includes them):
     extra_targets     the tokens after the next one are predicted too, each with the weight `extra_target_weight` (1/2)
     auxiliary_layers  every layer l of n predicts them too, until l/n of the share `auxiliary_until` (1/2) of the steps: l/(2n)
@@ -13,8 +16,6 @@ Every position is a target. Two auxiliary losses serve training alone (Al-Rfou e
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -27,11 +28,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention.context import SideInputs
+from everyformer.attention.pattern import Prefix
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.encode import COUNTED, encode_split, token_offsets
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import Ids
-from everyformer.infer.beam import beam_search
 from everyformer.infer.estimate import Estimate, Progress
 from everyformer.infer.evaluate import (
     adaptive_metrics,
@@ -41,13 +43,16 @@ from everyformer.infer.evaluate import (
     streaming_rows,
     window_nll,
 )
-from everyformer.infer.generate import generate, stream
+from everyformer.infer.prompts import fixed_prefix
 from everyformer.network.auxiliary import AuxiliaryNetwork, AuxiliaryPredictions, Prediction
 from everyformer.network.cache import Cache
 from everyformer.network.depth import Stack
+from everyformer.network.linear_cross_entropy import NO_TARGET, cross_entropy
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.multi_head_attention import Attention
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language as LanguageHead
+from everyformer.network.sublayer import Sublayer
 from everyformer.task.batch import Batch, step_generator
 from everyformer.task.check import (
     check_split,
@@ -57,11 +62,11 @@ from everyformer.task.check import (
     head_index,
     single_sequence,
 )
-from everyformer.task.probe_input import EXAMPLE, ProbeInput, token_labels
-from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
+from everyformer.task.language_inference import CONTEXT, LanguageInference
+from everyformer.task.layer_losses import LayerLosses
+from everyformer.task.task import FittedTask, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
-CONTEXT = 256  # default for a model without a limit of positions
 MAX_SEGMENT = 1024  # default for a model with a longer memory
 RESTART = 4  # times that its memory is filled, by default, before a row begins anew
 STARTS = (  # how an evaluation begins
@@ -69,7 +74,6 @@ STARTS = (  # how an evaluation begins
     "with an empty memory, then carried over; each row reads its lead first",
     "anew in each window",
 )
-SAMPLING = {"temperature": 0.8}  # default of text generation
 
 
 class Language(Task, Value, frozen=True):
@@ -84,6 +88,9 @@ class Language(Task, Value, frozen=True):
     context: Size | None = None  # tokens of a window or segment; None: the model's positions or memory length, or 256
     restart: Count | None = None  # segments after which a row begins anew; 0: never; None: 4 times the memory's
     memory: Size | None = None  # memory length in evaluation, for a model with a segment memory; None: as in training
+    prefix: Count | Literal["random"] | None = (
+        None  # first tokens of a window that are given; random: up to all of them
+    )
     extra_targets: Count | None = None  # tokens after the next one to predict in training; None: as the model has it
     auxiliary_layers: bool | None = None  # predict from every layer in training; None: as the model has it
     extra_target_weight: Share = 0.5  # weight of the loss of each extra target
@@ -98,6 +105,8 @@ class LanguageData(TaskData):
 
     contiguous = False
     restart = 0  # segments after which a row begins anew; 0: never
+    prefix: int | Literal["random"] | None = None  # first tokens of a window without a loss, once fitted
+    reads_prefix = False  # whether the model is given their number
 
     def __init__(self, task: Language, text: Text, folder: Path | None):
         self.task, self.text = task, text
@@ -138,7 +147,11 @@ class LanguageData(TaskData):
     def adapt(self, model: Model | EncoderDecoder) -> Model | EncoderDecoder:
         settings = {"extra_targets": self.task.extra_targets, "every_layer": self.task.auxiliary_layers}
         changes = {name: setting for name, setting in settings.items() if setting is not None}
-        if not changes or not isinstance(model, Model):
+        if not isinstance(model, Model):
+            return model
+        if self.task.prefix is not None:
+            model = with_prefix(model)
+        if not changes:
             return model
         auxiliary = replace(model.auxiliary or AuxiliaryPredictions(0, False), **changes)
         return replace(model, auxiliary=auxiliary if auxiliary.extra_targets or auxiliary.every_layer else None)
@@ -162,10 +175,33 @@ class LanguageData(TaskData):
                 f"a context of {self.context} has no target {auxiliary.extra_targets} tokens after the next one; lower task.extra_targets"
             )
         check_tokens(model, self.tokenizer.vocabulary, self.text.name)
+        self.prefix = self._prefix(model)
+        self.reads_prefix = Prefix() in model.body.patterns()
         layers = 0
         if auxiliary is not None:
             layers = model.body.num_layers if auxiliary.every_layer and isinstance(model.body, Stack) else 1
-        return FittedTask(self, LanguageObjective(self, index, layers), LanguageInference(self))
+        return FittedTask(
+            self, LanguageObjective(self, index, layers), LanguageInference(self.tokenizer, self.context, self)
+        )
+
+    def _prefix(self, model: Model) -> int | Literal["random"] | None:
+        """The prefix of every window; None: there is none."""
+        own, asked = model.body.prefix(), self.task.prefix
+        length = None if own is None else own.length
+        if own is not None and length is None and asked is None:
+            raise ValueError(
+                "the model reads a prefix, but its length is not set; set task.prefix to a number, or to random"
+            )
+        prefix = length or None if asked is None else asked
+        if prefix is not None and model.auxiliary is not None:
+            raise ValueError(
+                "auxiliary predictions reach into the prefix of a window; leave task.prefix out, or set model.auxiliary=none"
+            )
+        if isinstance(prefix, int) and prefix > (self.context or 0):
+            raise ValueError(
+                f"a prefix of {prefix} leaves no target in a context of {self.context}; lower task.prefix, or raise task.context"
+            )
+        return prefix
 
     def examples(self) -> int:
         count = len(self.splits["train"])
@@ -185,7 +221,17 @@ class LanguageData(TaskData):
         else:
             start_B = torch.randint(0, len(token_N) - self.context, (size,), generator=step_generator(seed, step))
         index = (start_B[:, None] + torch.arange(self.context + 1)) % len(token_N)
-        return Batch({"token_BT": torch.from_numpy(np.asarray(token_N[index.numpy()]).astype(np.int64))} | restart)
+        token_BT = torch.from_numpy(np.asarray(token_N[index.numpy()]).astype(np.int64))
+        return Batch({"token_BT": token_BT} | restart | self.prefixes(step, size, seed))
+
+    def prefixes(self, step: int, size: int, seed: int) -> dict[str, Tensor]:
+        """Returns the prefix of each row; random ones are equally likely from 1 to the whole window."""
+        if self.prefix is None:
+            return {}
+        if self.prefix == "random":
+            generator = step_generator(seed + 1, step)
+            return {"prefix_B": torch.randint(1, (self.context or 0) + 1, (size,), generator=generator)}
+        return {"prefix_B": torch.full((size,), self.prefix)}
 
     def segments(self, step: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
         """Returns where the segments of the rows start in the ring of the text, and how many segments ago each row began anew."""
@@ -208,7 +254,10 @@ class LanguageData(TaskData):
         return token_offsets(self.splits["train"], self.bytes_per_token, self.text.starts["train"])
 
     def count(self, batch: Batch) -> int:
-        return len(batch) * (batch["token_BT"].shape[1] - 1)
+        targets = batch["token_BT"].shape[1] - 1
+        if "prefix_B" not in batch.tensors:
+            return len(batch) * targets
+        return int((targets - (batch["prefix_B"] - 1).clamp(min=0)).sum())
 
     def byte_length(self, token_N: Ids) -> int:
         """Returns the number of bytes of the text of some tokens."""
@@ -226,8 +275,10 @@ class LanguageObjective(Objective):
 
     def __init__(self, data: LanguageData, head: int, layers: int):
         self.data, self.task, self.head, self.layers = data, data.task, head, layers
+        self.layer_losses = LayerLosses(layers, data.task.auxiliary_until)
         self.metric = "bits_per_token" if data.tokenizer.kind == "ids" else "bits_per_byte"
         self.includes = "auxiliary losses" if layers else ""
+        self.progress = 0.0
 
     @cached_property
     def bytes_per_target(self) -> float | None:  # type: ignore[override]
@@ -245,26 +296,33 @@ class LanguageObjective(Objective):
         if cache is not None and "restart_B" in batch.tensors:
             cache = cache.reset(batch["restart_B"])
         predictions: tuple[Prediction, ...] = ()
+        options: dict[str, Any] = {"cache": cache, "kernel": kernel}
         if self.layers:
-            module = AuxiliaryNetwork(network) if isinstance(network, Network) else network
-            output, predictions = module(token_BT[:, :-1], lowest_layer=self.lowest_layer(), cache=cache, kernel=kernel)
+            options |= {"lowest_layer": self.layer_losses.lowest, "logits": self.whole_logits}
+            output, predictions = AuxiliaryNetwork(network)(token_BT[:, :-1], **options)
         else:
-            output = network(token_BT[:, :-1], cache=cache, kernel=kernel)
-        loss = _cross_entropy(output.logits_of(self.head), token_BT[:, 1:])
-        for layer, extra, token_BTV in predictions:
-            weight = (self.task.extra_target_weight if extra else 1.0) * self.has_loss(layer)
-            length = token_BT.shape[1] - 1 - extra
-            loss = loss + weight * _cross_entropy(token_BTV[:, :length], token_BT[:, 1 + extra :])
+            prefix_B = batch.tensors.get("prefix_B") if self.data.reads_prefix else None
+            side_inputs = None if prefix_B is None else SideInputs(prefix=prefix_B)
+            output = network(token_BT[:, :-1], probe=self.probe(), side_inputs=side_inputs, **options)
+        target_BT = token_BT[:, 1:]
+        if "prefix_B" in batch.tensors:
+            position = torch.arange(target_BT.shape[1], device=target_BT.device)
+            target_BT = target_BT.masked_fill(position < batch["prefix_B"][:, None] - 1, NO_TARGET)
+        loss = cross_entropy(output.logits_of(self.head), target_BT)
+        for layer, extra, logits in predictions:
+            target_BT = F.pad(token_BT[:, 1 + extra :], (0, extra), value=NO_TARGET)
+            weight = self.layer_losses.weights[layer - 1] * (self.task.extra_target_weight if extra else 1.0)
+            loss = loss + weight * cross_entropy(logits, target_BT)
         return loss + sum(output.aux.values()) * self.data.count(batch), output.cache
 
-    def has_loss(self, layer: int) -> bool:
-        """Does the loss of a layer count at this point of the training?"""
-        return layer == self.layers or self.progress < self.task.auxiliary_until * layer / self.layers
+    @property
+    def progress(self) -> float:
+        return self._progress
 
-    def lowest_layer(self) -> int:
-        """Returns the lowest layer that predicts: 1 while any layer below the last has a loss, so that there are only two forms
-        of a step to compile."""
-        return 1 if self.layers > 1 and self.has_loss(self.layers - 1) else self.layers
+    @progress.setter
+    def progress(self, progress: float) -> None:
+        self._progress = progress
+        self.layer_losses.advance(progress)
 
     @property
     def targets_per_example(self) -> float:  # type: ignore[override]
@@ -282,7 +340,7 @@ class LanguageObjective(Objective):
         assert isinstance(network, Network) and context is not None
         check_split(split, data.splits, data.text.name)
         token_N, estimate = data.splits[split], Estimate(progress)
-        available = len(token_N) - 1
+        available = len(token_N) - 1 - max(0, fixed_prefix(network) - 1)
         targets = available if limit is None else min(limit * context, available)
         options: dict[str, Any] = {"limit": targets, "kernel": kernel, "estimate": estimate}
         if network.value.memory is not None:
@@ -298,7 +356,7 @@ class LanguageObjective(Objective):
             stride = self.task.stride or max(1, context // 2)
             window_nll(network, token_N, context, stride, **options)
             method = {"window": min(context, available), "stride": stride, "start": STARTS[2]}
-        scored = token_N[1:] if estimate.scored == available else token_N[estimate.target_indices()]
+        scored = token_N[1:] if estimate.scored == len(token_N) - 1 else token_N[estimate.target_indices()]
         bits = bits_per_byte(estimate.scored, data.byte_length(scored))  # of one nat per target
         return {
             self.metric: estimate.mean * bits,
@@ -309,87 +367,26 @@ class LanguageObjective(Objective):
             **method,
             "targets": estimate.scored,
             "targets_in_split": available,
-            **({} if network.value.body.is_causal() else {"leaks": "the future"}),  # then the numbers above are too low
+            **(
+                {} if network.value.body.prefix() is not None else {"leaks": "the future"}
+            ),  # then the numbers above are too low
             **adaptive_metrics(network, token_N),
         }
 
 
-class LanguageInference(Inference):
-    can_generate = True
+def with_prefix(model: Model) -> Model:
+    """Returns the model with attention to the prefix that each call states, in every layer that does not attend to one already."""
 
-    def __init__(self, data: LanguageData):
-        self.data, self.tokenizer = data, data.tokenizer
+    def changed(sublayer: Sublayer) -> Sublayer:
+        if not isinstance(sublayer, Attention) or Prefix() in sublayer.pattern.walk():
+            return sublayer
+        return replace(sublayer, pattern=sublayer.pattern | Prefix())
 
-    @cached_property
-    def example(self) -> str:  # type: ignore[override]
-        """A prompt of characters that the tokenizer has."""
-        if self.tokenizer.kind == "ids":
-            return "--prompt '1 2 3'"
-        if self.data.task.tokenizer != "characters":
-            return super().example
-        words = bytes(self.data.text.splits["valid"][:200]).decode(errors="ignore").split()
-        return f"--prompt {shlex.quote(words[0] if words else ' ')}"
-
-    def sample(self, network: Network | PairNetwork, seed: int, tokens: int = 200) -> str | None:
-        assert isinstance(network, Network)
-        prompt = self.data.splits["valid"][:32].tolist()
-        return self.tokenizer.decode(generate(network, [prompt], tokens, temperature=0.5, seed=seed)[0])
-
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
-        """A text. Default: as much of EXAMPLE as the network can read, or of the validation text if it has other characters."""
-        assert isinstance(network, Network)
-        if text == "":
-            raise ValueError("the text is empty; give one with --text, or leave --text out")
-        try:
-            ids = self.tokenizer.encode((text or EXAMPLE).encode())
-        except ValueError:  # an unknown character
-            if text is not None:
-                raise
-            ids = np.asarray(self.data.splits["valid"][: len(EXAMPLE)])
-        ids = ids if text is not None else ids[: network.limit]
-        token_BT = torch.from_numpy(ids.astype(np.int64))[None].to(next(network.parameters()).device)
-        return ProbeInput((token_BT,), token_labels(self.tokenizer, ids))
-
-    def generate_text(
-        self,
-        network: Network | PairNetwork,
-        prompt: str,
-        tokens: int = 200,
-        *,
-        beam: int | None = None,
-        **sampling: Any,
-    ) -> str:
-        """Returns the prompt with its continuation; with a beam, with the most probable end of its line."""
-        assert isinstance(network, Network)
-        ids = self.tokenizer.encode(prompt.encode()).tolist()
-        if beam is None:
-            return self.tokenizer.decode(generate(network, [ids], tokens, **SAMPLING | sampling)[0])
-        if sampling:
-            raise ValueError(
-                f"--beam searches for the most probable text, so {' and '.join(sampling)} would have no effect; leave one or the "
-                "other out"
-            )
-        end = self.tokenizer.encode(b"\n").tolist()
-        if len(end) != 1:
-            raise ValueError(
-                f"a beam search ends at the end of the line, but this tokenizer has {len(end)} tokens for it; leave --beam out"
-            )
-        return self.tokenizer.decode(ids + beam_search(network, [ids], end=end[0], max_tokens=tokens, beam=beam)[0])
-
-    def stream(self, network: Network | PairNetwork, prompt: str, tokens: int = 200, **sampling: Any) -> Iterator[str]:
-        """Yields the continuation of the prompt. A character of several tokens is yielded when it is complete."""
-        assert isinstance(network, Network)
-        incomplete: list[int] = []
-        prompt_ids = self.tokenizer.encode(prompt.encode()).tolist()
-        for new_tokens in stream(network, [prompt_ids], tokens, **SAMPLING | sampling):
-            incomplete += [token for token in new_tokens if token is not None]
-            text = self.tokenizer.decode(incomplete)
-            if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(incomplete) > 4:
-                yield text
-                incomplete = []
-        if incomplete:
-            yield self.tokenizer.decode(incomplete)
-
-
-def _cross_entropy(token_BTV: Tensor, target_BT: Tensor) -> Tensor:
-    return F.cross_entropy(token_BTV.flatten(0, 1).float(), target_BT.flatten(), reduction="sum")
+    own = model.body.prefix()
+    if own is not None and own.length:
+        raise ValueError(f"the model's own prefix has {own.length} tokens; leave task.prefix out")
+    if not any(model.body.patterns()):
+        raise ValueError("the model has no attention, with which it would read a prefix in full; leave task.prefix out")
+    layers = tuple(replace(layer, sublayers=tuple(map(changed, layer.sublayers))) for layer in model.body.layers)
+    body: Any = model.body
+    return replace(model, body=replace(body, layers=layers))

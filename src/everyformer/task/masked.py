@@ -11,6 +11,7 @@ again at each step, as a function of (seed, step); BERT repeats ten sets of mask
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +21,14 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer.attention.context import SideInputs
+from everyformer.attention.context import Probe, SideInputs
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.encode import Sentences, encode_sentences
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.estimate import Estimate, Progress, row_sums
 from everyformer.infer.evaluate import perplexity
+from everyformer.network.linear_cross_entropy import NO_TARGET, cross_entropy
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Classify
@@ -40,15 +42,14 @@ from everyformer.task.check import (
     head_index,
     single_sequence,
 )
-from everyformer.task.probe_input import EXAMPLE, ProbeInput, token_labels
-from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
+from everyformer.task.task import FittedTask, Objective, Task, TaskData
+from everyformer.task.token_inference import TokenInference
 from everyformer.value import Share, Size, Value
 
 CONTEXT = 128  # default for a model without a limit of positions
 MULTIPLE = 16
 CLS, SEP, MASK = (SPECIAL.index(name) for name in ("[CLS]", "[SEP]", "[MASK]"))
 FIRST_WORD = len(SPECIAL)  # tokens below this one are special
-IGNORED = -100  # the target of a position without a loss
 MASKED, RANDOM = 0.8, 0.1  # of the selected tokens; the others stay
 EVALUATION_ROWS = 32  # in one call
 
@@ -70,6 +71,30 @@ class Masked(Task, Value, frozen=True):
         return MaskedData(self, open_text(data, (1 - self.valid, self.valid), self.column), folder)
 
 
+@dataclass(frozen=True)
+class SpecialIds:
+    """The special tokens of a masked language model, and the tokens that are words."""
+
+    start: int  # [CLS]
+    end: int  # [SEP]
+    mask: int
+    word_N: Tensor
+
+    @classmethod
+    def of(cls, tokenizer: tokenizers.Tokenizer, folder: Path | None) -> SpecialIds:
+        ids = {name: tokenizer.special_id(name) for name in ("[CLS]", "[SEP]", "[MASK]")}
+        if missing := [name for name, id_ in ids.items() if id_ is None]:
+            raise ValueError(
+                f"the tokenizer in {folder} has no {' and no '.join(missing)}; give a run of the task masked, or train a new tokenizer"
+            )
+        words = [id_ for id_ in range(tokenizer.vocabulary) if id_ not in tokenizer.special]
+        start, end, mask = (id_ or 0 for id_ in ids.values())
+        return cls(start, end, mask, torch.tensor(words))
+
+
+OURS = SpecialIds(CLS, SEP, MASK, torch.empty(0, dtype=torch.long))  # of our own tokenizers
+
+
 class MaskedData(TaskData):
     """Rows of one or two passages with masked tokens."""
 
@@ -81,10 +106,7 @@ class MaskedData(TaskData):
         self.tokenizer = tokenizers.load_or_train(
             "wordpiece", lambda: text.chunks("train"), task.vocabulary, text.fingerprint, folder
         )
-        if [self.tokenizer.special_id(name) for name in SPECIAL] != list(range(len(SPECIAL))):
-            raise ValueError(
-                f"the first tokens of the tokenizer in {folder} are not {' '.join(SPECIAL)}; give a run of the task masked"
-            )
+        self.special = SpecialIds.of(self.tokenizer, folder)
         blank = task.documents == "blank"
         self.splits = {split: encode_sentences(text, split, self.tokenizer, blank) for split in text.splits}
         self.starts = {split: self._starts(of_split, split) for split, of_split in self.splits.items()}
@@ -148,11 +170,13 @@ class MaskedData(TaskData):
         position = torch.arange(token_BT.shape[1])[None]
         tensors = {"segment_BT": (position >= torch.tensor([second for _, second, _ in rows])[:, None]).long()}
         tensors["segment_BT"] *= visible_BT
-        input_BT, target_BT = mask(token_BT, visible_BT, self.task.share, self.tokenizer.vocabulary, generator)
+        input_BT, target_BT = mask(
+            token_BT, visible_BT, self.task.share, self.tokenizer.vocabulary, generator, self.special
+        )
         tensors |= {"token_BT": input_BT, "target_BT": target_BT}
         if self.task.next_sentence:
             # The loss is a sum that is divided by the number of selected tokens; with this weight rows contribute their mean.
-            weight = float((target_BT != IGNORED).sum()) / size
+            weight = float((target_BT != NO_TARGET).sum()) / size
             tensors |= {
                 "other_B": torch.tensor([other for _, _, other in rows]),
                 "weight_B": torch.full((size,), weight),
@@ -174,7 +198,7 @@ class MaskedData(TaskData):
         start_S = of_split.start_S
         if not pair:
             a = of_split.token_N[start_S[first_sentence] : start_S[last]][:length]
-            return np.concatenate(([CLS], a, [SEP])), len(a) + 2, 0
+            return np.concatenate(([self.special.start], a, [self.special.end])), len(a) + 2, 0
         end = of_split.end_within(first_sentence, length, at_least=2)
         boundary = (
             first_sentence + 1 + int(middle * (end - first_sentence - 1))
@@ -192,10 +216,14 @@ class MaskedData(TaskData):
             b = of_split.token_N[start_S[sentence] : start_S[of_split.end_within(sentence, len(b))]]
         a = a[-max(length - len(b), length // 2) :]
         b = b[: length - len(a)]
-        return np.concatenate(([CLS], a, [SEP], b, [SEP])), len(a) + 2, int(from_elsewhere)
+        return (
+            np.concatenate(([self.special.start], a, [self.special.end], b, [self.special.end])),
+            len(a) + 2,
+            int(from_elsewhere),
+        )
 
     def count(self, batch: Batch) -> int:
-        return int((batch["target_BT"] != IGNORED).sum())
+        return int((batch["target_BT"] != NO_TARGET).sum())
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder)
@@ -215,20 +243,17 @@ class MaskedObjective(Objective):
         side_inputs = SideInputs(segments=batch["segment_BT"]) if self.task.next_sentence else None
         return batch["token_BT"], {"visible": batch.tensors.get("visible_BT"), "side_inputs": side_inputs}
 
-    def forward(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Any:
+    def forward(self, network: Network | PairNetwork, batch: Batch, kernel: str, probe: Probe | None = None) -> Any:
         inputs, options = self.arguments(batch)
-        return network(inputs, **options, kernel=kernel)
+        return network(inputs, **options, kernel=kernel, probe=probe)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
-        output = self.forward(network, batch, kernel)
-        token_BTV = output.logits_of(self.head)
-        loss = F.cross_entropy(
-            token_BTV.flatten(0, 1).float(), batch["target_BT"].flatten(), reduction="sum", ignore_index=IGNORED
-        )
+        output = self.forward(network, batch, kernel, self.probe())
+        loss = cross_entropy(output.logits_of(self.head), batch["target_BT"])
         if self.task.next_sentence:
             other_B2 = output.logits_of(self.pair_head).float()
             loss = loss + (F.cross_entropy(other_B2, batch["other_B"], reduction="none") * batch["weight_B"]).sum()
-        return loss + sum(output.aux.values()) * self.data.count(batch) if output.aux else loss
+        return loss + sum(output.aux.values()) * (batch["target_BT"] != NO_TARGET).sum() if output.aux else loss
 
     @property
     def targets_per_example(self) -> float:  # type: ignore[override]
@@ -256,7 +281,7 @@ class MaskedObjective(Objective):
             batch = data.random_batch(split, size, step_generator(0, number)).to(device)
             output = self.forward(network, batch, kernel)
             target_BT = batch["target_BT"]
-            selected_BT = target_BT != IGNORED
+            selected_BT = target_BT != NO_TARGET
             token_NV = output.logits_of(self.head)[selected_BT].float()
             loss_N = F.cross_entropy(token_NV, target_BT[selected_BT], reduction="none")
             correct += int((token_NV.argmax(-1) == target_BT[selected_BT]).sum())
@@ -273,49 +298,48 @@ class MaskedObjective(Objective):
         return {**metrics, "split": split, **sizes, "share": self.task.share}
 
 
-class MaskedInference(Inference):
+class MaskedInference(TokenInference):
     def __init__(self, objective: MaskedObjective):
+        super().__init__(
+            objective.data.tokenizer,
+            objective.data.context,
+            ((objective.data.special.start,), (objective.data.special.end,)),
+        )
         self.objective, self.data = objective, objective.data
-
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
-        """A text as the first passage, between [CLS] and [SEP]. Default: EXAMPLE."""
-        if text == "":
-            raise ValueError("the text is empty; give one with --text, or leave --text out")
-        assert self.data.context is not None
-        ids = self.data.tokenizer.encode((text or EXAMPLE).encode())[: self.data.context - 2]
-        token_T = np.concatenate(([CLS], ids, [SEP])).astype(np.int64)
-        token_BT = torch.from_numpy(token_T)[None]
-        batch = Batch({"token_BT": token_BT, "segment_BT": torch.zeros_like(token_BT)})
-        inputs, options = self.objective.arguments(batch.to(next(network.parameters()).device))
-        return ProbeInput((inputs,), token_labels(self.data.tokenizer, token_T.tolist()), options)
 
     @torch.no_grad()
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:
         """Returns a row in which the masked tokens are replaced by the model's predictions, in brackets."""
         batch = self.data.random_batch("valid", 1, step_generator(seed, 0)).to(next(network.parameters()).device)
         token_BTV = self.objective.forward(network, batch, "auto").logits_of(self.objective.head)
-        masked_BT = batch["token_BT"] == MASK
+        masked_BT = batch["token_BT"] == self.data.special.mask
         guess_BT = torch.where(masked_BT, token_BTV.argmax(-1), batch["token_BT"])
         words = []
         for token, guess, masked in zip(batch["token_BT"][0], guess_BT[0], masked_BT[0], strict=True):
             word = self.data.tokenizer.decode([int(guess)])
-            words.append(f"[{word}]" if masked else word if int(token) >= FIRST_WORD else "")
+            words.append(f"[{word}]" if masked else "" if int(token) in self.data.tokenizer.special else word)
         return " ".join(word for word in words if word).replace(" ##", "")
 
 
 def mask(
-    token_BT: Tensor, visible_BT: Tensor, share: float, vocabulary: int, generator: torch.Generator
+    token_BT: Tensor,
+    visible_BT: Tensor,
+    share: float,
+    vocabulary: int,
+    generator: torch.Generator,
+    special: SpecialIds = OURS,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the tokens with some of them masked, and the targets: IGNORED where a token was not selected.
+    """Returns the tokens with some of them masked, and the targets: NO_TARGET where a token was not selected.
 
     In each row that share of its words is selected, at least one; special tokens are never selected.
     """
-    word_BT = visible_BT & (token_BT >= FIRST_WORD)
+    word_N = special.word_N if len(special.word_N) else torch.arange(FIRST_WORD, vocabulary)
+    word_BT = visible_BT & torch.isin(token_BT, word_N)
     count_B1 = (word_BT.sum(1, keepdim=True) * share).round().long().clamp(min=1)
     key_BT = torch.rand(token_BT.shape, generator=generator).masked_fill(~word_BT, 2.0)
     rank_BT = key_BT.argsort(1).argsort(1)
     selected_BT = (rank_BT < count_B1) & word_BT
     kind_BT = torch.rand(token_BT.shape, generator=generator)
-    random_BT = torch.randint(FIRST_WORD, vocabulary, token_BT.shape, generator=generator)
-    masked_BT = torch.where(kind_BT < MASKED, MASK, torch.where(kind_BT < MASKED + RANDOM, random_BT, token_BT))
-    return torch.where(selected_BT, masked_BT, token_BT), torch.where(selected_BT, token_BT, IGNORED)
+    random_BT = word_N[torch.randint(len(word_N), token_BT.shape, generator=generator)]
+    masked_BT = torch.where(kind_BT < MASKED, special.mask, torch.where(kind_BT < MASKED + RANDOM, random_BT, token_BT))
+    return torch.where(selected_BT, masked_BT, token_BT), torch.where(selected_BT, token_BT, NO_TARGET)

@@ -16,6 +16,8 @@ from everyformer.network.output_head import Masked as MaskedHead
 from everyformer.network.output_head import Regress as RegressHead
 from everyformer.task.classify import Classify, InputKind, Regress
 from everyformer.task.control import Control
+from everyformer.task.denoise import Denoise
+from everyformer.task.embed_texts import EmbedTexts as EmbedTexts  # a recipe names it
 from everyformer.task.image import Image
 from everyformer.task.language import Language
 from everyformer.task.masked import Masked
@@ -29,6 +31,7 @@ TASKS: dict[str, type[Task]] = {
     "classify": Classify,
     "regress": Regress,
     "translate": Translate,
+    "denoise": Denoise,
     "image": Image,
     "control": Control,
 }
@@ -44,8 +47,9 @@ BY_HEAD: dict[type, str] = {
 
 def task_for(member: str | Model | EncoderDecoder, size: str | None = None, name: str | None = None) -> Task:
     """Returns the task of a name, or the default task of a member. The name of an environment stands for control in it."""
-    value = find(member).value(size)
-    name = name or _default_task(value)
+    row = find(member)
+    value = row.value(size)
+    name = name or row.task or _default_task(value)
     if ":" in name or name == Control().environment:
         return Control(environment=name)
     if name not in TASKS:

@@ -17,14 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from everyformer.attention.context import Probe
 from everyformer.data.inputs import Inputs
 from everyformer.infer.estimate import Progress
 from everyformer.infer.predict import Predictions
+from everyformer.infer.score import Score
 from everyformer.network.cache import Cache
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
+from everyformer.network.output_head import Reading
 from everyformer.network.residual import PostNorm
 from everyformer.task.batch import Batch
 from everyformer.task.probe_input import ProbeInput
@@ -126,6 +131,11 @@ class Objective:
     bytes_per_target: float | None = None  # of a text, on average: converts the loss to bits per byte
     targets_per_example: float = 1  # on average
     includes: str = ""  # what else the training loss contains, besides the loss of the targets that is evaluated
+    whole_logits: bool = False  # whether `loss` stores the logits of all targets at once; the training loop sets it
+
+    def probe(self) -> Probe | None:
+        """Returns the probe of a training step: with it the heads return a `LogitMap`, unless the loss takes whole logits."""
+        return None if self.whole_logits else Probe(records_weights=False, logits=False)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         """Returns the sum of the losses of the batch's targets and its auxiliary losses, in float32."""
@@ -170,6 +180,7 @@ class Inference:
 
     can_generate: bool = False
     can_predict: bool = False
+    classes: tuple[str, ...] = ()  # names of the classes that `predict` predicts
     takes_graph: bool = False  # whether `predict` takes a graph instead of a list of examples
     generates_images: bool = False
     file: str = "samples.png"  # default name of the file of `generate_images`, in the run's folder
@@ -194,6 +205,20 @@ class Inference:
     def generate_text(self, network: Network | PairNetwork, prompt: str, **options: Any) -> str:
         """Returns the prompt with its continuation, or its translation, or its class."""
         raise ValueError("this model does not generate text; use evaluate, or generate images if it is an image model")
+
+    def generate_texts(self, network: Network | PairNetwork, prompts: Sequence[Any], **options: Any) -> list[str]:
+        """Returns what `generate_text` returns, for several prompts."""
+        return [self.generate_text(network, prompt, **options) for prompt in prompts]
+
+    def score(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> list[Score]:
+        """Returns the log-likelihood of each text, or list of token ids."""
+        raise ValueError("this model gives texts no probability")
+
+    def embed(
+        self, network: Network | PairNetwork, inputs: Sequence[Any], pooling: Reading = "mean", normalize: bool = False
+    ) -> NDArray[np.float32]:
+        """Returns one vector of each input: N, D, the last layer pooled over the positions that are not padding."""
+        raise ValueError("this model gives its inputs no vector each")
 
     def stream(self, network: Network | PairNetwork, prompt: str, **options: Any) -> Iterator[str]:
         """Yields the continuation of a prompt piece by piece."""

@@ -34,6 +34,7 @@ from everyformer.infer.beam import beam_search
 from everyformer.infer.estimate import Estimate, Progress, row_sums
 from everyformer.infer.evaluate import mean_steps, perplexity
 from everyformer.infer.predict import Predictions
+from everyformer.network.linear_cross_entropy import NO_TARGET, cross_entropy
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language
@@ -209,9 +210,11 @@ class TranslateObjective(Objective):
         return F.cross_entropy(logits_NV, target_N, reduction="sum", label_smoothing=self.task.smoothing)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
-        output, logits_NV, target_N = self.forward(network, batch, kernel)
-        loss = self.smoothed_loss(logits_NV, target_N)
-        return loss + sum(output.aux.values()) * self.data.count(batch) if output.aux else loss
+        inputs, options = pair_arguments(batch)
+        output: Any = network(*inputs, **options, kernel=kernel, probe=self.probe())
+        target_BT = batch["target_BT"].masked_fill(~batch["visible_BT"], NO_TARGET)
+        loss = cross_entropy(output.logits_of(self.head), target_BT, self.task.smoothing)
+        return loss + sum(output.aux.values()) * batch["visible_BT"].sum() if output.aux else loss
 
     @property
     def targets_per_example(self) -> float:  # type: ignore[override]

@@ -1,9 +1,9 @@
 """Training: recipes, the training loop, checkpoints, records, and distributed training.
 
-from everyformer.train import Recipe, open_run, resume, train
+from everyformer.train import Recipe, load, resume, train
 
 run = train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first", progress=True)
-open_run("runs/first").generate("Once", tokens=40)
+load("runs/first").generate("Once", tokens=40)
 
 The package can be called as the function: `everyformer.train(recipe, "runs/first")`.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from everyformer.train.loop import train as train
     from everyformer.train.recipe import Recipe as Recipe
     from everyformer.train.trained import TrainedRun as TrainedRun
-    from everyformer.train.trained import open_run as open_run
+    from everyformer.train.trained import load as load
 
-_MODULES = {"Recipe": "recipe", "TrainedRun": "trained", "train": "loop", "resume": "loop", "open_run": "trained"}
+_MODULES = {"Recipe": "recipe", "TrainedRun": "trained", "train": "loop", "resume": "loop", "load": "trained"}
 
 __all__ = [*_MODULES]
 

@@ -105,7 +105,9 @@ def save(folder: Path, contents: Contents, world: World, keep: int) -> None:
     """Save a checkpoint, then remove the checkpoints before the last `keep`, except the best. All processes take part."""
     weights = full_state_dict(contents.network)
     # Empty except in the main process.
-    optimizer_state: Any = get_optimizer_state_dict(contents.network, contents.optimizers, options=FULL)
+    optimizer_state: Any = {}  # as of weights that were imported
+    if contents.optimizers:
+        optimizer_state = get_optimizer_state_dict(contents.network, contents.optimizers, options=FULL)
     ema = None if contents.ema is None else {name: _full(x) for name, x in contents.ema.items()}
     if world.is_main:
         target = path_of(folder, contents.state["step"])
@@ -258,7 +260,8 @@ def load(
         for group in optimizer.param_groups
     ]
     optimizer_state: dict[str, Any] = {"state": moments, "param_groups": groups}
-    set_optimizer_state_dict(network, optimizers, optim_state_dict=optimizer_state, options=FULL)
+    if moments:
+        set_optimizer_state_dict(network, optimizers, optim_state_dict=optimizer_state, options=FULL)
     if ema is not None:
         for name, saved in read_tensors(path / "ema.safetensors").items():
             _copy(ema[name], saved)

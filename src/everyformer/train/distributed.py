@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 from everyformer.network.depth import DepthModule
 from everyformer.network.repeat import RepeatModule
 from everyformer.task.batch import Batch
+from everyformer.train.loss_network import LossNetwork
 
 LONG_TIMEOUT = timedelta(hours=12)  # while the main process learns a tokenizer, encodes a corpus or evaluates
 
@@ -140,28 +141,29 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def parallelize(network: nn.Module, world: World, shard: bool) -> nn.Module:
-    """Returns the module to call in training: the network, DDP around it, or the network with sharded weights (FSDP2)."""
+def parallelize(module: LossNetwork, world: World, shard: bool) -> nn.Module:
+    """Returns the module to call in training: the given one, DDP around it, or with the weights of its network sharded (FSDP2)."""
     if world.world_size == 1:
-        return network
+        return module
     if not shard:
         from torch.nn.parallel import DistributedDataParallel
 
-        return DistributedDataParallel(network, device_ids=[world.device] if world.device.type == "cuda" else None)
+        return DistributedDataParallel(module, device_ids=[world.device] if world.device.type == "cuda" else None)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(world.device.type, (world.world_size,))
-    stacks = [module for module in network.modules() if isinstance(module, DepthModule)]
+    network = module.network  # whose own weights stay unsharded from its forward pass on, so the loss can use them
+    stacks = [one for one in network.modules() if isinstance(one, DepthModule)]
     shared = {weight for stack in stacks for weight in stack.shared.parameters()}  # by layers: sharded with the network
     for stack in stacks:
         # A repeated depth is one unit, because processes may need different numbers of repetitions.
-        for module in [stack] if isinstance(stack, RepeatModule) else stack.layers:
-            module.register_forward_hook(_return_no_views)
-            fully_shard(module, mesh=mesh, ignored_params=shared)
+        for unit in [stack] if isinstance(stack, RepeatModule) else stack.layers:
+            unit.register_forward_hook(_return_no_views)
+            fully_shard(unit, mesh=mesh, ignored_params=shared)
     network.register_forward_hook(_return_no_views)
     fully_shard(network, mesh=mesh)
-    return network
+    return module
 
 
 def _return_no_views(module: nn.Module, inputs: Any, output: Any) -> Any:
@@ -184,12 +186,13 @@ def _map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 @contextmanager
-def gradient_sync(network: Any, last: bool) -> Iterator[None]:
+def gradient_sync(module: Any, last: bool) -> Iterator[None]:
     """Synchronize gradients between processes only with the last piece of a batch."""
-    if hasattr(network, "no_sync") and not last:
-        with network.no_sync():
+    if hasattr(module, "no_sync") and not last:
+        with module.no_sync():
             yield
         return
+    network: Any = getattr(module, "network", None)  # DDP has none
     if hasattr(network, "set_requires_gradient_sync"):
         network.set_requires_gradient_sync(last)
     yield

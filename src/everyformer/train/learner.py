@@ -12,16 +12,15 @@ from torch import Tensor, nn
 
 from everyformer.attention.attend import check_kernel
 from everyformer.attention.score_mod import ScoreModModule
-from everyformer.network.auxiliary import AuxiliaryNetwork
 from everyformer.network.cache import Cache
 from everyformer.network.model import EncoderDecoder, Model
-from everyformer.network.network import Network
 from everyformer.network.repeat import GATHER_KERNELS
 from everyformer.task.batch import Batch
 from everyformer.task.task import TaskData
 from everyformer.train.cuda_graphs import CudaGraphs, unsupported_reason
 from everyformer.train.distributed import World, gradient_sync, parallelize
 from everyformer.train.init_from import load_weights
+from everyformer.train.loss_network import LossNetwork
 from everyformer.train.optimizer import optimizers, set_lr
 from everyformer.train.recipe import Recipe, Run
 from everyformer.train.schedule import batch_size
@@ -44,11 +43,10 @@ class Learner:
             set_checkpoint_segments(self.network, run.checkpoint_segments)
         if run.gather:
             set_gather(self.network, True)
-        has_auxiliary = isinstance(self.network, Network) and self.network.auxiliary is not None
-        module = AuxiliaryNetwork(self.network) if has_auxiliary else self.network
-        self.module = parallelize(module, world, run.shard)  # what a training step calls
+        self.task.objective.whole_logits = run.loss == "whole"
+        self.module: Any = parallelize(LossNetwork(self.network, self.task.objective), world, run.shard)
         if run.compile != "no":
-            self.module = torch.compile(self.module)  # type: ignore[assignment]
+            self.module = torch.compile(self.module)
         self.optimizers = optimizers(self.network, recipe.optim)
         has_ema = recipe.optim.ema > 0
         self.ema = {name: p.detach().clone() for name, p in self.network.named_parameters()} if has_ema else None
@@ -77,11 +75,8 @@ class Learner:
             part = rows.rows(bounds[piece], bounds[piece + 1]).to(self.world.device)
             with gradient_sync(self.module, last=piece == run.accumulate - 1):
                 with self.autocast():
-                    total_loss, self.carried_cache[piece] = self.task.objective.loss_with_cache(
-                        self.module,  # type: ignore[arg-type]
-                        part,
-                        run.kernel,
-                        self.carried_cache[piece],
+                    total_loss, self.carried_cache[piece] = self.module(
+                        part.tensors, part.shared, run.kernel, self.carried_cache[piece]
                     )
                     loss = total_loss / count
                 # DDP and FSDP average over the processes; the loss is a sum already divided by the whole count.

@@ -51,6 +51,9 @@ class Run(Value, frozen=True):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # precision of autocast; weights are always in fp32
     compile: Literal["no", "yes", "graphs"] = "no"  # torch.compile; graphs: with CUDA graphs, for small models
     kernel: str = "auto"  # attention kernel, by name; auto: the fastest that supports the request
+    loss: Literal["chunked", "whole"] = (
+        "chunked"  # cross-entropy in chunks of targets; whole: stores all logits at once
+    )
     checkpoint_segments: FewOrZero = 0  # activation checkpointing: segments of the stack; 0: off
     gather: bool = (
         False  # adaptive computation time with halting=freeze: skip positions that have halted; equal up to rounding

@@ -74,13 +74,21 @@ def run(request: Request) -> Tensor:
     for heads, pattern in _by_head(request):
         head_H = torch.tensor(heads, device=positions.device)
         found = _gathers_on(positions.device, pattern, positions.queries, positions.keys, request.heads)
-        if len(found) == 1:
+        sinks = [] if request.sink_H is None else [_sink(request, request.sink_H[head_H])]
+        if len(found) == 1 and not sinks:
             merged, _ = _attend(request, found[0], head_H, with_total=False)
         else:
-            outputs, totals = zip(*(_attend(request, one, head_H, with_total=True) for one in found), strict=True)
-            merged = merge(outputs, totals)
+            parts = [_attend(request, one, head_H, with_total=True) for one in found]
+            merged = merge(*zip(*parts, *sinks, strict=True))
         output_BHQE = output_BHQE.index_copy(1, head_H, merged)
     return output_BHQE
+
+
+def _sink(request: Request, sink_H: Tensor) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of a part in which every query attends to the value 0."""
+    shape = (request.batch, len(sink_H), request.q_BHQE.shape[2])
+    output_BHTE = request.q_BHQE.new_zeros(*shape, request.v_BHKE.shape[-1])
+    return output_BHTE, sink_H.to(output_BHTE.dtype)[:, None, None].expand(*shape, 1)
 
 
 def _by_head(request: Request) -> list[tuple[list[int], Pattern]]:
@@ -108,8 +116,9 @@ def _attend(request: Request, gather: Gather, head_H: Tensor, with_total: bool) 
     positions = request.context.positions
     i_NQ, j_NK = gather.i_NQ.clamp(max=positions.queries - 1), gather.j_NK.clamp(max=positions.keys - 1)
     q = request.q_BHQE[:, head_H][:, :, i_NQ]  # score modifications may have made q and k wider than v
-    k = request.k_BHKE[:, head_H][:, :, j_NK]
-    v_BHNKE = request.v_BHKE[:, head_H][:, :, j_NK]
+    key_head_H = head_H // (request.heads // request.key_heads)
+    k = request.k_BHKE[:, key_head_H][:, :, j_NK]
+    v_BHNKE = request.v_BHKE[:, key_head_H][:, :, j_NK]
 
     b = torch.arange(request.batch, device=positions.device).view(-1, 1, 1, 1, 1)
     h, i, j = head_H.view(-1, 1, 1, 1), i_NQ[:, :, None], j_NK[:, None, :]
@@ -124,13 +133,17 @@ def _attend(request: Request, gather: Gather, head_H: Tensor, with_total: bool) 
     shape = (request.batch, len(head_H), *i_NQ.shape, j_NK.shape[1])
     bias_BHNQK = bias.masked_fill(~mask, -torch.inf).expand(shape)
 
-    q_, k_, v_, bias_ = (x.flatten(1, 2) for x in (q, k, v_BHNKE, bias_BHNQK))
-    output = dense(q_, k_, v_, bias_, request.scale, request.dropout)
-    output_BHNQE = output.unflatten(1, q.shape[1:3]).masked_fill(~has_keys, 0)
+    if request.soft_cap is None:
+        q_, k_, v_, bias_ = (x.flatten(1, 2) for x in (q, k, v_BHNKE, bias_BHNQK))
+        output_BHNQE = dense(q_, k_, v_, bias_, request.scale, request.dropout).unflatten(1, q.shape[1:3])
+    else:
+        weights_BHNQK = (request.products(q, k) + bias_BHNQK).softmax(-1)
+        output_BHNQE = F.dropout(weights_BHNQK, request.dropout, training=request.dropout > 0) @ v_BHNKE
+    output_BHNQE = output_BHNQE.masked_fill(~has_keys, 0)
     output_BHTE = output_BHNQE.flatten(2, 3)[:, :, gather.slot_Q]
     if not with_total:
         return output_BHTE, output_BHTE[..., :0]
-    score = q @ k.transpose(-1, -2) * request.scale + bias
+    score = request.products(q, k) + bias
     total_BHNQ1 = log_sum_exp(score.masked_fill(~allowed, -torch.inf))
     return output_BHTE, total_BHNQ1.flatten(2, 3)[:, :, gather.slot_Q]
 

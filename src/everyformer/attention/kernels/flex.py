@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from everyformer.attention.context import Context, Positions, SideInputs
 from everyformer.attention.has_data import has_data
@@ -64,24 +64,32 @@ def auto_limit(request: Request) -> float:
 def run(request: Request) -> Tensor:
     context = request.context
     score = None
-    if request.terms:
+    if request.terms or request.soft_cap is not None:
 
         def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            if request.soft_cap is not None:
+                s = request.soft_cap * (s / request.soft_cap).tanh()
             for term in request.terms:
                 s = s + term(b, h, i, j)
             return s
 
     block_mask = _block_mask(request.pattern, context, request.batch, request.heads)
-    output = _kernel(context.positions.device.type)(
+    result = _kernel(context.positions.device.type)(
         request.q_BHQE,
         request.k_BHKE,
         request.v_BHKE,
         score_mod=score,
         block_mask=block_mask,
         scale=request.scale,
+        enable_gqa=request.key_heads != request.heads,
+        return_aux=None if request.sink_H is None else AuxRequest(lse=True),
     )
-    assert isinstance(output, Tensor)
-    return output
+    if request.sink_H is None:
+        assert isinstance(result, Tensor)
+        return result
+    output, aux = result  # without the sink, which takes its share of the denominator
+    share_BHQ = (aux.lse - request.sink_H.to(aux.lse.dtype)[:, None]).sigmoid()
+    return output * share_BHQ[..., None].to(output.dtype)
 
 
 def _block_mask(pattern: Pattern, context: Context, batch: int, heads: int) -> BlockMask:

@@ -68,6 +68,8 @@ def unsupported_reason(request: Request) -> str | None:
     q = request.q_BHQE
     if reason := request.needs_weights_reason():
         return reason
+    if reason := request.softmax_reason():
+        return reason
     if q.device.type != "cuda" or q.dtype not in HALF:
         return f"it computes in bfloat16 or float16 on CUDA, not in {q.dtype} on {q.device.type}; use blocked"
     if torch.version.hip is not None:
@@ -103,10 +105,8 @@ def launched_parts(request: Request) -> tuple[tuple[Part, ...], ...] | None:
     if not request.terms:
         is_hashed = type(request.pattern) is Hashed
         return None if is_hashed and request.context.side.hashes is None else _parts(request.pattern, request.heads)
-    # A soft mask ends at the largest span; the programs have soft masks for windows only.
-    groups = _parts(request.pattern, request.heads, request.terms[0].value.max_span)  # type: ignore[attr-defined]
-    is_window = groups and all(part.kind is Kind.BAND and part.size == 1 for parts in groups for part in parts)
-    return groups if is_window else None
+    # A soft mask ends at the largest span; the programs have soft masks for windows only, and other parts with a distance are ANY.
+    return _parts(request.pattern, request.heads, request.terms[0].value.max_span)  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=256)
@@ -269,9 +269,11 @@ def _distant_gradients(
     """Adds the gradients that SHARED programs compute for each block of distant keys to those from near queries."""
     from everyformer.attention.kernels import programs
 
-    (batch, length, all_heads, width), keys = inputs[0].shape, inputs[0].shape[1] // part.size * part.columns
+    q_BTHE, *_ = inputs
+    batch, length, all_heads, width = q_BTHE.shape
+    keys = length // part.size * part.columns
     rows, blocks = batch * all_heads // heads.step, -(-keys // ADDED)
-    shared_2RPSE = torch.empty(2, rows, SHARED, keys, width, dtype=torch.float32, device=inputs[0].device)
+    shared_2RPSE = torch.empty(2, rows, SHARED, keys, width, dtype=torch.float32, device=q_BTHE.device)
     launch(*inputs, *shared_2RPSE, *others)
     numbers = (blocks, length, all_heads, heads.start, heads.step, part.skip)
     fixed = {"SIZE": part.size, "COLUMNS": part.columns, "SHARED": SHARED, "N": ADDED, "E": width}

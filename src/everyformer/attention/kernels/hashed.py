@@ -58,11 +58,15 @@ def auto_limit(request: Request) -> float:
 def run(request: Request) -> Tensor:
     pattern, positions = request.pattern, request.context.positions
     assert isinstance(pattern, Hashed)
+    request = request.ungrouped()
     grid, before = Grid.of(pattern, positions.keys), positions.keys - positions.queries
     rank_BHRK = _by_index(request.context)
     q = F.pad(request.q_BHQE, (0, 0, before, 0)) if before else request.q_BHQE
     rows = [x.flatten(0, 2) for x in (q, request.k_BHKE, request.v_BHKE)]
     rounds = [_attend(request, grid, rank_BHRK, part, rows) for part in plan(pattern, request.heads).groups[0]]
+    if request.sink_H is not None:  # a round in which every query attends to the value 0
+        sink_BHK = request.sink_H[:, None].expand(request.batch, -1, positions.keys)
+        rounds.append((F.pad(torch.zeros_like(rounds[0][0][:, :-1]), (0, 1), value=1.0), sink_BHK.reshape(-1, 1)))
     sums, tops = zip(*rounds, strict=True)
     output = merge_sums(sums, tops).unflatten(0, (request.batch, request.heads, positions.keys))
     is_token_BHQ1 = rank_BHRK[:, :, 0, before:, None] >= 0
@@ -111,7 +115,7 @@ def _attend(request: Request, grid: Grid, rank_BHRK: Tensor, part: Part, rows: l
     rank_RP = rank_RP.masked_fill(key == len(slot), NO_RANK)
     allowed_NQS = _allowed(part, grid, rank_RP.unflatten(1, (-1, grid.size)))
 
-    score_NQS = torch.cat([q_WQE[grid.back :] @ k.mT for k in grid.neighbours(k_WQE)], dim=2) * request.scale
+    score_NQS = torch.cat([request.products(q_WQE[grid.back :], k) for k in grid.neighbours(k_WQE)], dim=2)
     score_NQS = score_NQS.to(torch.promote_types(score_NQS.dtype, torch.float32))
     if request.terms:
         index = _indices(request, grid, key.clamp(max=len(slot) - 1))

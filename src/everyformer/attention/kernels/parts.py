@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from itertools import count
 
 from everyformer.attention.algebra import And, Causal, Full, Pattern
 from everyformer.attention.pattern import Block, Hashed, Local, Stride, Summary, Window
@@ -89,7 +90,7 @@ def plan(pattern: Pattern, heads: int, max_distance: int | None = None) -> Plan:
     if max_distance is not None:
         pattern = pattern & Window(max_distance + 1)
     by_head = [pattern.for_head(head) for head in range(heads)]
-    turns = next(n for n in range(1, heads + 1) if heads % n == 0 and by_head == by_head[:n] * (heads // n))
+    turns = next(n for n in count(1) if heads % n == 0 and by_head == by_head[:n] * (heads // n))
     return Plan(tuple(by_head[:turns]), tuple(parts(one) for one in by_head[:turns]))
 
 

@@ -22,18 +22,24 @@ def auto_limit(request: Request) -> float:
 
 
 def run(request: Request) -> Tensor:
-    context = request.context
+    context, request = request.context, request.ungrouped()
     b, h, i, j = context.positions.indices(request.batch, request.heads)
-    score_BHQK = request.q_BHQE @ request.k_BHKE.transpose(-1, -2) * request.scale
+    score_BHQK = request.products(request.q_BHQE, request.k_BHKE)
     for term in request.terms:
         score_BHQK = score_BHQK + term(b, h, i, j)
     allowed_BHQK = context.mask(request.pattern, request.batch, request.heads)
     score_BHQK = score_BHQK.masked_fill(~allowed_BHQK, -torch.inf)
     # The output of a query without keys is zero: its weights are 0 / 0, and count as 0.
     top_BHQ1 = score_BHQK.amax(-1, keepdim=True).detach()
+    sink_H11 = None if request.sink_H is None else request.sink_H.to(top_BHQ1.dtype)[:, None, None]
+    if sink_H11 is not None:
+        top_BHQ1 = top_BHQ1.maximum(sink_H11.detach())
     empty_BHQ1 = top_BHQ1 == -torch.inf
     exp_BHQK = (score_BHQK - top_BHQ1.masked_fill(empty_BHQ1, 0)).exp()
-    weights_BHQK = exp_BHQK / exp_BHQK.sum(-1, keepdim=True).masked_fill(empty_BHQ1, 1)
+    total_BHQ1 = exp_BHQK.sum(-1, keepdim=True)
+    if sink_H11 is not None:
+        total_BHQ1 = total_BHQ1 + (sink_H11 - top_BHQ1).exp()
+    weights_BHQK = exp_BHQK / total_BHQ1.masked_fill(empty_BHQ1, 1)
     if context.call.probe is not None:
         context.call.probe.weights.append(weights_BHQK.detach())
     weights_BHQK = F.dropout(weights_BHQK, request.dropout, training=request.dropout > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -35,7 +35,10 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """softmax(scale q k^T + sum of terms, over the keys that `pattern` allows) v, plus the outputs of score modifications."""
+    """softmax(scale q k^T + sum of terms, over the keys that `pattern` allows) v, plus the outputs of score modifications.
+
+    With a `soft_cap` the products are bounded before the terms are added, with `sink_H` the denominator has one more summand.
+    """
 
     q_BHQE: Tensor
     k_BHKE: Tensor
@@ -47,6 +50,8 @@ class Request:
     scale: float
     dropout: float
     narrowed: Pattern | None = None  # the pattern without the pairs that the terms hide anyway
+    soft_cap: float | None = None  # c in c tanh(s / c), s the products of queries and keys
+    sink_H: Tensor | None = None  # a logit of each head in the denominator
 
     @staticmethod
     def of(pattern: Pattern, queries: int, keys: int, heads: int) -> Request:
@@ -63,6 +68,18 @@ class Request:
         return self.q_BHQE.shape[1]
 
     @property
+    def key_heads(self) -> int:
+        """The number of heads of keys and values; `heads` is a multiple of it."""
+        return self.k_BHKE.shape[1]
+
+    def ungrouped(self) -> Request:
+        """Returns the request with keys and values repeated for each query head, if several share them. That copies them."""
+        if self.key_heads == self.heads:
+            return self
+        k, v = (x.repeat_interleave(self.heads // self.key_heads, dim=1) for x in (self.k_BHKE, self.v_BHKE))
+        return replace(self, k_BHKE=k, v_BHKE=v)
+
+    @property
     def requires_grad(self) -> bool:
         return any(x.requires_grad for x in (self.q_BHQE, self.k_BHKE, self.v_BHKE))
 
@@ -75,6 +92,17 @@ class Request:
     def is_sparse(self) -> bool:
         """Whether the sequence is long and the pattern is neither `full` nor `causal`."""
         return self.is_long and type(self.narrowed or self.pattern) not in (Full, Causal)
+
+    def products(self, q: Tensor, k: Tensor) -> Tensor:
+        """Returns scale q k^T, bounded by the soft cap."""
+        score = q @ k.transpose(-1, -2) * self.scale
+        return score if self.soft_cap is None else self.soft_cap * (score / self.soft_cap).tanh()
+
+    def softmax_reason(self) -> str | None:
+        """Returns why a kernel with a softmax of its own cannot compute the request, or None."""
+        if self.soft_cap is not None or self.sink_H is not None:
+            return "a soft cap or sinks change the softmax, which is built into it; use blocked"
+        return None
 
     def partial_pass_reason(self) -> str | None:
         """Returns why a kernel that takes indices for positions cannot compute the request, or None."""
@@ -91,7 +119,8 @@ class Request:
         return None
 
     def by_position(self, width: int) -> list[Tensor]:
-        """Returns q, k and v as B, T, H, E, all of the given width; zeros fill the rest and change nothing."""
-        heads = (self.q_BHQE, self.k_BHKE, self.v_BHKE)
+        """Returns q, k and v as B, T, H, E, all of the given width and number of heads; zeros fill the rest and change nothing."""
+        request = self.ungrouped()
+        heads = (request.q_BHQE, request.k_BHKE, request.v_BHKE)
         padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in heads)  # a pad of 0 copies
         return [x.transpose(1, 2).contiguous() for x in padded]

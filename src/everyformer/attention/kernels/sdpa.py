@@ -22,6 +22,8 @@ BACKENDS_WITH_BIAS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 
 
 def unsupported_reason(request: Request) -> str | None:
+    if request.soft_cap is not None:
+        return "a soft cap changes the scores, which it does not store; use reference, or blocked for a sparse pattern"
     return request.needs_weights_reason()
 
 
@@ -39,6 +41,8 @@ def run(request: Request) -> Tensor:
     has_no_terms = (
         len(request.terms) == 0
     )  # not `not terms`: torch.compile does not trace that for a tuple of functions
+    if request.sink_H is not None:
+        return _run_with_sinks(request, request.sink_H)
     plain = has_no_terms and context.positions.in_order and type(pattern) is Causal
     if plain and context.positions.queries == context.positions.keys:
         return _run(request, None, causal=True)
@@ -56,6 +60,17 @@ def run(request: Request) -> Tensor:
     return _run(request, bias).masked_fill(~has_keys, 0)
 
 
+def _run_with_sinks(request: Request, sink_H: Tensor) -> Tensor:
+    """A sink is one more key, whose score is its logit and whose value is 0."""
+    q, batch, heads = request.q_BHQE, request.batch, request.heads
+    bias = _bias(request) if len(request.terms) else q.new_zeros(())
+    bias = bias.masked_fill(~request.context.mask(request.pattern, batch, heads), -torch.inf)
+    sink_BHQ1 = sink_H.to(q.dtype)[:, None, None].expand(batch, heads, q.shape[2], 1)
+    bias_BHQK = torch.cat((bias.expand(batch, heads, q.shape[2], request.k_BHKE.shape[2]), sink_BHQ1), dim=-1)
+    k, v = (F.pad(x, (0, 0, 0, 1)) for x in (request.k_BHKE, request.v_BHKE))
+    return dense(q, k, v, bias_BHQK, request.scale, request.dropout)
+
+
 def without_empty_rows(allowed: Tensor) -> tuple[Tensor, Tensor]:
     """Returns a mask in which every query has a key, and which queries have one in `allowed` (..., Q, 1).
 
@@ -68,7 +83,7 @@ def without_empty_rows(allowed: Tensor) -> tuple[Tensor, Tensor]:
 def dense(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float, causal: bool = False
 ) -> Tensor:
-    """Returns softmax(scale q k^T + bias) v."""
+    """Returns softmax(scale q k^T + bias) v; k and v may have fewer heads than q."""
     backends: AbstractContextManager[None] = nullcontext()
     # Score modifications may have made q and k wider than v.
     missing = max(0, q.shape[-1] - v.shape[-1]) if q.shape[-1] <= FLASH_WIDTH else 0
@@ -82,7 +97,7 @@ def dense(
         v = F.pad(v, (0, missing))
     with backends:
         output = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=scale
+            q, k, v, bias, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     return output[..., : v.shape[-1] - missing]
 
@@ -95,7 +110,7 @@ def _cudnn_supports(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: boo
     """Whether cuDNN has a kernel for these; only cuDNN's takes values narrower than keys."""
     if q.device.type != "cuda" or torch.compiler.is_compiling() or not has_data(q):
         return False
-    return bool(can_use_cudnn_attention(SDPAParams(q, k, v, None, dropout, causal, False)))
+    return bool(can_use_cudnn_attention(SDPAParams(q, k, v, None, dropout, causal, q.shape[1] != k.shape[1])))
 
 
 def _bias(request: Request) -> Tensor:

@@ -72,6 +72,8 @@ AnyTile = Tile | FewColumns
 def unsupported_reason(request: Request) -> str | None:
     if reason := request.needs_weights_reason():
         return reason
+    if reason := request.softmax_reason():
+        return reason
     if request.context.positions.device.type != "cpu" and request.q_BHQE.dtype in HALF:
         return "on a GPU it computes scores in the precision of its inputs, and half precision is too low; use blocked"
     if request.terms or request.dropout:
@@ -261,7 +263,7 @@ def _dense(tile: Tile, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[T
     """Returns the output N, T, H, E and the log-sum-exp N, H, T of a dense tile."""
     heads = [x.transpose(1, 2) for x in (q, k, v)]
     mask = _mask(tile, q)
-    if q.device.type == "cpu":
+    if _has_program(q):
         output, total = aten._scaled_dot_product_flash_attention_for_cpu(
             *heads, 0.0, tile.allows == "causal", attn_mask=mask, scale=scale
         )
@@ -278,7 +280,7 @@ def _dense_backward(
     tile: Tile, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, total: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradient, q, k, v, output = (x.transpose(1, 2) for x in (gradient, q, k, v, output))
-    if q.device.type == "cpu":
+    if _has_program(q):
         gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient, q, k, v, output, total, 0.0, tile.allows == "causal", attn_mask=_mask(tile, q), scale=scale
         )
@@ -287,6 +289,11 @@ def _dense_backward(
         to_score = weight * (gradient @ v.transpose(-1, -2) - (gradient * output).sum(-1, keepdim=True)) * scale
         gradients = to_score @ k, to_score.transpose(-1, -2) @ q, weight.transpose(-1, -2) @ gradient
     return tuple(x.transpose(1, 2) for x in gradients)
+
+
+def _has_program(q: Tensor) -> bool:
+    """Whether torch has a dense kernel that returns the log-sum-exp; elsewhere the equations are computed as written."""
+    return q.device.type == "cpu"
 
 
 def _mask(tile: Tile, q: Tensor) -> Tensor | None:

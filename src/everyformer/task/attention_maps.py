@@ -1,34 +1,28 @@
-"""Attention weights of a network on one example, by layer and head, and the spans of its heads.
+"""Attention weights of a network on one example, by layer and head.
 
     inputs = run.task.inference.probe_input(run.network, "To be")
     attention_maps(run.network, inputs).weight_LHQK
 
-The arrays come from a `Probe`; `attention_pictures.py` draws them.
+The arrays come from a `Probe`; `everyformer.study.attention_pictures` draws them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from everyformer.attention.context import Probe
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.repeat import Halt, Repeat
-from everyformer.study.spans import Spans, spans
 from everyformer.task.probe_input import GraphNodes, ImageCells, ProbeInput
-from everyformer.task.task import TaskData
 from everyformer.value import nearest
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 GROUPS = 4  # into which the elements of a recurrent state are averaged
-SPREAD = 0.5  # fraction of a layer's column over which its heads are spread
 CLASS_TOKEN = "[class]"  # the label of a class token that the network adds
 PARTS = ("encoder", "decoder", "cross")  # the attentions of an encoder-decoder
 
@@ -45,6 +39,15 @@ class AttentionMaps:
     row: str = "layer"  # label of the rows
     image: ImageCells | None = None  # of which the keys read cells
     graph: GraphNodes | None = None  # whose nodes are queries and keys
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The attention weights of a text: `everyformer.load("runs/first").attention("To be")` returns an `AttentionWeights(...)`."""
+
+    weights: list[NDArray[np.float32]]  # heads, queries, keys; one array per layer
+    queries: list[str]  # the tokens that attend
+    keys: list[str]  # the tokens that are attended to
 
 
 @dataclass(frozen=True)
@@ -129,32 +132,6 @@ def _single_maps(side: ProbedSide, inputs: ProbeInput) -> AttentionMaps:
 def _cropped(weights: Sequence[Tensor], queries: Sequence[str], keys: Sequence[str]) -> list[Tensor]:
     """The weights of the first sequence, H, Q, K each, without padding."""
     return [weight_BHQK[0, :, : len(queries), : len(keys)].float().cpu() for weight_BHQK in weights]
-
-
-def spans_of(network: Network | PairNetwork, data: TaskData) -> Spans:
-    """The spans of a network's heads on the validation text. Raises ValueError if it has no learned spans."""
-    text = getattr(data, "splits", {}).get("valid")
-    result = spans(network, text) if isinstance(network, Network) and isinstance(text, np.ndarray) else None
-    if result is None:
-        raise ValueError("the model has no learned spans; give the run of adaptive-span")
-    return result
-
-
-def draw_spans(result: Spans) -> Figure:
-    """Draw the span of every head by layer, as in Sukhbaatar et al. 2019."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((max(4.0, 0.5 * len(result.each) + 2), 3.2), dpi=160, layout="constrained")
-    plot = figure.subplots()
-    for layer, spans_H in enumerate(result.each):
-        heads = len(spans_H)
-        columns = [layer + SPREAD * ((head + 0.5) / heads - 0.5) for head in range(heads)]
-        plot.scatter(columns, spans_H, s=14, color="tab:blue", alpha=0.7, clip_on=False, zorder=3)
-    plot.set_xticks(range(len(result.each)))
-    plot.set_xlabel("layer")
-    plot.set_ylabel("span of each head")
-    plot.set_ylim(0, 1.1 * max(1.0, *map(max, result.each)))
-    return figure
 
 
 def grouped(weight_HQK: Tensor, groups: int = GROUPS) -> Tensor:

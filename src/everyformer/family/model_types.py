@@ -1,0 +1,16 @@
+"""The table of the model types of transformers that everyformer reads and writes."""
+
+from __future__ import annotations
+
+from everyformer.family import names_bert, names_gpt2, names_image
+from everyformer.family.names import ModelType
+from everyformer.value import nearest
+
+MODEL_TYPES: dict[str, ModelType] = names_gpt2.MODEL_TYPES | names_bert.MODEL_TYPES | names_image.MODEL_TYPES
+
+
+def model_type(name: str) -> ModelType:
+    """Returns a row of the table. Raises ValueError if there is none of this name."""
+    if name not in MODEL_TYPES:
+        raise ValueError(f"no names of transformers are known for {name!r}; {nearest(str(name), MODEL_TYPES)}")
+    return MODEL_TYPES[name]

@@ -1,0 +1,172 @@
+"""Our networks as models of Hugging Face transformers: the table of model types read backwards.
+
+    config, weights = to_transformers(network)        # config.json and model.safetensors of a folder that from_pretrained opens
+
+The config is found from the model, then read again: a model that does not come back equal has something that transformers has not,
+and is refused with the first of its differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from everyformer.attention.projection import LinearProjectionModule
+from everyformer.family.model_types import MODEL_TYPES
+from everyformer.family.names import Field, ModelType, change_of, theirs_of
+from everyformer.family.pretrained import model_of
+from everyformer.network.initial import AsTorch
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network, PairNetwork
+from everyformer.value import flatten
+
+PATHS = {  # where a model has the settings that most members have
+    "width": "model.width",
+    "heads": "standard.heads",
+    "layers": "stack.num_layers",
+    "context": "learned.length",
+    "vocabulary": "tokens.vocabulary",
+    "patch": "patches.size",
+    "channels": "patches.channels",
+}
+NOTHING = object()
+
+
+def to_transformers(network: Network | PairNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns the config and the weights of a network as transformers stores them.
+
+    Raises ValueError with what differs from the most similar model if transformers has no such model.
+    """
+    reasons: list[tuple[int, str]] = []
+    for name in MODEL_TYPES:
+        try:
+            return as_model_type(name, network)
+        except NotTheirs as error:
+            reasons.append((error.differences, str(error)))
+    _, reason = min(reasons)
+    raise NotTheirs(0, f"transformers has no such model: {reason}")
+
+
+class NotTheirs(ValueError):
+    """Transformers has no such model."""
+
+    def __init__(self, differences: int, reason: str):
+        super().__init__(reason)
+        self.differences = differences
+
+
+FAR = 1 << 20  # differences of a model that cannot be compared
+
+
+def as_model_type(name: str, network: Network | PairNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns the config and the weights of a network as one model type. Raises NotTheirs if it is none of these."""
+    kind, model = MODEL_TYPES[name], network.value
+    heads = _heads(name, kind, model)
+    config = _config(name, kind, model) | {"architectures": [kind.architectures[tuple(heads)]]}
+    weights = _weights(name, kind, network, heads)
+    try:
+        again = model_of(config, weights)
+    except ValueError as error:
+        raise NotTheirs(FAR, f"{name} refuses it ({error})") from None
+    ours, theirs = (dict(flatten(_plain(one))) for one in (model, again))
+    wrong = [key for key in {**ours, **theirs} if ours.get(key, NOTHING) != theirs.get(key, NOTHING)]
+    if wrong:
+        here, there = (f"{values[wrong[0]]!r}" if wrong[0] in values else "none" for values in (ours, theirs))
+        raise NotTheirs(
+            len(wrong), f"{name} is the most similar, and has {wrong[0]} = {there} where this model has {here}"
+        )
+    return config, weights
+
+
+def _plain(model: Model | EncoderDecoder) -> Model | EncoderDecoder:
+    """The model without what only training reads: how it is initialized, and auxiliary predictions."""
+    if isinstance(model, EncoderDecoder):
+        return replace(model, encoder=_plain(model.encoder), decoder=_plain(model.decoder))
+    return replace(model, initial=AsTorch(), auxiliary=None)
+
+
+def _heads(name: str, kind: ModelType, model: Model | EncoderDecoder) -> list[str]:
+    """The names of the output heads in the table."""
+    found = list[str]()
+    for output in (model.decoder if isinstance(model, EncoderDecoder) else model).outputs:
+        tree = msgspec.to_builtins(output)
+        names = [key for key, head in kind.heads.items() if head.output.items() <= tree.items()]
+        free = [key for key in names if key not in found]
+        fitting = [key for key in free if any(heads[: len(found) + 1] == (*found, key) for heads in kind.architectures)]
+        if not fitting:
+            raise NotTheirs(2 * FAR, f"{name} has no {tree['type']} head like that of this model")
+        found.append(fitting[0])
+    if tuple(found) not in kind.architectures:
+        raise NotTheirs(2 * FAR, f"{name} has no model with the heads {', '.join(found) or 'none'}")
+    return found
+
+
+def _config(name: str, kind: ModelType, model: Model | EncoderDecoder) -> dict[str, Any]:
+    tree = msgspec.to_builtins(model)
+    config: dict[str, Any] = {"model_type": name, **kind.fixed, **kind.defaults}
+    found = list[tuple[str | Field, Any]]()
+    for setting, theirs in kind.settings.items():
+        path = {**PATHS, **kind.paths}[setting]
+        try:
+            value = next(_find(tree, path), NOTHING) if isinstance(path, str) else path(model)
+        except (AttributeError, IndexError, TypeError):
+            value = NOTHING
+        if value is NOTHING:
+            raise NotTheirs(FAR, f"{name} has {setting}, which this model has not")
+        found.append((theirs, value))
+    found += [(theirs, value) for path, theirs in kind.parts.items() for value in list(_find(tree, path))[:1]]
+    for theirs, value in found:
+        field = Field(theirs) if isinstance(theirs, str) else theirs
+        written = field.write(value)
+        both = isinstance(written, Mapping) and isinstance(config.get(field.name), Mapping)
+        config[field.name] = {**config[field.name], **written} if both else written
+    return config
+
+
+def _find(tree: Any, path: str) -> Iterator[Any]:
+    """Yields the fields of a name in all parts of a tag."""
+    tag, _, name = path.partition(".")
+    if isinstance(tree, list | tuple):
+        for part in tree:
+            yield from _find(part, path)
+    elif isinstance(tree, dict):
+        if tree.get("type") == tag and name in tree:
+            yield tree[name]
+        for part in tree.values():
+            yield from _find(part, path)
+
+
+def _weights(name: str, kind: ModelType, network: Network | PairNetwork, heads: list[str]) -> dict[str, Tensor]:
+    """Our weights under their names; tied ones once."""
+    side = "decoder." if isinstance(network, PairNetwork) else ""
+    rows = dict(kind.rows) | {
+        f"{side}outputs.{number}.{ours}": theirs
+        for number, key in enumerate(heads)
+        for ours, theirs in kind.heads[key].rows.items()
+    }
+    weights = dict[str, Tensor]()
+    for ours, x in network.state_dict().items():
+        theirs = theirs_of(ours, rows)
+        if not theirs:
+            raise NotTheirs(FAR, f"{name} has nothing for {ours} of this model")
+        for one, part in zip(theirs, _split(network, ours, x, len(theirs)), strict=True):
+            in_base = bool(theirs_of(ours, kind.rows)) or one.startswith("pooler.")
+            prefix = f"{kind.prefix}." if heads and in_base and kind.prefix else ""
+            stored = change_of(kind, one).write(part, network.value)
+            weights[prefix + one] = stored.detach().cpu().contiguous().clone()
+    return weights
+
+
+def _split(network: Any, ours: str, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+    """The tensors that are concatenated in one of ours: queries, keys and values, or equal parts."""
+    if parts == 1:
+        return (x,)
+    module = network.get_submodule(ours.rpartition(".")[0].rpartition(".")[0])
+    if isinstance(module, LinearProjectionModule):
+        return torch.split(x, [size for size in (module.queries, module.keys, module.values) if size])
+    return torch.chunk(x, parts)

@@ -1,0 +1,42 @@
+"""What networks return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from everyformer.network.cache import Cache
+from everyformer.network.inputs import check_visible
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a network returns. `aux` holds auxiliary losses by name, to be added to the loss.
+
+    Example: `isinstance(network(token_BT), Output)`.
+    """
+
+    hidden: Tensor  # B, T, D
+    logits: Any = None  # of the output head, or a tuple if there are several
+    cache: Cache | None = None
+    aux: dict[str, Tensor] = field(default_factory=dict)
+
+    def logits_of(self, index: int) -> Any:
+        """The logits of one of the output heads."""
+        return self.logits[index] if isinstance(self.logits, tuple) else self.logits
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """An encoded source sequence, to which cross-attention attends. Example: `network.decode(token_BT, EncoderOutput(x_BSD))`."""
+
+    x_BSD: Tensor
+    visible_BS: Tensor | None = None
+    aux: dict[str, Tensor] = field(default_factory=dict)  # auxiliary losses of the encoder
+
+    def __post_init__(self) -> None:
+        if self.x_BSD.dim() != 3:
+            raise ValueError(f"an encoder output has the shape batch, time, width, not {tuple(self.x_BSD.shape)}")
+        check_visible(self.visible_BS, self.x_BSD.shape[0], self.x_BSD.shape[1])

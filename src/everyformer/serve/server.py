@@ -1,0 +1,77 @@
+"""Runs a service until it is told to stop; then it finishes what it began."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from everyformer.serve.app import Service
+
+
+def is_local(host: str) -> bool:
+    """Returns whether a host can be reached from this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens. Raises ValueError if it cannot."""
+    if not 0 <= port < 1 << 16:
+        raise ValueError(f"--port {port} is not a port; give 1 to 65535, or 0 for a free one")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        opened = socket.socket(family, kind, protocol)
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind(address)
+            opened.listen(2048)
+        except OSError:
+            opened.close()
+            raise
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen at {host} port {port} ({error.strerror or error}); give another --host or --port"
+        ) from None
+    return opened
+
+
+class Server(uvicorn.Server):
+    """Answers requests until it is told to stop. `started` is called when it listens."""
+
+    def __init__(self, service: Service, started: Callable[[], None] = lambda: None):
+        super().__init__(
+            uvicorn.Config(
+                service.app,
+                lifespan="on",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=15,
+                timeout_graceful_shutdown=int(service.limits.timeout) + 1,
+                h11_max_incomplete_event_size=1 << 16,
+            )
+        )
+        self.when_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.when_started()
+
+
+def serve_forever(service: Service, opened: socket.socket, started: Callable[[], None]) -> None:
+    """Answers requests until SIGTERM or Ctrl-C, which ends it after the requests that it has begun. A second one ends it at once."""
+    # uvicorn raises its signals again when it has ended; here they have done their work.
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        Server(service, started).run(sockets=[opened])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        opened.close()

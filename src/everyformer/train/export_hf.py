@@ -1,0 +1,190 @@
+"""Trained models as folders of Hugging Face transformers: config.json, model.safetensors, the tokenizer, and what images need.
+
+`AutoModelForCausalLM`, `AutoTokenizer` and the like open the folder, without code of everyformer. The tokenizer encodes equally:
+bytes and characters become a vocabulary of the `tokenizers` library too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from everyformer.data.subwords import HuggingFaceTokenizer
+from everyformer.data.tokenizer import ByteTokenizer, CharacterTokenizer, Tokenizer
+from everyformer.family.to_transformers import NotTheirs, to_transformers
+from everyformer.network.embed import Patches
+from everyformer.network.model import Model
+from everyformer.network.network import Network, PairNetwork
+from everyformer.task.classify_images import LabelledImageData
+from everyformer.task.embed_texts import POOLINGS, EmbedTexts
+from everyformer.task.target import NumberTarget
+from everyformer.train.trained import TrainedRun
+
+ROLES = {  # of special tokens, by BERT's names
+    "[PAD]": "pad_token",
+    "[UNK]": "unk_token",
+    "[CLS]": "cls_token",
+    "[SEP]": "sep_token",
+    "[MASK]": "mask_token",
+}
+BYTE = 255  # the largest value of a pixel
+
+
+def reason(network: Network | PairNetwork) -> str | None:
+    """Returns why a network cannot be exported, or None if it can."""
+    try:
+        to_transformers(network)
+    except NotTheirs as error:
+        return str(error)
+    return None
+
+
+def export(trained: TrainedRun, folder: Path) -> tuple[str, ...]:
+    """Write the files of a model into an empty folder. Returns notes for the user."""
+    config, weights = to_transformers(trained.network)
+    tokenizer = tokenizer_of(trained)
+    files: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    if tokenizer is not None:
+        files |= _tokenizer_files(tokenizer, trained.network.value)
+        notes += ("the data are token ids, so there is no tokenizer",) if not files else ()
+    config |= _token_ids(tokenizer) | _labels(trained)
+    files |= _pooling_files(trained)
+    if "language" in str(config["architectures"]).lower() or config["architectures"][0].endswith("LMHeadModel"):
+        files["generation_config.json"] = _token_ids(tokenizer)
+    files |= _image_files(trained)
+    for name, content in (files | {"config.json": config}).items():
+        text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return notes
+
+
+def tokenizer_of(trained: TrainedRun) -> Tokenizer | None:
+    """Returns the tokenizer of a model; None if it reads no tokens."""
+    for one in (trained.task.inference, trained.task.data):
+        if getattr(one, "tokenizer", None) is not None:
+            found: Tokenizer = one.tokenizer  # type: ignore[union-attr]
+            return found
+    return None
+
+
+def _token_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The ids of the tokens that begin, end and pad a text; null where there is none."""
+    if tokenizer is None:
+        return {}
+    start = tokenizer.start[0] if tokenizer.start else None
+    return {"bos_token_id": start, "eos_token_id": None, "pad_token_id": tokenizer.special_id("[PAD]")}
+
+
+def _pooling_files(trained: TrainedRun) -> dict[str, Any]:
+    """How sentence-transformers makes one vector of a text."""
+    task = trained.recipe.task
+    if not isinstance(task, EmbedTexts):
+        return {}
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", **({"2_Normalize": "Normalize"} if task.normalize else {})}
+    modules = [
+        {"idx": idx, "name": str(idx), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for idx, (path, kind) in enumerate(kinds.items())
+    ]
+    width = {"word_embedding_dimension": trained.network.value.width}  # type: ignore[union-attr]
+    pooling = width | {name: reading == task.pooling for name, reading in POOLINGS.items()}
+    length = {"max_seq_length": trained.task.data.context, "do_lower_case": False}
+    return {"modules.json": modules, "1_Pooling/config.json": pooling, "sentence_bert_config.json": length}
+
+
+def _labels(trained: TrainedRun) -> dict[str, Any]:
+    """The names of the classes, or that a number is predicted."""
+    target = getattr(trained.task.data, "target", None)
+    if isinstance(target, NumberTarget):
+        return {"problem_type": "regression", "num_labels": 1}
+    classes = getattr(target, "classes", ())
+    if not classes:
+        return {}
+    names = {str(index): name for index, name in enumerate(classes)}
+    return {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
+
+
+def _image_files(trained: TrainedRun) -> dict[str, Any]:
+    """How the pixels of an image are scaled."""
+    data, model = trained.task.data, trained.network.value
+    if not isinstance(data, LabelledImageData) or not isinstance(model, Model) or not isinstance(model.embed, Patches):
+        return {}
+    mean, std = (x.flatten().div(BYTE).tolist() for x in (data.mean_C11, data.std_C11))
+    size = {"height": data.height, "width": data.height}
+    scaling = {
+        "do_rescale": True,
+        "rescale_factor": 1 / BYTE,
+        "do_normalize": True,
+        "image_mean": mean,
+        "image_std": std,
+    }
+    resizing = {"do_resize": True, "size": size, "resample": 3}
+    return {"preprocessor_config.json": {"image_processor_type": "ViTImageProcessor", **resizing, **scaling}}
+
+
+def _tokenizer_files(tokenizer: Tokenizer, model: Any) -> dict[str, Any]:
+    inner = _inner(tokenizer)
+    if inner is None:
+        return {}
+    roles = {role: name for name, role in ROLES.items() if inner.token_to_id(name) is not None}
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        roles = {role: _name(tokenizer, name) for name, role in ROLES.items() if tokenizer.special_id(name) is not None}
+        if (
+            not tokenizer.has_template
+            and any(tokenizer.marks)
+            and isinstance(model, Model)
+            and not model.body.is_causal()
+        ):
+            inner = _with_marks(inner)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
+    limit = model.limit() if isinstance(model, Model) else None
+    settings |= {"model_max_length": limit} if limit else {}
+    return {"tokenizer.json": inner.to_str(pretty=True), "tokenizer_config.json": settings}
+
+
+def _name(tokenizer: HuggingFaceTokenizer, name: str) -> str:
+    return str(tokenizer.inner.id_to_token(tokenizer.special_id(name)))
+
+
+def _inner(tokenizer: Tokenizer) -> Any:
+    """The tokenizer as one of the `tokenizers` library; None if it is none."""
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers
+
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return Inner.from_str(tokenizer.inner.to_str())
+    if isinstance(tokenizer, ByteTokenizer):
+        inner = Inner(models.BPE(_letters(), []))
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        inner.decoder = decoders.ByteLevel()
+        return inner
+    if isinstance(tokenizer, CharacterTokenizer):
+        names = {name: id_ for id_, name in enumerate(tokenizer.names)}
+        inner = Inner(models.BPE({**names, **tokenizer.ids}, []))
+        inner.decoder = decoders.Fuse()
+        inner.add_special_tokens(tokenizer.names)
+        return inner
+    return None
+
+
+def _letters() -> dict[str, int]:
+    """The letters that stand for the 256 bytes in a byte-level vocabulary (Radford et al. 2019), by byte.
+
+    Bytes that are printable characters of Latin-1 stand for themselves, the others for the letters from 256 on.
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def _with_marks(inner: Any) -> Any:
+    """The tokenizer with BERT's marks around a text, which our tasks put there themselves."""
+    from tokenizers import processors
+
+    inner.post_processor = processors.BertProcessing(*((name, inner.token_to_id(name)) for name in ("[SEP]", "[CLS]")))
+    return inner

@@ -1,0 +1,117 @@
+"""The chunked loss equals its definition, and so do its gradients, in every precision and compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from everyformer import build
+from everyformer.attention.context import Probe
+from everyformer.network import linear_cross_entropy
+from everyformer.network.linear_cross_entropy import LogitMap, cross_entropy
+from tests.network import tokens
+from tests.spec import linear_cross_entropy as spec
+
+VECTORS, WIDTH, VOCABULARY = 11, 5, 7
+
+
+def inputs(bias: bool, dtype: torch.dtype = torch.float64) -> tuple[list[Any], torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(VECTORS, WIDTH), (VOCABULARY, WIDTH), *([(VOCABULARY,)] if bias else [])]
+    leaves: list[Any] = [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes
+    ]
+    target_N = torch.randint(VOCABULARY, (VECTORS,), generator=generator)
+    target_N[[2, 7]] = -100
+    return leaves, target_N
+
+
+@pytest.fixture(params=[3 * VOCABULARY, 1 << 20], ids=["4 chunks", "1 chunk"])
+def chunks(request, monkeypatch):
+    monkeypatch.setattr(linear_cross_entropy, "CHUNK_ON_CPU", request.param)
+
+
+@pytest.mark.parametrize("cap", [None, 0.7])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_loss_and_its_gradients_equal_the_definition(chunks, bias, smoothing, cap):
+    leaves, target_N = inputs(bias)
+    b = leaves[2] if bias else None
+    expected = spec.loss(leaves[0], leaves[1], b, target_N.tolist(), smoothing, cap)
+    found = LogitMap(leaves[0], leaves[1], b, cap).cross_entropy(target_N, smoothing)
+    whole = cross_entropy(LogitMap(leaves[0], leaves[1], b, cap).logits(), target_N, smoothing)
+    wanted = torch.autograd.grad(3 * expected, leaves)
+    for one in (found, whole):
+        torch.testing.assert_close(one, expected)
+        torch.testing.assert_close(torch.autograd.grad(3 * one, leaves), wanted)
+
+
+def test_only_wanted_gradients_are_computed(chunks):
+    for index in range(3):
+        leaves, target_N = inputs(bias=True)
+        expected = torch.autograd.grad(LogitMap(*leaves).cross_entropy(target_N), leaves[index])
+        for number, x in enumerate(leaves):
+            x.requires_grad_(number == index)
+        found = torch.autograd.grad(LogitMap(*leaves).cross_entropy(target_N), leaves[index])
+        torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        assert not LogitMap(*leaves).cross_entropy(target_N).requires_grad
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_vectors_without_a_target_cost_nothing_and_change_nothing(chunks, share):
+    leaves, target_N = inputs(bias=True)
+    target_N[int(share * VECTORS) :] = -1
+    expected = spec.loss(leaves[0], leaves[1], leaves[2], target_N.tolist())
+    found = LogitMap(*leaves).cross_entropy(target_N)
+    torch.testing.assert_close(found, expected)
+    for x, gradient in zip(leaves, torch.autograd.grad(found, leaves), strict=True):
+        wanted = torch.autograd.grad(expected, x, retain_graph=True)[0] if share else torch.zeros_like(x)
+        torch.testing.assert_close(gradient, wanted)
+
+
+def test_under_autocast_the_error_is_at_most_twice_that_of_whole_logits(monkeypatch):
+    monkeypatch.setattr(linear_cross_entropy, "CHUNK_ON_CPU", 64 * 50)
+    torch.manual_seed(0)
+    leaves = [torch.randn(256, 32, requires_grad=True), (torch.randn(50, 32) * 0.2).requires_grad_()]
+    target_N, found = torch.randint(50, (256,)), []
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    expected = torch.autograd.grad(cross_entropy(LogitMap(*exact).logits(), target_N), exact)
+    for chunked in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            one = LogitMap(*leaves) if chunked else LogitMap(*leaves).logits()
+            found.append(torch.autograd.grad(cross_entropy(one, target_N), leaves))
+    for whole, chunked, wanted in zip(*found, expected, strict=True):
+        assert chunked.dtype == torch.float32
+        assert (chunked - wanted).abs().mean() <= 2 * (whole - wanted).abs().mean()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_tied_table_has_the_sum_of_both_gradients(chunks, name):
+    torch.manual_seed(0)
+    network: nn.Module = build(name, "tiny", dropout=0.0, vocabulary=31).double()
+    token_BT = tokens(2, 6) % 31
+    gradients = []
+    for logits in (True, False):
+        output = network(token_BT, probe=Probe(records_weights=False, logits=logits))
+        loss = cross_entropy(output.logits_of(0), token_BT.roll(-1, 1)) + sum(output.aux.values())
+        network.zero_grad()
+        loss.backward()
+        gradients.append({key: p.grad for key, p in network.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_it_compiles_without_a_graph_break(monkeypatch):
+    monkeypatch.setattr(linear_cross_entropy, "CHUNK_ON_CPU", 3 * VOCABULARY)
+    leaves, target_N = inputs(True)
+
+    def loss(h: Any, w: Any, b: Any, target: Any) -> Any:
+        return LogitMap(h.tanh(), w, b).cross_entropy(target) * 2
+
+    compiled: Any = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found, expected = compiled(*leaves, target_N), loss(leaves[0], leaves[1], leaves[2], target_N)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(expected, leaves))

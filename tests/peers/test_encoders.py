@@ -1,0 +1,121 @@
+"""T5, ALBERT and ELECTRA equal Hugging Face transformers on the same random weights, and have as many parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import T5Config, T5ForConditionalGeneration
+
+import everyformer
+from everyformer.family.names_encoder import HEADS, ROWS
+from everyformer.family.table import parameters
+
+T5_TINY = {"d_model": 32, "d_kv": 6, "num_heads": 4, "num_layers": 2, "d_ff": 40, "vocab_size": 97}
+
+
+def t5_model(gated: bool = False, **fields: Any) -> Any:
+    """The configs of v1.1 ask for an output of its own, which this version makes of the shared table if the file has none."""
+    form = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False} if gated else {}
+    theirs = T5ForConditionalGeneration(T5Config(**fields, **form, decoder_start_token_id=0))
+    if gated:
+        theirs.lm_head.weight = torch.nn.Parameter(theirs.lm_head.weight.detach().clone())
+    return theirs
+
+
+def noisy(theirs: Any) -> Any:
+    """Noise is added, so that no weight is 0 or 1."""
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    return theirs.double().eval()
+
+
+def renamed(
+    theirs: Any, name: str, folder: Any, layers: int, heads: Mapping[str, Any] | None = None
+) -> dict[str, Tensor]:
+    """Saves their weights as a published file, and returns them under our names, by the rows of names_encoder.py."""
+    theirs.save_pretrained(folder)
+    state = {key.removeprefix(f"{name}."): x for key, x in load_file(folder / "model.safetensors").items()}
+    rows = dict(ROWS[name])
+    for key, of_head in HEADS[name].items():
+        rows |= of_head if key in state else {}
+    found = {}
+    for ours, names in rows.items():
+        for n in range(layers if "{n}" in ours else 1):
+            for kind in ("weight", "bias") if "*" in ours else ("",):
+                row = [one.replace("{n}", str(n)).replace("*", kind) for one in (ours, *names)]
+                found[row[0]] = torch.cat([state[one] for one in row[1:]])
+    return found
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return (a - b).abs().max().item()
+
+
+def tokens(batch: int = 3, length: int = 11, seed: int = 1) -> Tensor:
+    return torch.randint(97, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def t5_pair(gated: bool, folder: Any) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    theirs = noisy(t5_model(gated, **T5_TINY))
+    sizes = {"width": 32, "heads": 4, "head_width": 6, "layers": 2, "hidden": 40, "vocabulary": 97, "gated": gated}
+    ours = everyformer.build("t5", "tiny", **sizes).double().eval()
+    ours.load_state_dict(renamed(theirs, "t5 v1.1" if gated else "t5", folder, 2))
+    return theirs, ours
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["v1.0", "v1.1"])
+def test_the_logits_of_t5_are_equal(gated, tmp_path):
+    """Also with padding in the source, and over distances that share a bucket. Their norms and softmax are in float32 always."""
+    theirs, ours = t5_pair(gated, tmp_path)
+    source_BS, target_BT = tokens(3, 150), tokens(3, 140, 2)
+    visible_BS = torch.arange(150) < torch.tensor([[150], [40], [9]])
+    with torch.no_grad():
+        expected = theirs(source_BS, attention_mask=visible_BS.long(), decoder_input_ids=target_BT).logits
+        assert error(ours(source_BS, target_BT, source_visible=visible_BS).logits, expected) < 5e-5 * expected.std()
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["v1.0", "v1.1"])
+def test_greedy_text_of_t5_is_equal(gated, tmp_path):
+    theirs, ours = t5_pair(gated, tmp_path)
+    theirs.generation_config.eos_token_id = None
+    source_BS = tokens(8, 12)
+    expected = theirs.generate(source_BS, max_new_tokens=12, do_sample=False).tolist()
+    with torch.no_grad():
+        encoder_output = ours.encode(source_BS)
+    options = {"temperature": 0, "encoder_output": encoder_output}
+    assert len({token for row in expected for token in row}) > 5
+    for cached in (True, False):
+        assert everyformer.generate(ours.decoder, [[0]] * 8, 12, cached=cached, **options) == expected
+
+
+T5_PUBLISHED = {  # the config.json of the published models
+    "small": {"d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": 6},
+    "base": {"d_model": 768, "d_ff": 3072, "num_heads": 12, "num_layers": 12},
+    "large": {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": 24},
+    "3b": {"d_model": 1024, "d_ff": 16384, "d_kv": 128, "num_heads": 32, "num_layers": 24},
+    "11b": {"d_model": 1024, "d_ff": 65536, "d_kv": 128, "num_heads": 128, "num_layers": 24},
+    "v1.1-small": {"d_model": 512, "d_ff": 1024, "num_heads": 6, "num_layers": 8, "gated": True},
+    "v1.1-base": {"d_model": 768, "d_ff": 2048, "num_heads": 12, "num_layers": 12, "gated": True},
+    "v1.1-large": {"d_model": 1024, "d_ff": 2816, "num_heads": 16, "num_layers": 24, "gated": True},
+    "v1.1-xl": {"d_model": 2048, "d_ff": 5120, "num_heads": 32, "num_layers": 24, "gated": True},
+    "v1.1-xxl": {"d_model": 4096, "d_ff": 10240, "num_heads": 64, "num_layers": 24, "gated": True},
+}
+
+
+def count(theirs: Any) -> int:
+    return sum(weight.numel() for weight in theirs.parameters())
+
+
+@pytest.mark.parametrize("size", T5_PUBLISHED)
+def test_parameters_of_t5_are_those_of_transformers(size):
+    with torch.device("meta"):
+        theirs = t5_model(**T5_PUBLISHED[size], vocab_size=32128)
+    assert parameters(everyformer.member("t5", size)) == count(theirs)
