@@ -34,8 +34,8 @@ from torch import Tensor
 
 from everyformer.attention.context import Context
 from everyformer.attention.kernels import blocked, flex, fused, hashed, reference, sdpa, tiled
-from everyformer.attention.kernels.request import Kernel, Request
-from everyformer.attention.pattern import Full, Pattern
+from everyformer.attention.kernels.request import LONG, Kernel, Request
+from everyformer.attention.pattern import Causal, Full, Pattern
 from everyformer.attention.score_mod import ScoreModModule, narrow_pattern
 from everyformer.value import nearest
 
@@ -48,6 +48,7 @@ KERNELS: dict[str, Kernel] = {  # in the order in which `auto` asks them
     "sdpa": sdpa,
     "reference": reference,
 }
+TRACED = ("sdpa", "reference")  # kernels that torch.compile compiles
 READ_SOFT_MASKS = ("fused",)  # kernels that read the spans of a soft mask on the device
 
 
@@ -85,8 +86,26 @@ def attend(
     transformed  whether q and k are as the score modifications transform them already
 
     Raises ValueError if the inputs do not fit together, and UnsupportedKernel if the named kernel does not support the request.
+    Under `torch.compile` a kernel that plans in Python runs outside the graph.
     Example: `attend(q, k, v, Causal() & Window(64))`.
     """
+    attention = _attend
+    if torch.compiler.is_compiling() and _plans(pattern, q_BHQE.shape[2], kernel or (context and context.call.kernel)):
+        attention = _attend_outside
+    return attention(q_BHQE, k_BHKE, v_BHKE, pattern, score_mods, context, scale, dropout, kernel)
+
+
+def _attend(
+    q_BHQE: Tensor,
+    k_BHKE: Tensor,
+    v_BHKE: Tensor,
+    pattern: Pattern | None,
+    score_mods: Sequence[ScoreModModule],
+    context: Context | None,
+    scale: float | None,
+    dropout: float,
+    kernel: str | None,
+) -> Tensor:
     _check(q_BHQE, k_BHKE, v_BHKE)
     context = context or Context.of(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
     _check_context(context, q_BHQE.shape[0], q_BHQE.shape[2], k_BHKE.shape[2])
@@ -101,6 +120,17 @@ def attend(
         if cost is not None:
             context.call.losses.append(("penalty", cost))
     return chosen.run(request)
+
+
+# A break in the compiled graph: the kernel is chosen and runs as it does without torch.compile.
+_attend_outside = torch.compiler.disable(_attend)
+
+
+def _plans(pattern: Pattern | None, queries: int, kernel: str | None) -> bool:
+    """Returns whether a kernel other than sdpa and reference is named or, for `auto`, considered."""
+    if kernel not in (None, "auto"):
+        return kernel not in TRACED
+    return queries >= LONG and type(pattern) not in (Full, Causal, type(None))
 
 
 def choose(request: Request, name: str) -> Kernel:

@@ -28,6 +28,7 @@ from everyformer.infer.estimate import Estimate, Progress
 from everyformer.infer.evaluate import perplexity
 from everyformer.infer.generate import generate
 from everyformer.infer.predict import PREDICTED, Predictions
+from everyformer.network.linear_cross_entropy import cross_entropy
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language
@@ -162,8 +163,9 @@ class DenoiseObjective(Objective):
         return output, loss_N.view(batch["target_BT"].shape)
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
-        output, loss_BT = self.losses(network, batch, kernel)
-        return loss_BT.sum() + sum(output.aux.values()) * self.data.count(batch)
+        inputs, options = pair_arguments(batch)
+        output = network(*inputs, **options, kernel=kernel, probe=self.probe())
+        return cross_entropy(output.logits_of(self.head), batch["target_BT"]) + sum(output.aux.values()) * self.data.count(batch)
 
     @property
     def targets_per_example(self) -> float:  # type: ignore[override]
