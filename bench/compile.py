@@ -19,11 +19,7 @@ from typing import Any
 Row = tuple[str, str, list[str]]
 ROWS: list[Row] = [
     ("gpt2", "tiny", []),
-    ("byte-language", "tiny", []),
-    ("transformer-xl", "tiny", []),
-    ("universal-transformer", "tiny", []),
-    ("lstm", "tiny", []),
-    ("byte-language", "paper", ["run.batch=4"]),
+    ("byte-language", "paper", ["run.batch=2"]),
 ]
 
 

@@ -165,7 +165,9 @@ class DenoiseObjective(Objective):
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         inputs, options = pair_arguments(batch)
         output = network(*inputs, **options, kernel=kernel, probe=self.probe())
-        return cross_entropy(output.logits_of(self.head), batch["target_BT"]) + sum(output.aux.values()) * self.data.count(batch)
+        return cross_entropy(output.logits_of(self.head), batch["target_BT"]) + sum(
+            output.aux.values()
+        ) * self.data.count(batch)
 
     @property
     def targets_per_example(self) -> float:  # type: ignore[override]

@@ -17,6 +17,7 @@ from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.repeat import GATHER_KERNELS
 from everyformer.task.batch import Batch
 from everyformer.task.task import TaskData
+from everyformer.train.compilation import compilation, prepare
 from everyformer.train.cuda_graphs import CudaGraphs, unsupported_reason
 from everyformer.train.distributed import World, gradient_sync, parallelize
 from everyformer.train.init_from import load_weights
@@ -45,7 +46,9 @@ class Learner:
             set_gather(self.network, True)
         self.task.objective.whole_logits = run.loss == "whole"
         self.module: Any = parallelize(LossNetwork(self.network, self.task.objective), world, run.shard)
-        if run.compile != "no":
+        self.compilation = compilation(run, model, data.context, world.device, world.world_size)
+        if self.compilation.mode != "no":
+            prepare()
             self.module = torch.compile(self.module)
         self.optimizers = optimizers(self.network, recipe.optim)
         has_ema = recipe.optim.ema > 0
@@ -54,7 +57,7 @@ class Learner:
         self.carried_cache: list[Cache | None] = []  # by piece of the batch
         self.reset_cache()
         self.cuda_graphs: CudaGraphs | None = None
-        if run.compile == "graphs" and world.device.type == "cuda":
+        if self.compilation.mode == "graphs" and world.device.type == "cuda":
             self.cuda_graphs = CudaGraphs(self.backward, list(self.network.parameters()), world.device)
 
     def reset_cache(self) -> None:
@@ -166,7 +169,7 @@ def check_run(run: Run, data: TaskData, model: Model | EncoderDecoder, world: Wo
         raise ValueError("run.precision=fp16 on a CPU is about 80 times slower than fp32; use bf16 or fp32")
     if run.compile == "graphs" and (reason := unsupported_reason(run, model, world.world_size)):
         raise ValueError(f"run.compile=graphs cannot capture the steps of this run: {reason}; use run.compile=yes")
-    if run.gather and (run.compile != "no" or run.kernel not in GATHER_KERNELS):
+    if run.gather and (run.compile not in ("no", "auto") or run.kernel not in GATHER_KERNELS):
         raise ValueError(
             f"run.gather selects the positions that have not halted, which a compiled step cannot do, and only the kernels "
             f"{', '.join(GATHER_KERNELS)} compute some queries alone; leave run.gather out, or run.compile and run.kernel"

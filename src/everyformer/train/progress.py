@@ -22,6 +22,7 @@ EVERY = 10.0  # seconds between lines of text
 DECAY = 0.95  # of the moving averages
 MIN_BAR = 8  # columns; a narrower bar is not drawn
 GAP = "  "
+COMPILED = {"no": "not compiled", "yes": "compiled", "graphs": "compiled, in CUDA graphs"}
 
 
 @contextmanager
@@ -62,6 +63,8 @@ class _Printer:
             for note in line.get("notes", ()):
                 self.screen.print(note, style="yellow", soft_wrap=True)
             self.screen.print(f"{line['parameters']:,} parameters, {text}{_tokens(line)}")
+            if chosen := line.get("compilation"):
+                self.screen.print(f"{COMPILED[chosen['mode']]}: {chosen['reason']}", style="dim", soft_wrap=True)
             if line.get("changed"):
                 self.screen.print(
                     f"the data differ from those before this step: {', '.join(line['changed'])}", style="yellow"

@@ -49,7 +49,9 @@ class Run(Value, frozen=True):
     keep: Size = 2  # number of checkpoints to keep, besides the best
     device: str = "auto"  # cpu, cuda, or auto: cuda if there is any
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # precision of autocast; weights are always in fp32
-    compile: Literal["no", "yes", "graphs"] = "no"  # torch.compile; graphs: with CUDA graphs, for small models
+    compile: Literal["auto", "no", "yes", "graphs"] = (
+        "auto"  # torch.compile; graphs: with CUDA graphs, for small models; auto: what a run of this length earns back
+    )
     kernel: str = "auto"  # attention kernel, by name; auto: the fastest that supports the request
     loss: Literal["chunked", "whole"] = (
         "chunked"  # cross-entropy in chunks of targets; whole: stores all logits at once

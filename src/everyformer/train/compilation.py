@@ -1,0 +1,85 @@
+"""Whether a run is compiled: `run.compile=auto` chooses by the device, the model and the length of the run.
+
+Compiling takes seconds, and then saves a share of each step. Both are estimated from the recipe alone, never from the clock, because
+a compiled step differs by rounding and a resumed run must come to equal bits:
+
+    cost    START + PER_LAYER * layers                                        seconds
+    gain    steps * share saved * 6 * parameters * targets per step / RATE    seconds, at least LAUNCHES * layers a step on CUDA
+
+The run is compiled if the gain is at least twice the cost. docs/training.md has the rule, docs/results/compile.md what was measured.
+Compiled code is kept in the user's cache folder, so that the same model starts faster the next time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from importlib.util import find_spec
+from typing import Literal, NamedTuple
+
+import torch
+
+from everyformer.data.files import cache_folder
+from everyformer.network.depth import Stack
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.size import parameters
+from everyformer.train.cuda_graphs import unsupported_reason
+from everyformer.train.recipe import Run
+
+START, PER_LAYER = 25.0, 2.0  # seconds of compilation
+SAVED = {"cpu": 0.1, "cuda": 0.25}  # share of a step that compilation saves
+RATE = {"cpu": 3e10, "cuda": 2e14}  # operations a second, on one thread of a CPU
+LAUNCHES = 1e-3  # seconds of a step on CUDA for each layer, at least: launching its kernels
+CONTEXT = 256  # targets of an example, where the task has no context
+WORTHWHILE = 2.0  # the gain, in costs
+
+
+class Compilation(NamedTuple):
+    """How a run is compiled, and why, as one clause."""
+
+    mode: Literal["no", "yes", "graphs"]
+    reason: str
+
+
+def compilation(
+    run: Run, model: Model | EncoderDecoder, context: int | None, device: torch.device, processes: int = 1
+) -> Compilation:
+    """Returns how the run is compiled on the device: what `run.compile` says, or what fits best if that is auto."""
+    if run.compile != "auto":
+        return Compilation(run.compile, "as run.compile says")
+    if run.gather:
+        return Compilation("no", "run.gather reads which positions have halted")
+    if reason := _missing(device):
+        return Compilation("no", reason)
+    side = model.decoder if isinstance(model, EncoderDecoder) else model
+    layers = side.body.num_layers if isinstance(side.body, Stack) else len(side.body.layers)
+    operations = 6 * parameters(model) * run.batch * (context or CONTEXT) // processes
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    computing = operations / (RATE[device.type] * threads)
+    launching = LAUNCHES * layers if device.type == "cuda" else 0.0
+    cost, gain = START + PER_LAYER * layers, run.steps * SAVED[device.type] * max(computing, launching)
+    seconds = f"compiling takes about {cost:.0f} s and would save about {gain:.0f} s"
+    if gain < WORTHWHILE * cost:
+        return Compilation("no", seconds)
+    if launching > computing and not run.batch_schedule and unsupported_reason(run, model, processes) is None:
+        return Compilation("graphs", f"{seconds}; a step is mostly launches")
+    return Compilation("yes", seconds)
+
+
+def _missing(device: torch.device) -> str | None:
+    """Returns which compiler this machine lacks, or None."""
+    if device.type not in RATE:
+        return f"auto does not compile for {device.type}"
+    if device.type == "cuda" and find_spec("triton") is None:
+        return "Triton is not installed"
+    if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++", "cl"))):
+        return "there is no C++ compiler"
+    return None
+
+
+def prepare() -> None:
+    """Keep compiled code in the user's cache folder, unless the user has set another one."""
+    # PyTorch reads this attribute of the inputs of a graph itself, after a graph break.
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
