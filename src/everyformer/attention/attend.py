@@ -89,10 +89,11 @@ def attend(
     Under `torch.compile` a kernel that plans in Python runs outside the graph.
     Example: `attend(q, k, v, Causal() & Window(64))`.
     """
-    attention = _attend
-    if torch.compiler.is_compiling() and _plans(pattern, q_BHQE.shape[2], kernel or (context and context.call.kernel)):
+    context = context or Context.of(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
+    name, attention = kernel or context.call.kernel, _attend
+    if torch.compiler.is_compiling() and _plans(pattern, q_BHQE.shape[2], name):
         attention = _attend_outside
-    return attention(q_BHQE, k_BHKE, v_BHKE, pattern, score_mods, context, scale, dropout, kernel)
+    return attention(q_BHQE, k_BHKE, v_BHKE, pattern, score_mods, context, scale, dropout, name, transformed)
 
 
 def _attend(
@@ -101,18 +102,17 @@ def _attend(
     v_BHKE: Tensor,
     pattern: Pattern | None,
     score_mods: Sequence[ScoreModModule],
-    context: Context | None,
+    context: Context,
     scale: float | None,
     dropout: float,
-    kernel: str | None,
+    name: str,
+    transformed: bool,
 ) -> Tensor:
     _check(q_BHQE, k_BHKE, v_BHKE)
-    context = context or Context.of(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
     _check_context(context, q_BHQE.shape[0], q_BHQE.shape[2], k_BHKE.shape[2])
     pattern = Full() if pattern is None else pattern
     _check_options(pattern, score_mods, dropout)
     scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
-    name = kernel or context.call.kernel
     request = Request(q_BHQE, k_BHKE, v_BHKE, pattern, (), (), context, scale, dropout)
     chosen, request = _choose_and_apply(request, score_mods, name, transformed)
     for score_mod in score_mods:
@@ -126,10 +126,10 @@ def _attend(
 _attend_outside = torch.compiler.disable(_attend)
 
 
-def _plans(pattern: Pattern | None, queries: int, kernel: str | None) -> bool:
+def _plans(pattern: Pattern | None, queries: int, name: str) -> bool:
     """Returns whether a kernel other than sdpa and reference is named or, for `auto`, considered."""
-    if kernel not in (None, "auto"):
-        return kernel not in TRACED
+    if name != "auto":
+        return name not in TRACED
     return queries >= LONG and type(pattern) not in (Full, Causal, type(None))
 
 
