@@ -32,7 +32,8 @@ EXAMPLES: dict[str, Any] = {
     "task.column": "review", "task.label": "stars", "task.environment": "popgym:RepeatPreviousEasy",
     "task.tokenizer_files": "gpt2", "task.source": "fr", "task.target": "en", "model.heads": 8, "model.patterns":
     '["causal & window(16)","causal & stride(16)"]', "model.pattern": "causal & window(64)", "model.local_pattern": "none",
-    "model.four_term": '{"type":"four_term","width":512}', "model.auxiliary": "none", "model.transition":
+    "model.four_term": '{"type":"four_term","width":512}', "model.auxiliary": "none",
+    "model.scaling": '{"type":"linear_scaling","factor":4.0}', "model.transition":
     '{"type":"convolution","hidden":256}', "model.encoder_transition": '{"type":"convolution","hidden":256,"causal":false}',
     "model.gate_bias": 2, "model.initial_span": 0.5, "run.seed": 1, "run.checkpoint_segments": 4, "optim.beta1": 0.95,
     "optim.ema": 0.999, "task.extra_targets": 2, "task.shift": 2, "task.levels": 16, "task.size": 32, "task.discount": 0.995,
