@@ -5,12 +5,12 @@
 
 An input is a real file (a recipe, a model, weights, a tokenizer, text, records, images, a graph) with some values, keys or bytes
 changed, or a command with wrong settings, prompts or patterns; see bench/hostile_inputs.py. A command must end with a result (exit code 0)
-or with one line that says what is wrong (exit code 1 or 2), in less than 60 seconds and 3 GiB. These are failures:
+or with one line that says what is wrong (exit code 1 or 2), in less than 60 seconds of a processor and 3 GiB. These are failures:
 
     traceback   the command raised an error that the command line does not show as one line
     lines       it was refused with more than one line, or with none
     raw         the line is the message of an error of Python or torch, which names neither the value nor the remedy
-    time        it took longer
+    time        it took longer, or 15 minutes by the clock
     died        the process ended by a signal
     wrote       it wrote elsewhere than it was told, or changed a file that was there
 
@@ -44,12 +44,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.hostile_inputs import KINDS, RUN, SMALL, WORDS
+from bench import hostile_generated_data  # noqa: F401  its kinds join GENERATED
+from bench.hostile_generated import GENERATED, example, keep_files_in
+from bench.hostile_inputs import KINDS, RUN, SMALL, WORDS, write_sums
 from everyformer.cli.main import main as command_line
 from everyformer.train.provenance import COMMIT, header, provenance
 
 ROOT = Path(__file__).parent.parent
 SECONDS, MEMORY, CHUNK = 60.0, 3 << 30, 20
+WAIT = 900.0  # seconds without a result, after which a command hangs
 MODULES = (
     *(
         "everyformer.study.curves",
@@ -70,8 +73,10 @@ OUTPUTS = ("out", "out.csv", "out.png", "runs")  # what the commands are told to
 RAW = re.compile(
     r"object has no attribute|object is not|not subscriptable|unsupported operand|index out of range|invalid literal for|"
     r"could not convert|not enough values|too many values|NoneType|Traceback|<class '|size mismatch|c10|aten::|"
-    r"unexpected keyword|missing \d+ required|codec can't|RuntimeError|KeyError|TypeError|error: '?\w*'?$"
+    r"unexpected keyword|missing \d+ required|codec can't|RuntimeError|KeyError|TypeError"
 )
+NOTHING = re.compile(r"error: '?\w*'?$")
+NAMES = (*KINDS, *GENERATED)
 ENDS = ("result", "refused", "traceback", "lines", "raw", "time", "died", "wrote")
 
 
@@ -157,15 +162,19 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 def make(index: int, seed: int, originals: Path, folder: Path) -> tuple[str, list[str]]:
     """Write input number `index` to a folder. Returns its kind and its command."""
-    name = list(KINDS)[index % len(KINDS)]
+    name = kind_of(index)
     shutil.copytree(originals, folder)
     for sums in folder.glob("*/recipe.json"):  # its data are those of this folder
         sums.write_text(sums.read_text().replace(str(originals), str(folder)))
-    from bench.hostile_inputs import write_sums
-
     for run in folder.glob("*/SHA256SUMS"):
         write_sums(run.parent)
+    if name in GENERATED:
+        return name, GENERATED[name][1](example(name, index // len(NAMES), seed), folder)
     return name, KINDS[name](random.Random(f"{seed}/{index}"), folder)
+
+
+def kind_of(index: int) -> str:
+    return NAMES[index % len(NAMES)]
 
 
 def call(words: list[str], folder: Path, output: Path) -> tuple[int | None, str]:
@@ -202,9 +211,11 @@ def judge(
         return "traceback", lines[-1] if lines else ""
     changed = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
     resumed = words[1] + "/" if words[0] == "resume" else None
-    own = (words[1] + "/samples.png", words[1] + "/episode.gif") if words[0] == "generate" else ()
+    own = {"generate": (words[1] + "/samples.png", words[1] + "/episode.gif"), "show": (f"{words[1]}.png",)}
     for name in changed:
-        written = name.split("/")[0] in OUTPUTS or name in own or (resumed and name.startswith(resumed))
+        written = (
+            name.split("/")[0] in OUTPUTS or name in own.get(words[0], ()) or (resumed and name.startswith(resumed))
+        )
         if not written:
             return (
                 "wrote",
@@ -217,7 +228,8 @@ def judge(
         errors = [line for line in lines if line.startswith("│")][:1]
     if len(errors) != 1:
         return "lines", f"exit code {code}; " + (lines[-1] if lines else "no output")
-    return ("raw" if RAW.search(re.sub(r"\(.*\)", "", errors[0])) else "refused"), errors[0]
+    raw = NOTHING.search(errors[0]) or RAW.search(re.sub(r"\(.*\)", "", errors[0]))
+    return ("raw" if raw else "refused"), errors[0]
 
 
 def run_one(index: int, seed: int, originals: Path, scratch: Path) -> dict[str, Any]:
@@ -260,6 +272,9 @@ def work(indices: Sequence[int], seed: int, originals: Path, scratch: Path, pipe
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     os.environ["EVERYFORMER_CACHE"] = str(scratch / "cache")
     for index in indices:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        limit = int(used.ru_utime + used.ru_stime + SECONDS) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
         os.write(pipe, (json.dumps(run_one(index, seed, originals, scratch)) + "\n").encode())
 
 
@@ -270,10 +285,13 @@ class Worker:
         self.left, self.buffer = indices, b""
         self.scratch = scratch
         scratch.mkdir(parents=True, exist_ok=True)
+        for index in indices:  # here, so that an example does not depend on what the process did before
+            if kind_of(index) in GENERATED:
+                example(kind_of(index), index // len(NAMES), seed)
         self.pipe, write = os.pipe()
         self.child = in_child(work, indices, seed, originals, scratch, write)
         os.close(write)
-        self.limit = time.monotonic() + SECONDS
+        self.limit = time.monotonic() + WAIT
 
     def lines(self) -> tuple[list[dict[str, Any]], bool]:
         """The results so far, and whether the process has ended."""
@@ -283,17 +301,18 @@ class Worker:
             *complete, self.buffer = (self.buffer + content).split(b"\n")
             done = [json.loads(line) for line in complete]
             self.left = self.left[len(done) :]
-            self.limit = time.monotonic() + SECONDS
+            self.limit = time.monotonic() + WAIT
         late = content is None and time.monotonic() > self.limit
         if late:
             os.kill(self.child, signal.SIGKILL)
         if content == b"" or late:
             os.close(self.pipe)
-            _, status = os.waitpid(self.child, 0)
+            code = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
             if self.left:
-                end = "time" if late else "died"
-                kind = list(KINDS)[self.left[0] % len(KINDS)]
-                why = f"more than {SECONDS:g} s" if late else f"exit code {os.waitstatus_to_exitcode(status)}"
+                slow = late or code == -signal.SIGXCPU
+                limit = f"{WAIT:g} s by the clock" if late else f"{SECONDS:g} s of a processor"
+                why = f"more than {limit}" if slow else f"exit code {code}"
+                end, kind = "time" if slow else "died", kind_of(self.left[0])
                 done.append(
                     {"index": self.left[0], "kind": kind, "end": end, "seconds": SECONDS, "command": [], "message": why}
                 )
@@ -305,6 +324,7 @@ class Worker:
 def campaign(indices: list[int], seed: int, processes: int, folder: Path) -> Iterator[dict[str, Any]]:
     originals = folder / "originals"
     originals.mkdir(parents=True)
+    keep_files_in(folder / "hypothesis")
     os.chdir(originals)
     _, status = os.waitpid(in_child(prepare, originals), 0)
     if status:
@@ -329,7 +349,7 @@ def campaign(indices: list[int], seed: int, processes: int, folder: Path) -> Ite
 
 
 def summary(lines: list[dict[str, Any]]) -> list[str]:
-    counts = {name: Counter(line["end"] for line in lines if line["kind"] == name) for name in KINDS}
+    counts = {name: Counter(line["end"] for line in lines if line["kind"] == name) for name in NAMES}
     rows = [[name, count.total(), *(count[end] for end in ENDS)] for name, count in counts.items() if count]
     rows.append(["all", len(lines), *(sum(line["end"] == end for line in lines) for end in ENDS)])
     head = ["input", "inputs", *ENDS]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -170,3 +172,55 @@ def test_a_mistyped_checkpoint_or_limit_is_answered_with_the_word(capsys):
 def test_a_wrong_value_is_answered_with_what_to_give(setting, told, capsys):
     assert main(["train", "gpt2", "--size", "tiny", setting]) == 2
     assert capsys.readouterr().err == f"error: {setting}: {told}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "gpt2", "--size="],
+        ["train", "gpt2", "--data", ""],
+        ["plan", "gpt2", "--task", ""],
+        ["train", "gpt2", "--out", ""],
+        ["evaluate", "run", "--data="],
+        ["evaluate", "run", "--step="],
+        ["evaluate", "run", "--limit", ""],
+        ["predict", "run", "--column="],
+        ["show", "pattern", "causal", "--out="],
+        ["contracts", "gpt2", "--only="],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_option_is_not_taken_for_none(words, capsys):
+    """As after `--data "$DATA"` where DATA is not set: it would train on other data without a word."""
+    with pytest.raises(SystemExit):
+        main(words)
+    name = next(word for word in words if word.startswith("--")).rstrip("=")
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"Invalid value for {name}: it is empty; give a value, or leave the option out" in said
+
+
+def test_a_mistyped_setting_of_a_resumed_run_is_answered_with_its_name(place, capsys):
+    assert train("--out", "run") == 0
+    for setting, told in (
+        ("optm.lr=3", "there is no setting 'optm.lr'; did you mean optim.lr?"),
+        ("run.stps=9", "did you mean steps"),
+        ("lr=3", "did you mean optim.lr?"),
+        ("model.width=9", "model.width=9 cannot change when a run is resumed"),
+        ("optim.ema=0.9", "optim.ema=0.9 cannot change when a run is resumed"),
+    ):
+        capsys.readouterr()
+        assert main(["resume", "run", setting]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_writes_is_not_said_to_start(place, capsys):
+    assert train("--out", "run") == 0
+    shutil.rmtree(place / "run" / "checkpoints")
+    capsys.readouterr()
+    with (place / "run" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(["resume", "run"]) == 2
+        told = capsys.readouterr()
+        assert "run is in use" in told.err and "starts from step 0" not in told.out
+    assert main(["resume", "run"]) == 0
+    assert "run has no checkpoint, so it starts from step 0" in capsys.readouterr().out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -126,6 +128,17 @@ def test_sentences_are_translated_in_their_order(place):
     for row in read(place / "out.csv"):
         assert row["prediction"] == run.generate(row["text"])
     assert run.predict(["", "the 4 apples"]).values[0] == ""
+
+
+def test_training_on_a_file_proposes_to_predict(place, capsys):
+    (place / "numbers.csv").write_text("text,label\n" + "\n".join(f"{'good ' * (n % 5 + 1)},{n / 7}" for n in range(20)))
+    words = ["byte-classifier", "--task", "regress", "--size", "tiny", "--data", "numbers.csv", "--out", "numbers"]
+    assert main(["train", *words, *FEW, "model.width=8", "model.heads=2"]) == 0
+    command = shlex.split(capsys.readouterr().err.partition("next: everyformer ")[2])
+    assert command == ["predict", "numbers", "--data", str(place / "numbers.csv"), "--limit", "5"]
+    assert main(command) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 6
+    shutil.rmtree("numbers")
 
 
 @pytest.mark.parametrize(

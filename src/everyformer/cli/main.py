@@ -25,6 +25,7 @@ from everyformer.cli.export import export
 from everyformer.cli.family import family
 from everyformer.cli.generate import generate
 from everyformer.cli.import_model import import_model
+from everyformer.cli.options import refuse_empty
 from everyformer.cli.out_of_memory import amount_requested, is_out_of_memory
 from everyformer.cli.own_parts import imported
 from everyformer.cli.plan import plan
@@ -40,7 +41,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads it when it is
 
 
 def convert_exactly(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Convert as cyclopts does, but do not round a fraction to an integer."""
+    """Convert as cyclopts does, but do not round a fraction to an integer, and do not take an empty value for none."""
+    refuse_empty(tokens)
     for token in tokens:
         if int in (kind, *get_args(kind)) and "." in token.value and not float(token.value).is_integer():
             raise ValueError(f"{token.value} is not an integer; give one")

@@ -7,11 +7,21 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
 
+MAY_BE_EMPTY = ("--prompt", "--text")  # whether a text may be empty follows from the task
+
+
+def refuse_empty(tokens: Sequence[Token]) -> None:
+    """Raises ValueError if an option has the empty value, such as that of a shell's variable that is not set."""
+    for token in tokens:
+        if token.value == "" and token.keyword is not None and token.keyword not in MAY_BE_EMPTY:
+            raise ValueError("it is empty; give a value, or leave the option out")
+
 
 def number_or(word: str, number: str) -> Callable[[Any, Sequence[Token]], Any]:
     """Returns a converter of an option that is a number or one word."""
 
     def convert(kind: Any, tokens: Sequence[Token]) -> int | str:
+        refuse_empty(tokens)
         given = tokens[0].value
         if given == word:
             return word

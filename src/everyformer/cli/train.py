@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -101,14 +101,20 @@ def resume(
 
     screen = console(UnbreakableConsole)
     recipe = override_run(read_recipe(run), settings)
-    if not checkpoint.steps(run):
-        screen.print(f"{run} has no checkpoint, so it starts from step 0", soft_wrap=True)
+    has_checkpoint = bool(checkpoint.steps(run))
+
+    def say_start(line: dict[str, Any]) -> None:
+        if line["kind"] == "begin" and not has_checkpoint:
+            screen.print(f"{run} has no checkpoint, so it starts from step 0", soft_wrap=True)
+
     from everyformer.train.progress import show_progress
 
     with show_progress(screen) as callback:
         trained = explain_out_of_memory(
             recipe,
-            lambda: continue_run(run, step=step, steps=steps, settings=settings, data=data, callbacks=(callback,)),
+            lambda: continue_run(
+                run, step=step, steps=steps, settings=settings, data=data, callbacks=(say_start, callback)
+            ),
         )
     _finish(screen, trained, run)
     return exit_code(trained)
@@ -160,10 +166,12 @@ def _finish(screen: Console, trained: TrainedRun, folder: Path) -> None:
     except ImportError:
         screen.print("curves: not drawn, because matplotlib is not installed (pip install everyformer[plot])")
     screen.print(f"run: {folder}")
+    chosen = ["--step", "best"] if best and trained.early_stop else []
     if trained.stopped:
         next_command(screen, "resume", folder)
+    elif trained.task.inference.predicts_targets and trained.recipe.data and Path(trained.recipe.data).is_file():
+        next_command(screen, "predict", folder, "--data", trained.recipe.data, "--limit", "5", *chosen)
     elif trained.can_generate:
-        chosen = ["--step", "best"] if best and trained.early_stop else []
         next_command(screen, "generate", folder, *chosen, hint=trained.task.inference.example)
     else:
         next_command(screen, "evaluate", folder)

@@ -101,7 +101,7 @@ class NodeObjective(ClassifyObjective):
 class ClassifyInference(Inference):
     """Predictions of new examples."""
 
-    can_predict = True
+    can_predict = predicts_targets = True
     reads = "sets of vectors"
 
     def __init__(self, data: ClassifyData, objective: ClassifyObjective):

@@ -181,6 +181,7 @@ class Inference:
     can_generate: bool = False
     can_predict: bool = False
     classes: tuple[str, ...] = ()  # names of the classes that `predict` predicts
+    predicts_targets: bool = False  # classes or numbers; a translation is a text, which `generate` writes
     takes_graph: bool = False  # whether `predict` takes a graph instead of a list of examples
     generates_images: bool = False
     file: str = "samples.png"  # default name of the file of `generate_images`, in the run's folder

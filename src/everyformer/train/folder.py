@@ -56,7 +56,7 @@ def override_run(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """Returns the recipe of a resumed run with other settings. Raises ValueError if they change more than the run."""
     for setting in settings:
         name = setting.partition("=")[0]
-        if name.partition(".")[0] not in ("run", "optim") or name in KEPT:
+        if name.partition(".")[0] in ("model", "task") or name in KEPT:
             raise ValueError(
                 f"{setting} cannot change when a run is resumed, only run.* and optim.* (without {' and '.join(KEPT)}) can; start a "
                 "new run with it, from these weights with --init-from"
