@@ -44,8 +44,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import hostile_generated_data  # noqa: F401  its kinds join GENERATED
 from bench.hostile_generated import GENERATED, example, keep_files_in
+from bench.hostile_generated_data import save_published
 from bench.hostile_inputs import KINDS, RUN, SMALL, WORDS, write_sums
 from everyformer.cli.main import main as command_line
 from everyformer.train.provenance import COMMIT, header, provenance
@@ -117,6 +117,7 @@ def prepare(folder: Path) -> None:
     (folder / "graph.json").write_text(json.dumps(graph))
     shutil.copy(ROOT / "src" / "everyformer" / "cli" / "settings.json", folder)
     shutil.copytree(ROOT / "tests" / "data" / "gpt2_excerpt", folder / "gpt2")
+    save_published(folder / "published")
     small = (*RUN, *SMALL)
     for name, words in {
         "language": (

@@ -333,6 +333,8 @@ places = st.sampled_from(
 FIRST = {  # what each command is given first
     ("evaluate",): ["language", "classifier", "vision", "graph", "images", "missing"],
     ("predict",): ["language", "classifier", "vision", "graph"],
+    ("embed",): ["language", "classifier", "vision"],
+    ("import",): ["published", "language", "images", "missing"],
     ("resume",): ["language", "graph"],
     ("show", "attention"): ["language", "classifier", "vision", "graph"],
     ("show", "halting"): ["language"],

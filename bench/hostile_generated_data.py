@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bench.hostile_generated import generated, numbers
 from bench.hostile_inputs import SMALL, TINY
-from bench.hostile_types import floats, scalars, texts, trees
+from bench.hostile_types import changed, floats, scalars, texts, trees
 
 cells = st.one_of(
     st.sampled_from(["a", "b", "good film", "bad film"]), texts, numbers, st.sampled_from([None, True, [], {"a": 1}])
@@ -83,27 +83,21 @@ def text(example: Any, folder: Path) -> list[str]:
 
 
 entries = st.lists(st.integers(0, 13) | st.integers(-2, 99), max_size=9)
-graphs = st.fixed_dictionaries(
-    {
-        "features": st.one_of(
-            st.integers(1, 3).flatmap(
-                lambda n: st.lists(st.lists(st.floats(-2, 2), min_size=n, max_size=n), min_size=12, max_size=14)
-            ),
-            st.lists(st.lists(floats, max_size=3), max_size=14),
-            trees,
-        ),
-        "edges": st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=20)
-        | st.lists(entries, max_size=5)
-        | trees,
-        "labels": st.lists(st.integers(0, 2), min_size=12, max_size=14)
-        | st.lists(texts, min_size=12, max_size=14)
-        | trees,
-    },
-    optional={
-        name: st.just(split) | entries | trees
-        for name, split in (("train", [0, 1, 2, 3]), ("val", [5, 6]), ("test", [7]))
-    },
+vectors = st.integers(1, 3).flatmap(
+    lambda width: st.lists(st.lists(st.floats(-2, 2), min_size=width, max_size=width), min_size=12, max_size=12)
 )
+edges = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=20)
+legal_graphs = st.fixed_dictionaries(
+    {"features": vectors, "edges": edges, "labels": st.lists(st.integers(0, 2), min_size=12, max_size=12)},
+    optional={"train": st.just([0, 1, 2, 3]), "val": st.just([5, 6]), "test": st.just([7])},
+)
+odd_fields = st.one_of(
+    st.tuples(st.just("features"), st.lists(st.lists(floats, max_size=3), max_size=14) | trees),
+    st.tuples(st.just("edges"), st.lists(entries, max_size=5) | trees),
+    st.tuples(st.just("labels"), st.lists(texts | floats, min_size=11, max_size=13) | trees),
+    st.tuples(st.sampled_from(["train", "val", "test", "more"]), entries | trees),
+)
+graphs = st.tuples(legal_graphs, st.lists(odd_fields, max_size=2)).map(lambda both: both[0] | dict(both[1]))
 
 
 @generated("graph, generated", st.tuples(graphs, st.sampled_from(["classify", "classify", "regress", "predict"])))
@@ -146,3 +140,43 @@ def images(example: Any, folder: Path) -> list[str]:
     if member == "predict":
         return ["predict", "vision", "--data", data, "--out", "out.csv"]
     return ["train", member, "--data", data, *TINY, *SMALL, *(["model.patch=4"] if member == "vit" else [])]
+
+
+parts_of_a_config = st.sampled_from(
+    ["model_type", "architectures", "n_embd", "n_layer", "n_head", "n_positions", "vocab_size", "activation_function", "n_inner",
+     "layer_norm_epsilon", "scale_attn_weights", "add_cross_attention", "tie_word_embeddings", "eos_token_id", "num_labels"]
+)  # fmt: skip
+config_values = st.one_of(st.sampled_from(["gpt2", "bert", "llama", "relu", "gelu"]), st.integers(-1, 20), trees)
+
+
+@generated(
+    "published model, generated",
+    st.tuples(
+        st.lists(st.tuples(parts_of_a_config.map(lambda name: (name,)), config_values), max_size=3),
+        st.sampled_from([None, None, "model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json"]),
+        st.binary(max_size=9),
+        st.integers(0, 4000),
+    ),
+)
+def published(example: Any, folder: Path) -> list[str]:
+    """A model as transformers saves it, with other values in its config, or with a damaged file."""
+    different, damaged, content, place = example
+    config = folder / "published" / "config.json"
+    config.write_text(json.dumps(changed(json.loads(config.read_text()), different)))
+    if damaged is not None and (file := folder / "published" / damaged).exists():
+        whole = file.read_bytes()
+        file.write_bytes(whole[: place % len(whole)] + content + whole[place % len(whole) + len(content) :])
+    return ["import", "published", "--out", "out"]
+
+
+def save_published(folder: Path) -> None:
+    """What the kind above damages: a small GPT-2 with a tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    size = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 256}
+    GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(folder)

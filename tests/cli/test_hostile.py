@@ -10,8 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
+from bench.hostile_generated import keep_files_in
 from bench.hostile_inputs import write_sums
+from bench.hostile_types import drawn, values
+from everyformer import Pattern, from_json
 from everyformer.cli.main import main
 from everyformer.data.tokenizer import load as load_tokenizer
 from tests.cli.small_run import train
@@ -151,9 +155,39 @@ def test_text_in_parquet_that_is_not_utf8_is_named(capsys):
     )
 
 
+def test_a_character_without_a_token_is_refused(tmp_path):
+    vocabulary = {"a": 0, "[PAD]": 1, "[CLS]": 2, "[SEP]": 3}
+    tree = json.loads(Tokenizer(models.WordPiece(vocabulary, unk_token="a")).to_str())
+    tree["model"]["unk_token"] = "[UNK]"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode_all(["a"])[0].tolist() == [0]
+    with pytest.raises(ValueError, match=r"cannot read a text \(.*UNK.*restore its tokenizer.json"):
+        tokenizer.encode_all(["b"])
+
+
+def test_the_examples_of_hypothesis_follow_from_their_seed(tmp_path):
+    keep_files_in(tmp_path)
+    strategy = values(Pattern)
+    first, again, other = (drawn(strategy, 5, number) for number in (1, 1, 2))
+    assert first == again != other
+
+
+def test_random_values_of_a_type_are_legal_and_nearly_legal(tmp_path):
+    keep_files_in(tmp_path)
+    reasons = set()
+    for tree in drawn(values(Pattern), 40, 0):
+        try:
+            reasons.add(type(from_json(json.dumps(tree), Pattern)).__name__)
+        except ValueError as error:
+            reasons.add(str(error))
+    legal = [name for name in reasons if name.isidentifier()]
+    assert len(legal) >= 5 and len(reasons) - len(legal) >= 2
+
+
 def test_a_small_campaign_has_no_failure(tmp_path):
     log = tmp_path / "log.txt"
-    command = [sys.executable, "-m", "bench.hostile", "--count", "22", "--seed", "3", "--log", str(log)]
+    command = [sys.executable, "-m", "bench.hostile", "--count", "24", "--seed", "3", "--log", str(log)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert log.read_text().splitlines()[-1].startswith("| all | 22 |")
+    assert log.read_text().splitlines()[-1].startswith("| all | 24 |")

@@ -131,7 +131,9 @@ def test_sentences_are_translated_in_their_order(place):
 
 
 def test_training_on_a_file_proposes_to_predict(place, capsys):
-    (place / "numbers.csv").write_text("text,label\n" + "\n".join(f"{'good ' * (n % 5 + 1)},{n / 7}" for n in range(20)))
+    (place / "numbers.csv").write_text(
+        "text,label\n" + "\n".join(f"{'good ' * (n % 5 + 1)},{n / 7}" for n in range(20))
+    )
     words = ["byte-classifier", "--task", "regress", "--size", "tiny", "--data", "numbers.csv", "--out", "numbers"]
     assert main(["train", *words, *FEW, "model.width=8", "model.heads=2"]) == 0
     command = shlex.split(capsys.readouterr().err.partition("next: everyformer ")[2])

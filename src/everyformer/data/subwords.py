@@ -67,7 +67,10 @@ class HuggingFaceTokenizer:
 
     def encode_all(self, texts: Sequence[str]) -> list[Ids]:
         """Returns the tokens of each text, without marks around it."""
-        encodings = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            encodings = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises nothing narrower, as for a character without a token
+            raise ValueError(f"the tokenizer cannot read a text ({error}); restore its tokenizer.json") from None
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:

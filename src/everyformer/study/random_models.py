@@ -1,7 +1,7 @@
 """Random legal models, with random numbers in all their parts: a contract that fails on one of them is a bug, of the model or of the
 contract.
 
-    python -m everyformer.study.random_models --count 300 --seed 0
+    python -m everyformer.study.random_models --count 300 --seed 0 > docs/results/logs/random_models.txt
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ from everyformer.network.sinusoid import Sinusoidal, TimePosition
 from everyformer.network.sublayer import Sublayer
 from everyformer.study.contract_report import Report, Result
 from everyformer.study.contracts import CONTRACTS, contracts
+from everyformer.train.provenance import start_log
 
 SCALINGS = (LinearScaling, NtkScaling, Llama3Scaling)
 CHECKED = tuple(name for name in CONTRACTS if name not in ("flex", "compile"))  # without those that compile
@@ -334,6 +335,7 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the number of the first model")
     parser.add_argument("--only", default=",".join(CHECKED), help="contracts, separated by commas")
     given = parser.parse_args()
+    start_log(seed=given.seed)
     began = time.monotonic()
 
     def tell(result: Result) -> None:
