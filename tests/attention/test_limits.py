@@ -16,6 +16,10 @@ from everyformer.attention.kernels import flex, fused, tiled
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Causal, Pattern, Stride, Window
+from everyformer.attention.projection import Shared
+from everyformer.attention.score_mod import Alibi
+from everyformer.attention.span import Span
+from everyformer.network.multi_head_attention import Attention
 from everyformer.value import Value
 from tests.attention.test_tiled import PATTERNS, draw
 
@@ -152,3 +156,25 @@ def test_sizes_of_blocks_are_powers_of_2():
             for size in {"M", "N", "UNEVEN", "num_warps"} & table.get(program, {}).keys():
                 value = table[program][size]
                 assert value & (value - 1) == 0 and value >= (1 if size == "num_warps" else 16)
+
+
+def test_a_hashed_key_counts_however_far_away_it_is():
+    """It still decides whether a query is alone in its bucket, so a cache keeps it, whatever the window."""
+    for text, distance in (("causal & window(4)", 3), ("hashed(1, 2, 3)", None), ("hashed(1, 2, 3) & window(4)", None)):
+        assert Attention(Shared(2), parse(text)).build(8).max_distance() == distance
+
+
+@pytest.mark.parametrize(
+    "score_mods, dropout", [((Span(16), Span(32)), 0.0), ((Alibi(),), 0.0), ((Span(16),), 0.1), ((), 0.1)], ids=str
+)
+def test_fused_has_no_dropout_and_no_term_but_one_soft_mask(score_mods, dropout):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, 2, 64, 32, device="cuda", dtype=torch.bfloat16)
+        context = Context.of(64, 64, q.device)
+        terms = tuple(one.build(2, 32, 32).bias(q, q, 0.1, context) for one in score_mods)
+        one_soft = Request(
+            q, q, q, Causal(), (Span(16).build(2, 32, 32).bias(q, q, 0.1, context),), (), context, 0.1, 0.0
+        )
+        assert fused.unsupported_reason(one_soft) is None
+        request = Request(q, q, q, Causal(), terms, (), context, 0.1, dropout)
+        assert "no dropout and no score term but one soft mask" in (fused.unsupported_reason(request) or "")

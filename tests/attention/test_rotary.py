@@ -121,3 +121,5 @@ def test_low_must_be_less_than_high():
         ValueError, match=r"llama3_scaling.low is 4.0 and high is 4.0; give a low that is less than high"
     ):
         Llama3Scaling(8.0, low=4.0)
+    with pytest.raises(ValueError, match=r"^llama3_scaling.factor is -8.0"):
+        Llama3Scaling(-8.0)

@@ -97,6 +97,13 @@ def test_a_decoder_reads_its_encoder_output_in_slots():
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize(("window", "slots"), [(1, 2), (2, 2), (3, 3), (9, 9)])
+def test_a_window_needs_as_many_slots_as_it_has_keys(window, slots):
+    """And at least one for the new token and one for an earlier one."""
+    assert most_slots(ready(model(f"causal & window({window})", outputs=HEAD))) == slots
+    assert most_slots(ready(model("causal", outputs=HEAD))) is None
+
+
 def test_an_empty_cache_has_no_slots():
     with pytest.raises(ValueError, match="call the network on the prompts first"):
         Slots.of(ready(model(outputs=HEAD)), Cache(), 8)

@@ -48,6 +48,7 @@ def test_the_sum_equals_the_literal_loop(literal, length, stride):
 
 def test_perplexity_overflows_to_infinity():
     assert perplexity(2 * math.log(5), 2) == pytest.approx(5)
+    assert perplexity(709, 1) == math.exp(709) < math.inf == perplexity(710, 1)
     assert perplexity(1e6, 2) == math.inf and math.isnan(perplexity(math.nan, 2))
 
 

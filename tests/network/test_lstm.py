@@ -205,6 +205,19 @@ def test_a_bidirectional_layer_is_one_lstm_in_each_direction(body, kernel):
         close(probe.state_weights[0][row, 3:].permute(1, 2, 0), w)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    "net", [Lstm(bidirectional=True), AblatedLstm(bidirectional=True)], ids=lambda net: type(net).__name__
+)
+def test_padding_changes_neither_direction(net, kernel):
+    value = Model(width=6, embed=Tokens(VOCABULARY), body=stack(2, net), outputs=(PerToken(2),))
+    network, x = ready(value), tokens(2, 6)
+    visible = torch.tensor([[True] * 6, [False, True, True, False, True, False]])
+    hidden = network(x, visible=visible, kernel=kernel).hidden
+    for row in range(2):
+        close(hidden[row][visible[row]], network(x[row][visible[row]][None], kernel=kernel).hidden[0])
+
+
 @pytest.mark.parametrize("name", BODIES)
 def test_a_state_continues_across_padding_and_calls(name):
     """Sequences of different lengths with padding anywhere, piece by piece, equal each of them alone."""

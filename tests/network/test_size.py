@@ -14,6 +14,7 @@ from everyformer.network import size
 from everyformer.value import from_json, to_json
 
 GPT2 = everyformer.member("gpt2", "tiny")
+PAIR = everyformer.member("transformer", "tiny")
 LARGEST = 2**31 - 1
 
 
@@ -26,6 +27,10 @@ def changed(**fields):
     return lambda: from_json(text, everyformer.Model).build()
 
 
+def huge(value):
+    return replace(value, embed=replace(value.embed, vocabulary=LARGEST))
+
+
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
@@ -35,6 +40,7 @@ def changed(**fields):
         (changed(num_layers=LARGEST), r"<= 65536"),
         (changed(width=2**20, num_layers=2**16), r"parameters, which take [\d,.]+ GiB, but the cpu has"),
         (changed(vocabulary=LARGEST), r"the model has 137,439,057,600 parameters"),
+        (lambda: replace(PAIR, encoder=huge(PAIR.encoder), decoder=huge(PAIR.decoder)).build(), "GiB, but the cpu has"),
     ],
 )
 def test_an_absurd_model_is_refused_at_once(build, reason):
