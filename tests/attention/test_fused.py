@@ -124,13 +124,17 @@ def test_spans_of_several_blocks(score_mod):
     equal(*request_of("causal", (score_mod,), length=300 if CUDA else 75))
 
 
-def test_the_program_computes_the_buckets_of_every_round():
+@pytest.mark.parametrize(("width", "half"), [(6, 5), (40, 20)])
+def test_the_program_computes_the_buckets_of_every_round(width, half):
+    """Wherever the keys lie in memory."""
     torch.manual_seed(0)
-    k_BHKE, rotation = torch.randn(2, 3, 70, 6, device=DEVICE), torch.randn(4, 3, 6, 5, device=DEVICE)
+    k_BHKE, rotation = torch.randn(2, 3, 70, width, device=DEVICE), torch.randn(4, 3, width, half, device=DEVICE)
     k_BHKE = k_BHKE.bfloat16().float()
-    assert torch.equal(hashing._buckets_by_program(k_BHKE, rotation), hashing.buckets(k_BHKE, rotation))
-    rotated = k_BHKE.transpose(1, 2).contiguous().transpose(1, 2)
-    assert torch.equal(hashing._buckets_by_program(rotated, rotation), hashing.buckets(k_BHKE, rotation))
+    expected = hashing.buckets(k_BHKE, rotation)
+    for axes in ((1, 2), (2, 3)):
+        rotated = k_BHKE.transpose(*axes).contiguous().transpose(*axes)
+        assert torch.equal(hashing._buckets_by_program(rotated, rotation), expected)
+    assert torch.equal(hashing._buckets_by_program(k_BHKE, rotation), expected)
 
 
 @pytest.mark.parametrize(
@@ -216,3 +220,7 @@ def test_unsupported_requests_are_refused():
     assert fused.launched_parts(request_of("causal & (block(8) | summary(4, 1))")[0]) is None
     for text in ("hashed(2, 4, 5)", "causal & block(8)", "causal & (window(4) | stride(4))", "full"):
         assert fused.launched_parts(request_of(text, (Span(20),))[0]) is None
+
+
+def test_more_heads_than_their_width_fit():
+    equal(*request_of("causal & window(2)", heads=17, length=3))

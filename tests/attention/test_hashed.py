@@ -83,6 +83,19 @@ def test_allowed_pairs_are_those_of_the_paper(pattern):
                 assert set(allowed[b, h, i].nonzero()[:, 0].tolist()) == set().union(*map(set, rounds))
 
 
+def test_a_bucket_of_a_hundred_keys_is_apart_from_the_next():
+    """Each key attends to all earlier keys of its bucket and to none of another."""
+    pattern = Hashed(1, 2, 10_000)
+    _, k, _ = draw(200)
+    bucket_BHK = Hash(pattern, HEADS, WIDTH).buckets(k)[..., 0]
+    context = Context.of(200, 200, CPU)
+    context = context.with_hashes(Hash(pattern, HEADS, WIDTH)(bucket_BHK[..., None], context))
+    same_BHKK = bucket_BHK[..., None] == bucket_BHK[..., None, :]
+    assert bucket_BHK.double().mean().item() == pytest.approx(0.5, abs=0.3)
+    allowed = context.mask(pattern, BATCH, HEADS)
+    assert torch.equal(allowed.tril(-1), same_BHKK.tril(-1)) and not allowed.triu(1).any()
+
+
 @pytest.mark.spec(113, 115)
 @all_patterns
 def test_attention_merges_the_rounds_and_counts_each_key_once(pattern):

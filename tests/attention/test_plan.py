@@ -69,6 +69,32 @@ def test_parts_are_disjoint_and_their_union_is_the_pattern(text: str) -> None:
     assert torch.equal(sum(masks), pattern.mask(LENGTH)[0].long())
 
 
+@pytest.mark.parametrize(
+    ("text", "fractions"),  # of the 1,024 x 1,024 scores that are dense
+    [
+        ("causal & window(64)", [64 / 1024]),
+        ("causal & local(64, 128)", [192 / 1024]),
+        ("causal & stride(8)", [1 / 8]),
+        ("causal & (block(64) | summary(64, 8))", [64 / 1024, 8 / 64 / 2]),
+        ("hashed(2, 8, 16)", [16 / 1024] * 2),
+        ("full", [1.0]),
+        ("causal", [0.5]),
+        ("graph", [1.0]),
+        ("causal & graph", [0.0]),  # not known
+        ("causal & (window(4) | prefix(3))", [0.0, 0.0]),
+    ],
+)
+def test_the_dense_fraction_of_a_part_is_its_area(text: str, fractions: list[float]) -> None:
+    assert [part.fraction(1024) for part in parts.parts(parse(text))] == pytest.approx(fractions)
+    assert plan(parse(text), 2).fraction(1024) == pytest.approx(sum(fractions))
+
+
+def test_few_queries_over_many_keys_compute_only_theirs() -> None:
+    """One block of 16 queries and the 64 + 15 keys that they attend to."""
+    pattern = parse("causal & window(64)")
+    assert blocked.computed_fraction(Request.of(pattern, 16, 2048, 2)) == pytest.approx(79 / 2048)
+
+
 def test_bucket_parts_are_the_rounds_of_the_hash() -> None:
     found = parts.parts(parse("hashed(3, 8, 5)"))
     assert [(part.kind, part.round, part.back) for part in found] == [(Kind.BUCKET, n, 5) for n in range(3)]

@@ -123,3 +123,11 @@ def test_low_must_be_less_than_high():
         Llama3Scaling(8.0, low=4.0)
     with pytest.raises(ValueError, match=r"^llama3_scaling.factor is -8.0"):
         Llama3Scaling(-8.0)
+
+
+@pytest.mark.parametrize(
+    ("factor", "wanted"), [(0.5, 1.0), (1.0, 1.0), (1.5, 0.1 * math.log(1.5) + 1), (4.0, 0.1 * math.log(4) + 1)]
+)
+def test_yarn_scales_the_attention_by_the_logarithm_of_its_factor(factor, wanted):
+    assert YarnScaling(factor, 64).attention_factor() == pytest.approx(wanted)
+    assert YarnScaling(factor, 64, attention=1.3).attention_factor() == 1.3

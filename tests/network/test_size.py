@@ -58,6 +58,14 @@ def test_the_count_of_a_long_stack_is_that_of_its_layers(layers):
     assert counts[2] == counts[0] + (layers - 3) * (counts[1] - counts[0])
 
 
+def test_the_count_of_a_long_stack_of_two_kinds_of_layers_is_that_of_both():
+    value = replace(everyformer.member("deep-character", "tiny"), width=16)
+    layer = value.body.layers[0]
+    pair = (layer, replace(layer, sublayers=layer.sublayers[:1]))
+    counts = [size.parameters(replace(value, body=Stack(n, pair, value.body.residual))) for n in (2, 4, size.LONG + 2)]
+    assert size.LONG % 2 == 0 and counts[2] == counts[0] + size.LONG // 2 * (counts[1] - counts[0])
+
+
 def test_nothing_is_refused_on_the_meta_device():
     with torch.device("meta"):
         network = replace(GPT2, embed=everyformer.Tokens(2**31 - 1)).build()
