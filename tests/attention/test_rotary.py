@@ -63,6 +63,19 @@ def test_the_tables_are_those_of_transformers(name, base):
         torch.testing.assert_close(torch.cat((ours, ours), dim=-1)[0], table.double(), rtol=0, atol=5e-5)
 
 
+@pytest.mark.parametrize("width, base", [(16, 10000.0), (64, 500000.0)])
+def test_scaled_frequencies_are_their_equations(width, base):
+    cases = {
+        NtkScaling(5.0): spec.ntk_frequencies(width, base, 5.0),
+        Llama3Scaling(8.0, 1.0, 4.0, 512): spec.llama3_frequencies(width, base, 8.0, 1.0, 4.0, 512),
+        Llama3Scaling(3.0, 0.5, 16.0, 2048): spec.llama3_frequencies(width, base, 3.0, 0.5, 16.0, 2048),
+        YarnScaling(4.0, 512): spec.yarn_frequencies(width, base, 4.0, 512, 32.0, 1.0),
+        YarnScaling(16.0, 4096, fast=16.0, slow=2.0): spec.yarn_frequencies(width, base, 16.0, 4096, 16.0, 2.0),
+    }
+    for scaling, expected in cases.items():
+        close(scaling.frequencies(width, base, CPU), torch.tensor(expected, dtype=torch.float64))
+
+
 def test_ntk_keeps_the_first_frequency_and_divides_the_last_by_the_factor():
     plain, scaled = (f(16, 10000.0, CPU) for f in (plain_frequencies, NtkScaling(5.0).frequencies))
     assert scaled[0] == plain[0] == 1.0

@@ -83,6 +83,40 @@ def rotate_halves(x_E: Tensor, position: int, frequencies: list[float], factor: 
     return y_E
 
 
+def ntk_frequencies(width: int, base: float, factor: float) -> list[float]:
+    """bloc97 2023: base' = base factor^(d / (d - 2))."""
+    return [(base * factor ** (width / (width - 2))) ** (-2 * m / width) for m in range(width // 2)]
+
+
+def llama3_frequencies(width: int, base: float, factor: float, low: float, high: float, context: int) -> list[float]:
+    """Llama Team 2024, `apply_scaling` of the published code, by wavelengths."""
+    frequencies = []
+    for m in range(width // 2):
+        frequency = base ** (-2 * m / width)
+        wavelength = 2 * math.pi / frequency
+        if wavelength < context / high:
+            frequencies.append(frequency)
+        elif wavelength > context / low:
+            frequencies.append(frequency / factor)
+        else:
+            smooth = (context / wavelength - low) / (high - low)
+            frequencies.append((1 - smooth) * frequency / factor + smooth * frequency)
+    return frequencies
+
+
+def yarn_frequencies(width: int, base: float, factor: float, context: int, fast: float, slow: float) -> list[float]:
+    """Peng et al. 2023, eq. 17-20: h(theta) = (1 - gamma) theta / s + gamma theta, gamma a ramp of the pair as in the published code,
+    which puts its ends at the pairs that turn `fast` and `slow` times in the context, rounded outwards."""
+    ends = [width * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow)]
+    first, last = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), width - 1)
+    frequencies = []
+    for m in range(width // 2):
+        theta = base ** (-2 * m / width)
+        gamma = 1 - min(max((m - first) / (last - first), 0), 1)
+        frequencies.append((1 - gamma) * theta / factor + gamma * theta)
+    return frequencies
+
+
 def soft_cap_and_sink(
     q_TE: Tensor, k_TE: Tensor, v_TE: Tensor, cap: float | None, sink: float | None, bias_TT: Tensor, allowed_TT: Tensor
 ) -> Tensor:
