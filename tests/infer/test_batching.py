@@ -22,6 +22,8 @@ MODELS = {
     "chunked": model(Chunked(2, 4, 2, leaks=True), form=Shared(2), outputs=HEAD),
 }
 
+MODELS["prefix"] = model("causal | prefix", score_mods=(Rotary(),), outputs=HEAD)
+MODELS["prefix, learned"] = model("causal | prefix", position=Learned(8), outputs=HEAD)
 MODELS["own entry"] = model(net=TokenShift(), outputs=HEAD)
 
 

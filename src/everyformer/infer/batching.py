@@ -22,17 +22,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from everyformer.attention.context import SideInputs
 from everyformer.infer.decode import most_slots, static_reason
-from everyformer.infer.prompts import check_tokens, language_head, pad_left, prompt_rows
+from everyformer.infer.forward import WORTHWHILE, Forward
+from everyformer.infer.prompts import check_prefix, check_tokens, language_head, pad_left, prompt_rows
 from everyformer.infer.sample import check_sampling, choose, seeded_generator
 from everyformer.network.cache import Cache
-from everyformer.network.network import Network, evaluating
+from everyformer.network.network import Network
 from everyformer.network.slots import Slots
 
 FEWEST = 64  # slots to begin with
@@ -67,6 +69,7 @@ class _Request:
 
     number: int
     text: list[int]
+    prompt: int  # its length
     left: int
     sampling: Sampling
     generator: Generator
@@ -90,16 +93,17 @@ class Batcher:
     Example: `batcher = Batcher(network, rows=8); batcher.submit([1, 2, 3], tokens=4); events = batcher.step()`.
     """
 
-    def __init__(self, network: Network, rows: int = 32, *, kernel: str = "auto"):
-        self.network, self.head, self.rows, self.kernel = network, language_head(network), rows, kernel
+    def __init__(self, network: Network, rows: int = 32, *, kernel: str = "auto", packed: bool | None = None):
+        self.network, self.rows, self.kernel = network, rows, kernel
+        self.forward = Forward(network, language_head(network), WORTHWHILE, packed)
         if not isinstance(rows, int) or rows < 1:
             raise ValueError(f"rows is {rows!r}: give the number of requests to be decoded together, 1 or more")
-        if needed := network.reads - {"hashes"}:
+        if needed := network.reads - {"hashes", "prefix"}:
             raise ValueError(
                 f"the model reads {' and '.join(sorted(needed))} besides its tokens, which requests do not have; use generate with "
                 "encoder_output= or side_inputs="
             )
-        self.cached = network.value.body.is_causal()
+        self.cached = network.value.body.is_language_model()
         self.alone = self.cached and static_reason(network.body.new_entries()) is not None
         self._numbers = 0
         self._waiting: deque[_Request] = deque()
@@ -134,6 +138,7 @@ class Batcher:
         (row,) = prompt_rows([prompt])
         check_sampling(temperature, top_k, top_p, min_p)
         check_tokens(tokens, stop)
+        check_prefix(self.network, [row])
         if logprobs is not None and not (isinstance(logprobs, int) and logprobs >= 0):
             raise ValueError(f"logprobs is {logprobs!r}: give a whole number of 0 or more, or None for none")
         self.network.embed.check(torch.tensor([row]))
@@ -142,7 +147,7 @@ class Batcher:
         seed = int(torch.randint(1 << 62, ())) if seed is None else seed
         sampling, generator = (temperature, top_k, top_p, min_p), seeded_generator(seed, copy, row)
         self._numbers = number = self._numbers + 1
-        request = _Request(number, row, tokens, sampling, generator, frozenset(stop), logprobs, echo)
+        request = _Request(number, row, len(row), tokens, sampling, generator, frozenset(stop), logprobs, echo)
         self._waiting.append(request)
         return number
 
@@ -164,11 +169,10 @@ class Batcher:
         """The number of requests that wait for a row."""
         return sum(not request.gone for request in self._waiting)
 
-    @torch.no_grad()
     def step(self) -> list[Event]:
         """Gives every active request its next token. Waiting requests take the free rows first, which reads their prompts."""
         events: list[Event] = []
-        with evaluating(self.network) if self.network.training else nullcontext():
+        with self.forward.used():
             self._drop()
             slots, new = list(self._in_slots), []
             for request in self._admitted():
@@ -224,8 +228,9 @@ class Batcher:
         # Slots beyond the longest text are empty in every row, so nothing needs to read them.
         view = slots.view(len(requests), min(slots.capacity, length))
         token_B1 = torch.tensor([request.text[-1:] for request in requests], device=slots.slot_B.device)
-        logits = view.step(token_B1)
-        yield requests, logits[self.head] if isinstance(logits, tuple) else logits
+        found = view.step(token_B1, logits=False)
+        found = found[self.forward.head] if isinstance(found, tuple) else found
+        yield requests, self.forward.logits(found, last=False)
 
     def _first(self, requests: list[_Request]) -> Iterator[tuple[list[_Request], Tensor]]:
         """The logits of new requests, after one pass through their prompts, and their rows."""
@@ -255,12 +260,17 @@ class Batcher:
             yield [request for request, _ in group], self._read(group, None)[0]
 
     def _read(self, group: _Group, cache: Cache | None) -> tuple[Tensor, Cache]:
-        """The logits of every token of these texts, and the cache after them."""
+        """The logits after these texts, or for an echo of every token, and the cache after them."""
         token_BT, visible_BT = pad_left([text for _, text in group], next(self.network.parameters()).device)
         padded = len({len(text) for _, text in group}) > 1
-        output = self.network(token_BT, visible=visible_BT if padded else None, cache=cache, kernel=self.kernel)
-        logits_BTV: Tensor = output.logits_of(self.head)
-        return logits_BTV, output.cache or Cache()
+        last = not any(request.echo for request, _ in group)
+        options: dict[str, Any] = {"visible": visible_BT if padded else None, "kernel": self.kernel}
+        if "prefix" in self.network.reads:  # of a prefix language model: what the call has of the prompt
+            starts = [0 if cache is not None else len(request.text) - len(text) for request, text in group]
+            prefix = [max(0, request.prompt - start) for (request, _), start in zip(group, starts, strict=True)]
+            options["side_inputs"] = SideInputs(prefix=torch.tensor(prefix, device=token_BT.device))
+        logits, after = self.forward(token_BT, cache, last=last, **options)
+        return logits[:, None] if last else logits, after or Cache()
 
     def _room(self, length: int, rows: int) -> Slots:
         """The slots, with room for texts of this length in so many rows."""
@@ -278,7 +288,7 @@ class Batcher:
 
     def _no_echo_reason(self, length: int) -> str | None:
         limit = self.network.limit
-        if not self.cached:
+        if not self.network.value.body.is_causal():
             return "the outputs of this model depend on later tokens; leave echo out"
         if limit is not None and length > limit:
             return f"it has {length} tokens and the model {limit} positions; give at most {limit} tokens, or leave echo out"

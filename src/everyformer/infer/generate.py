@@ -25,6 +25,7 @@ from torch import Generator, Tensor
 from everyformer.attention.context import SideInputs
 from everyformer.infer.batching import Batcher
 from everyformer.infer.decode import Choose, Decoder, static_reason
+from everyformer.infer.forward import Forward
 from everyformer.infer.prompts import Prompts, check_prefix, check_tokens, language_head, pad_left, prompt_rows
 from everyformer.infer.sample import BROKEN, check_sampling, choose, sample, seeded_generator
 from everyformer.network.cache import Cache
@@ -35,8 +36,8 @@ __all__ = ["generate", "sample", "stream"]
 
 SPARE = 64  # positions that a cache may hold beyond what is visible, so that it is not trimmed for each token
 NETWORK_OPTIONS = {"encoder_output", "side_inputs", "kernel", "probe"}  # the same in every call of the network
-SAMPLING_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "context", "cached", "static"}
-BATCHER_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "kernel"}
+SAMPLING_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "context", "cached", "static", "packed"}
+BATCHER_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "kernel", "packed"}
 Sampling = tuple[float, int | None, float | None, float | None]  # temperature, top_k, top_p, min_p
 TOGETHER = 64  # prompts that are generated together, unless rows= says otherwise
 
@@ -64,9 +65,10 @@ def generate(
                 if token is not None:
                     text.append(token)
         return texts
-    kernel, seed = options.pop("kernel", "auto"), options.pop("seed", None)
+    run = {name: options.pop(name) for name in ("kernel", "packed") if name in options}
+    seed = options.pop("seed", None)
     seed = int(torch.randint(1 << 62, ())) if seed is None else seed
-    batcher = Batcher(network, TOGETHER if rows is None else rows, kernel=kernel)
+    batcher = Batcher(network, TOGETHER if rows is None else rows, **run)
     numbers = {
         batcher.submit(text, tokens, seed=seed, copy=copy, logprobs=None, **options): text
         for text, copy in zip(texts, copies(texts), strict=True)
@@ -93,6 +95,7 @@ def stream(
     context: int | None = None,
     cached: bool = True,
     static: bool | None = None,
+    packed: bool | None = None,
     **options: Any,
 ) -> Iterator[list[int | None]]:
     """Yields at each step one new token per row, None for a row that has ended.
@@ -100,6 +103,8 @@ def stream(
     seed      equal seeds give equal texts; None draws a seed from torch's global generator
     stop      a row ends after the first of these tokens
     static    True decodes in slots of a fixed size, on a GPU as one CUDA graph a token: equal texts. None: on a GPU
+    packed    True computes with weights in the order in which a CPU reads them fastest, which packs them first: outputs equal up to
+              rounding. None: on a CPU in float32 for 32 tokens or more
     context   the largest number of tokens that the model reads; None: as many as it has positions, or all
     cached    False computes everything again for each token: equal texts, but slow
     options   go to the network: `encoder_output=`, `side_inputs=`, `kernel=`, `probe=`
@@ -132,7 +137,7 @@ def stream(
     check_prefix(network, rows)
     # Without causality new tokens change earlier outputs. The first call covers the prefix.
     cached = cached and network.value.body.is_language_model()
-    window = _Window(network, rows, head, context, cached, options)
+    window = _Window(Forward(network, head, tokens, packed), rows, context, cached, options)
     static = window.token_BT.is_cuda if static is None else static
     return _steps(window, _new_tokens(window, tokens, generators, sampling, static and cached), frozenset(stop))
 
@@ -140,7 +145,7 @@ def stream(
 @torch.no_grad()
 def _steps(window: _Window, new_tokens: Iterator[Tensor], stop: frozenset[int]) -> Iterator[list[int | None]]:
     ended = [False] * window.rows
-    with evaluating(window.network):
+    with evaluating(window.forward.network):
         for new_B in new_tokens:
             new = new_B.tolist()
             yield [None if done else token for done, token in zip(ended, new, strict=True)]
@@ -175,20 +180,20 @@ class _Window:
 
     def __init__(
         self,
-        network: Network,
+        forward: Forward,
         rows: list[list[int]],
-        head: int,
         context: int,
         cached: bool,
         options: dict[str, Any],
     ):
-        self.network, self.head, self.context, self.cached, self.options = network, head, context, cached, options
-        self.token_BT, self.visible_BT = pad_left(rows, next(network.parameters()).device)
+        self.forward, self.context, self.cached, self.options = forward, context, cached, options
+        self.token_BT, self.visible_BT = pad_left(rows, next(forward.network.parameters()).device)
+        self.distance = forward.network.max_distance()
         self.new_BT, self.cache = self.token_BT, Cache()
         self.rows, self.length = self.token_BT.shape
         self.padding = self.length - min(map(len, rows))  # of the shortest prompt, on its left
         side = options.get("side_inputs")
-        gives_prefix = "prefix" in network.reads and (side is None or side.prefix is None)
+        gives_prefix = "prefix" in forward.network.reads and (side is None or side.prefix is None)
         self.prompt_B = self.visible_BT.sum(1) if gives_prefix else None  # the prefix of each row
         self.prompt_end = self.length
 
@@ -198,20 +203,14 @@ class _Window:
         if self.cached and start == 0:
             # The cache stores which positions are padding, so only the first call passes `visible`.
             visible = self.visible_BT if self.padding and cache.length == 0 else None
-            output = self.network(self.new_BT, visible=visible, cache=cache, **self.call_options(0))
-            self.cache = output.cache or cache
-            if (
-                self.cache.length > SPARE
-                and (distance := self.network.max_distance()) is not None
-                and self.cache.length > distance + SPARE
-            ):
-                self.cache = self.cache.trim(max(1, distance))  # no layer attends farther back
-        else:
-            self.cache = Cache()  # frees the old cache, which is not used again
-            visible = self.visible_BT[:, -context:] if start < self.padding else None
-            output = self.network(self.token_BT[:, -context:], visible=visible, **self.call_options(start))
-        logits_BTV: Tensor = output.logits_of(self.head)
-        return logits_BTV[:, -1]
+            logits_BV, after = self.forward(self.new_BT, cache, visible=visible, **self.call_options(0))
+            self.cache = after or cache
+            if self.distance is not None and self.cache.length > self.distance + SPARE:
+                self.cache = self.cache.trim(max(1, self.distance))  # no layer attends farther back
+            return logits_BV
+        self.cache = Cache()  # frees the old cache, which is not used again
+        visible = self.visible_BT[:, -context:] if start < self.padding else None
+        return self.forward(self.token_BT[:, -context:], None, visible=visible, **self.call_options(start))[0]
 
     def call_options(self, start: int) -> dict[str, Any]:
         """The options of a call from the index `start` on; the prefix is what the window has of the prompt."""
@@ -232,7 +231,7 @@ class _Window:
     def decoder(self, new_B: Tensor, generators: list[Generator], choose: Choose) -> Decoder:
         """Continues the cached tokens in slots."""
         options = {name: x for name, x in self.options.items() if name in ("encoder_output", "kernel")}
-        return Decoder(self.network, self.head, self.cache, new_B, generators, choose, **options)
+        return Decoder(self.forward.network, self.forward.head, self.cache, new_B, generators, choose, **options)
 
     def append(self, new_B: Tensor) -> None:
         self.length, self.new_BT = self.length + 1, new_B[:, None]

@@ -60,8 +60,9 @@ def _check_cache(network: Network, cache: Cache, batch: int, encoder_output: Enc
         raise ValueError(
             f"the cache has {cache.batch} sequences, the input {batch}; reorder the cache, or start with Cache()"
         )
-    expected = [type(entry) for entry in network.body.new_entries(cache.segment_memory)]
-    if cache.entries and [type(entry) for entry in cache.entries] != expected:
+    known = not cache.entries or cache.model is network.value
+    expected = [] if known else [type(entry) for entry in network.body.new_entries(cache.segment_memory)]
+    if not known and [type(entry) for entry in cache.entries] != expected:
         raise ValueError(
             f"the cache has {len(cache.entries)} entries, this model has {len(expected)}, or they are of other kinds: it is the "
             "cache of another model; start with Cache()"

@@ -131,7 +131,7 @@ class DepthModule(nn.Module):
         left = list(entries)
         new_entries: list[Entry | None] = []
         for layer in self.layer_modules()[start:end]:
-            count = len(layer.new_entries())
+            count = sum(layer.keeps)
             stream, new = layer(stream, context, left[:count])
             left, new_entries = left[count:], new_entries + new
         return stream, new_entries
@@ -139,7 +139,7 @@ class DepthModule(nn.Module):
 
 class StackModule(DepthModule):
     def forward(self, x_BTD: Tensor, context: Context, entries: Entries) -> tuple[Tensor, tuple[Entry, ...] | None]:
-        counts = [len(layer.new_entries()) for layer in self.layer_modules()]
+        counts = [sum(layer.keeps) for layer in self.layer_modules()]
         kept: Sequence[Entry | None] = [None] * sum(counts) if entries is None else entries
         segments = min(self.checkpoint_segments, len(self.layers)) if self.recomputes else 1
         bounds = [len(self.layers) * i // segments for i in range(segments + 1)]

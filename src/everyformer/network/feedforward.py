@@ -69,7 +69,7 @@ class FeedForwardModule(SublayerModule):
         x = x_BTD
         for layer in self.hidden:
             x = self._activate(layer(x))
-        return self.out(self.dropout(x))
+        return self.out(self.dropout(x) if self.training else x)
 
     def _activate(self, x: Tensor) -> Tensor:
         if self.gated:

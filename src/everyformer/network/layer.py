@@ -39,6 +39,7 @@ class LayerModule(nn.Module):
         self.sublayers = nn.ModuleList(sublayer.build(width) for sublayer in value.sublayers)
         self.position = value.position.build(width) if value.position else None
         self.residuals = nn.ModuleList(residual.build(width) for _ in value.sublayers)
+        self.keeps = [sublayer.new_entry() is not None for sublayer in self._sublayers()]
 
     def new_entries(self, segment_memory: bool = False) -> list[Entry]:
         """The entries of an empty cache, one for each sublayer that keeps one."""
@@ -49,8 +50,7 @@ class LayerModule(nn.Module):
         """`entries` has one item for each sublayer that keeps one; None keeps nothing. The new entries are returned."""
         stream, left = self.add_position(stream, context), list(entries)
         new_entries: list[Entry | None] = []
-        for sublayer, residual in zip(self._sublayers(), self._residuals(), strict=True):
-            keeps = sublayer.new_entry() is not None
+        for sublayer, residual, keeps in zip(self._sublayers(), self._residuals(), self.keeps, strict=True):
             stream, new = run(sublayer, residual, stream, context, left.pop(0) if keeps else None)
             new_entries += [new] if keeps else []
         if context.call.layer_outputs is not None:
@@ -64,13 +64,13 @@ class LayerModule(nn.Module):
 
     def max_distances(self) -> list[int | None]:
         """How far back the entry of each sublayer must reach with the weights as they are; None: to the start."""
-        return [one.max_distance() for one in self._sublayers() if one.new_entry() is not None]
+        return [one.max_distance() for one, keeps in zip(self._sublayers(), self.keeps, strict=True) if keeps]
 
     def _sublayers(self) -> list[SublayerModule]:
-        return list(self.sublayers)  # type: ignore[arg-type]
+        return list(self.sublayers._modules.values())  # type: ignore[arg-type]
 
     def _residuals(self) -> list[ResidualModule]:
-        return list(self.residuals)  # type: ignore[arg-type]
+        return list(self.residuals._modules.values())  # type: ignore[arg-type]
 
 
 def run(

@@ -41,7 +41,10 @@ class LogitMap:
 
     def logits(self) -> Tensor:
         """Returns the logits ..., V."""
-        logits = F.linear(self.hidden, self.weight_VD, self.bias_V)
+        return self.capped(F.linear(self.hidden, self.weight_VD, self.bias_V))
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Returns the output of the linear map within the soft cap, if there is one."""
         return logits if self.soft_cap is None else self.soft_cap * (logits / self.soft_cap).tanh()
 
     def cross_entropy(self, target: Tensor, smoothing: float = 0.0) -> Tensor:

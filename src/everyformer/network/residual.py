@@ -160,7 +160,7 @@ class PostNormModule(ResidualModule):
 
     def forward(self, stream: Tensor, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[Tensor, Kept]:
         y_BTD, kept = f(stream)
-        return self.norm(stream + self.dropout(y_BTD), visible_BT), kept
+        return self.norm(stream + (self.dropout(y_BTD) if self.training else y_BTD), visible_BT), kept
 
 
 class NormedResidualModule(ResidualModule):
@@ -178,7 +178,7 @@ class NormedResidualModule(ResidualModule):
 class PreNormModule(NormedResidualModule):
     def forward(self, stream: Tensor, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[Tensor, Kept]:
         y_BTD, kept = f(self.normalize(stream, visible_BT))
-        return stream + self.dropout(y_BTD), kept
+        return stream + (self.dropout(y_BTD) if self.training else y_BTD), kept
 
 
 class NormedStreamModule(StreamModule):

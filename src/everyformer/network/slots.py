@@ -125,15 +125,20 @@ class Slots:
         here = (self.position_BS[:rows, :capacity], self.next_B1[:rows], self.slot_B[:rows])
         return Slots(self.network, entries, *here, self.ring, self.encoder_output, self.kernel)
 
-    def step(self, inputs: Any) -> Tensor:
-        """The logits of every output head after one more token of each sequence; changes the state."""
+    def step(self, inputs: Any, logits: bool = True) -> Any:
+        """The logits of every output head after one more token of each sequence; changes the state.
+
+        With `logits` False a `LogitMap` where a head has one.
+        """
         network = self.network
         at = (torch.arange(self.rows, device=self.slot_B.device), slice(None), self.slot_B)
         entries = [SlotKV(entry.tensors, at=at) if isinstance(entry, SlotKV) else entry for entry in self.entries]
         x_BTD = network.embed(inputs)
         self.position_BS.scatter_(1, self.slot_B[:, None], self.next_B1)
         positions = Positions(1, self.capacity, x_BTD.device, self.next_B1, self.position_BS)
-        context = Context(positions, SideInputs(), Call(self.kernel))
+        # A token after the prompt attends to every earlier one, so no prefix adds to that.
+        prefix_B = torch.zeros_like(self.slot_B) if "prefix" in network.reads else None
+        context = Context(positions, SideInputs(prefix=prefix_B), Call(self.kernel))
         context = replace(context, encoder=network.encoder_context(self.encoder_output, x_BTD, context))
         x_BTD = network.add_positions(x_BTD, context)
         x_BTD, new = network.body(x_BTD, context, entries)
@@ -142,7 +147,7 @@ class Slots:
                 entry.tensors[0].copy_(after.tensors[0][:, -1:])
         self.next_B1 += 1
         self.slot_B.copy_((self.slot_B + 1) % self.ring)
-        return network.predict(x_BTD)
+        return network.predict(x_BTD, logits=logits)
 
     def state(self) -> list[Tensor]:
         """The tensors that a step changes, besides keys and values."""
