@@ -108,6 +108,9 @@ def _attend(
     name: str,
     transformed: bool,
 ) -> Tensor:
+    if pattern is not None and not score_mods and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        scale = q_BHQE.shape[-1] ** -0.5 if scale is None else scale
+        return _as_the_first(Request(q_BHQE, k_BHKE, v_BHKE, pattern, (), (), context, scale, dropout), name)
     _check(q_BHQE, k_BHKE, v_BHKE)
     _check_context(context, q_BHQE.shape[0], q_BHQE.shape[2], k_BHKE.shape[2])
     pattern = Full() if pattern is None else pattern
@@ -120,6 +123,27 @@ def _attend(
         if cost is not None:
             context.call.losses.append(("penalty", cost))
     return chosen.run(request)
+
+
+def _as_the_first(request: Request, name: str) -> Tensor:
+    """Returns the output of an attention without score modifications, without gradients.
+
+    Nothing but its shapes decides then, and the layers of a call are alike: the first one is checked, for all.
+    """
+    q, k, v, pattern, context = request.q_BHQE, request.k_BHKE, request.v_BHKE, request.pattern, request.context
+
+    def first() -> tuple[Kernel, Request, Pattern]:
+        _check(q, k, v)
+        _check_context(context, q.shape[0], q.shape[2], k.shape[2])
+        _check_options(pattern, (), request.dropout)
+        return *_choose_and_apply(
+            request, (), name, transformed=False
+        ), pattern  # kept, so that no other one gets its id
+
+    key = ("attend", id(pattern), name, request.dropout, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+    chosen, like, _ = context.memo(key, first)
+    options = (like.context, request.scale, request.dropout, like.narrowed)
+    return chosen.run(Request(q, k, v, pattern, (), (), *options))
 
 
 # A break in the compiled graph: the kernel is chosen and runs as it does without torch.compile.
@@ -139,7 +163,9 @@ def choose(request: Request, name: str) -> Kernel:
     Raises UnsupportedKernel if the named kernel does not support the request.
     """
     if name == "auto":
-        for kernel in KERNELS.values():
+        for one, kernel in KERNELS.items():
+            if one not in TRACED and not request.is_long:
+                continue
             limit = kernel.auto_limit(request)
             if limit >= 0 and kernel.unsupported_reason(request) is None and kernel.computed_fraction(request) <= limit:
                 return kernel

@@ -58,7 +58,7 @@ class LayerNormModule(nn.LayerNorm):
         super().__init__(width, eps, bias=bias)
 
     def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
-        return super().forward(x_BTD)
+        return torch.layer_norm(x_BTD, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class RMSNormModule(nn.RMSNorm):

@@ -222,10 +222,6 @@ class _Window:
 
     def static_reason(self) -> str | None:
         """Why the tokens cannot be decoded in slots, or None if they can."""
-        if "prefix" in self.network.reads:
-            return "the prefix is a side input of each call"
-        if {"side_inputs", "probe"} & {name for name, x in self.options.items() if x is not None}:
-            return "side inputs and probes belong to each token"
         return static_reason(self.cache.entries)
 
     def decoder(self, new_B: Tensor, generators: list[Generator], choose: Choose) -> Decoder:

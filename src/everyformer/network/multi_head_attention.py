@@ -168,7 +168,7 @@ class AttentionModule(SublayerModule):
             raise ValueError(
                 "the cache entry is not that of an attention: it is the cache of another model; start with Cache()"
             )
-        if any(score_mod.reads_inputs for score_mod in self._score_mods()):
+        if self.value.score_mods and any(score_mod.reads_inputs for score_mod in self._score_mods()):
             context = replace(context, side=replace(context.side, query_inputs=x_BTD))
         if self.hash is not None:
             hashes = [] if hashes is None else hashes
@@ -207,10 +207,9 @@ class AttentionModule(SublayerModule):
     @property
     def caches_transformed(self) -> bool:
         """Whether keys are cached as the score modifications transform them, so that each is transformed once."""
-        mods = self._score_mods()
-        return bool(mods) and all(
+        return bool(self.value.score_mods) and all(
             score_mod.transforms_keys_once or type(score_mod).transform is ScoreModModule.transform
-            for score_mod in mods
+            for score_mod in self._score_mods()
         )
 
     def _transformed(self, q_BHQE: Tensor, new: KVCache, context: Context) -> tuple[Tensor, KVCache]:
@@ -221,7 +220,7 @@ class AttentionModule(SublayerModule):
         return q_BHQE, KVCache((k_BHTE, *new.tensors[1:]))
 
     def _score_mods(self) -> list[ScoreModModule]:
-        return list(self.score_mods)  # type: ignore[arg-type]
+        return list(self.score_mods) if self.value.score_mods else []  # type: ignore[arg-type]
 
     def _attend(self, q_BHQE: Tensor, keys: KVCache, context: Context, transformed: bool = False) -> Tensor:
         output_BHQE = attend(

@@ -19,6 +19,8 @@ from torch.nn import functional as F
 
 from everyformer.network.linear_cross_entropy import LogitMap
 
+LINEAR = torch.ops.mkldnn._linear_pointwise.default
+
 
 class PackedLinear:
     """A linear map with its weight in oneDNN's order."""
@@ -37,7 +39,7 @@ class PackedLinear:
             return F.linear(x, self.weight, self.bias)
         if self.weight._version != self.version:
             self._pack()
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        y: Tensor = LINEAR(x, self.packed, self.bias, "none", [], "")
         return y
 
 

@@ -43,14 +43,8 @@ class Tail:
 
     def take(self, new: tuple[Tensor, ...], axis: int) -> bool:
         """Takes the space for these tensors. Returns False if there is none."""
-        count = new[0].shape[axis]
-        fits = all(
-            self.end + count <= buffer.shape[axis]
-            and buffer.dtype == x.dtype
-            and buffer.device == x.device
-            and (not buffer.is_inference() or torch.is_inference_mode_enabled())
-            for buffer, x in zip(self.room.buffers, new, strict=True)
-        )
+        count, first = new[0].shape[axis], self.room.buffers[0]
+        fits = self.end + count <= first.shape[axis] and (torch.is_inference_mode_enabled() or not first.is_inference())
         return fits and self.room.take(self.end, count)
 
 
@@ -59,8 +53,7 @@ def appended(
 ) -> tuple[tuple[Tensor, ...], Tail | None]:
     """Returns tensors with new positions at their end, and the tail of the result."""
     length, count = before[0].shape[axis], new[0].shape[axis]
-    alike = all(one.dtype == two.dtype and one.device == two.device for one, two in zip(before, new, strict=True))
-    if torch.is_grad_enabled() or is_recorded() or is_transformed() or not alike:
+    if torch.is_grad_enabled() or is_recorded() or is_transformed() or not _alike(before, new):
         return tuple(torch.cat(pair, dim=axis) for pair in zip(before, new, strict=True)), None
     if tail is None or not tail.take(new, axis):
         size = max(FEWEST, 2 * (length + count))
@@ -69,7 +62,13 @@ def appended(
             buffer.narrow(axis, 0, length).copy_(x)
         tail = Tail(Room(buffers, length + count), length)
     start, end = tail.end - length, tail.end + count
+    longer: list[Tensor] = []
     for buffer, x in zip(tail.room.buffers, new, strict=True):
         buffer.narrow(axis, tail.end, count).copy_(x)
-    longer = tuple(buffer.narrow(axis, start, length + count) for buffer in tail.room.buffers)
-    return longer, Tail(tail.room, end)
+        longer.append(buffer.narrow(axis, start, length + count))
+    return tuple(longer), Tail(tail.room, end)
+
+
+def _alike(before: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> bool:
+    """Whether the tensors have the same dtypes and devices, so that the new ones can be written into the others' buffers."""
+    return all(one.dtype == two.dtype and one.device == two.device for one, two in zip(before, new, strict=True))
