@@ -110,6 +110,12 @@ def questions() -> list[dict[str, Any]]:
     ]
 
 
+def processor_seconds(process: int) -> float:
+    """Returns the processor time that a process has used."""
+    user, system = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def megabytes(process: int) -> float:
     """Returns the resident memory of a process in MiB."""
     status = Path(f"/proc/{process}/status").read_text()
@@ -117,7 +123,7 @@ def megabytes(process: int) -> float:
 
 
 async def measure(url: str, process: int, clients: int, seconds: float) -> None:
-    load, began = Load(url, questions()), time.monotonic()
+    load, began, used = Load(url, questions()), time.monotonic(), processor_seconds(process)
     tasks = [asyncio.create_task(load.client(number, began + seconds)) for number in range(clients)]
     memory = []
     while time.monotonic() < began + seconds:
@@ -126,6 +132,7 @@ async def measure(url: str, process: int, clients: int, seconds: float) -> None:
         print(json.dumps({"second": round(time.monotonic() - began, 1), "mib": round(memory[-1], 1), **load.counts}))
     await asyncio.gather(*tasks)
     took, times = time.monotonic() - began, sorted(load.seconds)
+    used = processor_seconds(process) - used
     metrics = httpx.get(f"{url}/metrics").text
     left = [
         int(line.rsplit(" ", 1)[1])
@@ -135,7 +142,9 @@ async def measure(url: str, process: int, clients: int, seconds: float) -> None:
     summary = {
         "clients": clients, "seconds": round(took, 1), "answered": load.counts["answered"], "lost": load.counts["lost"],
         "told to wait": load.counts["told to wait"], "left": load.counts["left"],
-        "tokens per second": round(load.tokens / took), "requests per second": round(load.counts["answered"] / took, 1),
+        "tokens per second": round(load.tokens / took),
+        "processor seconds of the service": round(used, 1), "tokens per processor second": round(load.tokens / used),
+        "requests per second": round(load.counts["answered"] / took, 1),
         "p50": round(times[len(times) // 2], 2), "p99": round(times[len(times) * 99 // 100], 2),
         "mib after 10 s": round(memory[1], 1), "mib at the end": round(memory[-1], 1), "still active": sum(left),
     }  # fmt: skip

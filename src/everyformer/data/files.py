@@ -28,7 +28,15 @@ ByteArray = NDArray[np.uint8]
 
 COMPRESSED = (".gz", ".xz", ".zip")
 CANNOT_WRITE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EACCES, errno.EROFS)  # a full or read-only disk
-SPLITS = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}  # file name -> split
+SPLITS = {
+    "train": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "test": "test",
+}  # file name -> split
+STATE, SPLIT_LIST = "state.json", "dataset_dict.json"  # of a data set that Hugging Face's `datasets` saved to disk
 
 
 def cache_folder() -> Path:
@@ -83,7 +91,12 @@ def uncompressed_name(path: Path) -> str:
 
 
 def split_from_name(path: Path) -> str | None:
-    """Returns the split that a file or folder is named after (train.txt, val.jsonl.gz, test/, train-00000-of-00002.parquet), or None."""
+    """Returns the split that a file or folder is named after (train.txt, val.jsonl.gz, test/, train-00000-of-00002.parquet), or None.
+
+    An Arrow file of a saved data set has the split of its folder, or is training data.
+    """
+    if path.suffix == ".arrow" and (path.parent / STATE).is_file():
+        return SPLITS.get(path.parent.name) if (path.parent.parent / SPLIT_LIST).is_file() else "train"
     return SPLITS.get(re.sub(r"-\d+-of-\d+$", "", uncompressed_name(path).split(".")[0]))
 
 
@@ -194,10 +207,26 @@ def list_files(folder: Path) -> list[Path]:
     files: list[Path] = []
     for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        if SPLIT_LIST in names:
+            names.remove(SPLIT_LIST)
+            if "train" in folders:  # without others, such as imdb's "unsupervised"
+                folders[:] = [name for name in folders if name in SPLITS]
+        if STATE in names:
+            names = _saved_files(Path(parent, STATE))
         files += [file for name in names if not name.startswith(".") and (file := Path(parent, name)).is_file()]
     if not files:
         raise ValueError(f"the folder {folder} has no files; give a folder with data in it")
     return sorted(files)
+
+
+def _saved_files(state: Path) -> list[str]:
+    """Returns the names of the Arrow files of a data set that was saved to disk."""
+    try:
+        return [Path(file["filename"]).name for file in parse_json(state.read_bytes())["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{state} is not what datasets.save_to_disk writes ({error}); save the data set again"
+        ) from None
 
 
 def existing_path(data: str) -> Path:

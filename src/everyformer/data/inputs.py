@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from everyformer.data.arrays import read_features
 from everyformer.data.files import decode_utf8, list_files, read_text
 from everyformer.data.images import is_image
 from everyformer.data.labelled_records import find_file, parse_sets, text_or_ids
@@ -39,6 +40,9 @@ def read_inputs(data: str, kind: str, columns: tuple[str | None, ...]) -> Inputs
     path = Path(data).expanduser()
     if not path.exists():
         raise ValueError(f"there is no file or folder {path}; give a path, or - for standard input")
+    if kind == "sets" and path.suffix == ".npy":
+        feature_NTF = read_features(path)
+        return Inputs(str(path), (({"example": n}, x_TF) for n, x_TF in enumerate(feature_NTF)), len(feature_NTF))
     names = tuple(name for name in columns if name)
     if path.is_dir():
         return _read_folder(path, kind)

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from everyformer.data import synthetic
+from everyformer.data.arrays import has_arrays, read_arrays
 from everyformer.data.datasets import dataset_files, dataset_name
 from everyformer.data.files import digest, existing_path, list_files, read_text, split_from_name
 from everyformer.data.imdb import read_reviews
@@ -186,6 +187,8 @@ def _read_path(path: Path, kind: str, columns: Columns) -> Found:
                 f"{path} has no labels; give .jsonl or .csv with a label column, or a folder with one subfolder per class"
             )
         return _read_tables({"train": [open_table(path, kind, columns)]}, kind, columns)
+    if kind == "sets" and has_arrays(path):
+        return Found(read_arrays(path))
     if tables := labelled_tables(path, kind, columns):
         return _read_tables(tables, kind, columns)
     if kind == "sets":

@@ -1,4 +1,4 @@
-"""Reads records: JSON lines, a JSON list, CSV, TSV or Parquet, compressed or not.
+"""Reads records: JSON lines, a JSON list, CSV, TSV, Parquet, Arrow or Feather, compressed or not.
 
 The first line of CSV and TSV is a header, unless it looks like the lines below it; then columns are named 1, 2, ... Cells of CSV may be
 quoted. TSV has no quotes: a quotation mark is text.
@@ -13,10 +13,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from everyformer.data.arrow import ARROW, read_table
 from everyformer.data.files import decode_utf8, decompress, parse_json, read_text, uncompressed_name
 from everyformer.value import nearest
 
 JSON_LINES = (".jsonl", ".ndjson")
+COLUMNAR = (".parquet", *ARROW)
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 DELIMITER_NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 LOOKED_AT = 50  # rows from which a header is recognised
@@ -68,9 +70,9 @@ class Table:
 
 
 def is_records(path: Path) -> bool:
-    """Returns whether the file's name is that of JSON lines, CSV, TSV or Parquet, or of JSON that is a list."""
+    """Returns whether the file's name is that of JSON lines, CSV, TSV, Parquet, Arrow or Feather, or of JSON that is a list."""
     suffix = _suffix(path)
-    return suffix in (*JSON_LINES, *DELIMITERS, ".parquet") or (suffix == ".json" and _is_json_list(path))
+    return suffix in (*JSON_LINES, *DELIMITERS, *COLUMNAR) or (suffix == ".json" and _is_json_list(path))
 
 
 def _suffix(path: Path) -> str:
@@ -113,8 +115,8 @@ def open_records(path: Path, is_header: IsHeader = names_any(), unsure: bool = T
     `numbered` it is one only if `is_header` says so.
     """
     suffix, name = _suffix(path), str(path)
-    if suffix == ".parquet":
-        return Table(name, _read_parquet(path))
+    if suffix in COLUMNAR:
+        return Table(name, _read_arrow(path))
     if suffix == ".json":
         return Table(name, _read_json_list(path))
     lines = _decode_lines(_open_lines(path), name)
@@ -175,20 +177,9 @@ def _json_record(row: Any, location: str) -> Record:
     return Record(row, location) if isinstance(row, dict) else Record({"text": row}, location, bare=type(row).__name__)
 
 
-def _read_parquet(path: Path) -> Iterator[Record]:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise ValueError(f"{path} needs pyarrow; install it with pip install 'everyformer[parquet]'") from None
-    number = 0
-    try:
-        for batch in ParquetFile(decompress(path)).iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
-                number += 1
-                yield Record(row, f"row {number} of {path}")
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as Parquet ({error}); write it again") from None
+def _read_arrow(path: Path) -> Iterator[Record]:
+    for number, row in enumerate(read_table(path), 1):
+        yield Record(row, f"row {number} of {path}")
 
 
 def _table(

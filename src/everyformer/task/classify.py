@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from everyformer.data.arrays import has_arrays
 from everyformer.data.datasets import dataset_name
 from everyformer.data.files import existing_path
 from everyformer.data.graphs import Graph, open_graph
@@ -108,6 +109,8 @@ def kind_of(data: str | None, column: str | None) -> str:
     if data in (None, "-"):
         return "text"
     path = existing_path(str(data))
+    if has_arrays(path):
+        return "sets"
     if has_images(path):
         return "images"
     if path.is_file() and is_records(path):
