@@ -129,6 +129,13 @@ def test_a_cache_is_exact_with_scaled_partial_halves():
     close(torch.cat(found, dim=1), network(x_BT).hidden)
 
 
+def test_a_scaled_base_must_be_above_one():
+    with pytest.raises(
+        ValueError, match=r"rotary.base is 1.0, but scaling lowers frequencies that fall; give a base above 1"
+    ):
+        Rotary(1.0, scaling=LinearScaling(2.0))
+
+
 def test_low_must_be_less_than_high():
     with pytest.raises(
         ValueError, match=r"llama3_scaling.low is 4.0 and high is 4.0; give a low that is less than high"

@@ -47,6 +47,15 @@ def test_rms_norm_with_a_unit_offset_multiplies_by_one_plus_its_weight():
     close(norm(x_BTD), torch.stack([torch.stack(row) for row in literal]))
 
 
+@pytest.mark.parametrize("value", [RMSNorm(EPS), RMSNorm(EPS, unit_offset=True)])
+def test_rms_norm_of_a_narrower_input_is_computed_as_wide_as_its_weight(value):
+    """As under autocast, of the output of a sublayer; without a warning, which would be an error here."""
+    norm, x_BTD = value.build(D), randn(B, T, D).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = norm(x_BTD)
+    assert torch.equal(found, norm(x_BTD.float())) and found.dtype == torch.float32
+
+
 @pytest.mark.spec(24, 25, 26)
 @pytest.mark.parametrize("kind", MIXING)
 @pytest.mark.parametrize("padded", [False, True])

@@ -68,7 +68,8 @@ class RMSNormModule(nn.RMSNorm):
         super().__init__(width, eps)
 
     def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
-        return super().forward(x_BTD)
+        assert self.eps is not None
+        return rms_norm(x_BTD, self.weight, self.eps)
 
 
 class OffsetRMSNormModule(nn.Module):
@@ -80,4 +81,11 @@ class OffsetRMSNormModule(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width))
 
     def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
-        return F.rms_norm(x_BTD, self.weight.shape, 1 + self.weight, self.eps)
+        return rms_norm(x_BTD, 1 + self.weight, self.eps)
+
+
+def rms_norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """torch's, in the wider of the two dtypes: under autocast a sublayer's output is narrower than the weights, for which torch has no
+    fused program and warns."""
+    exact = torch.promote_types(x_BTD.dtype, weight_D.dtype)
+    return F.rms_norm(x_BTD.to(exact), weight_D.shape, weight_D.to(exact), eps)

@@ -117,6 +117,13 @@ class Rotary(ScoreMod, Value, frozen=True):
     width: Size | None = None
     scaling: RotaryScaling | None = None
 
+    def __post_init__(self) -> None:
+        Value.__post_init__(self)
+        if self.scaling is not None and self.base <= 1:
+            raise ValueError(
+                f"rotary.base is {self.base}, but scaling lowers frequencies that fall; give a base above 1"
+            )
+
     def width_reason(self, key_width: int) -> str | None:
         """Why it cannot rotate keys of this width, with a remedy, or None."""
         if self.width and self.width > key_width:
