@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -153,6 +154,18 @@ def test_text_in_parquet_that_is_not_utf8_is_named(capsys):
     assert "a.parquet cannot be read as Parquet" in refusal(
         capsys, "train", "byte-classifier", "--size", "tiny", "--data", "a.parquet"
     )
+
+
+def test_a_prompt_that_is_not_utf8_is_named(run, capsys):
+    prompt = os.fsdecode(b"caf\xe9")  # as Python reads such a word of the command line
+    error = refusal(capsys, "generate", str(run), "--prompt", prompt)
+    assert r"'caf\udce9' is not text in UTF-8; give a text in UTF-8" in error
+
+
+def test_attention_is_drawn_of_an_example_of_the_data(place, capsys):
+    words = ["--size", "tiny", "--out", "run", *TINY, "run.evaluate=0"]
+    assert main(["train", "graph-classifier", *words]) == 0
+    assert main(["show", "attention", "run"]) == 0 and (place / "attention.png").exists()
 
 
 def test_a_character_without_a_token_is_refused(tmp_path):

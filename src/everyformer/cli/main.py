@@ -94,7 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except (ValueError, OSError, MemoryError, RuntimeError, ImportError, SystemError) as error:
         message = str(error)
-        if not isinstance(error, ValueError) and is_out_of_memory(error):
+        if isinstance(
+            error, UnicodeEncodeError
+        ):  # a word of the command line with other bytes, which Python reads as surrogates
+            message = f"{error.object[:80]!r} is not text in UTF-8; give a text in UTF-8"
+        elif not isinstance(error, ValueError) and is_out_of_memory(error):
             message = f"out of memory{amount_requested(error)}; raise the limit (ulimit -v), or choose a smaller model"
         elif not isinstance(error, ValueError | OSError):
             raise

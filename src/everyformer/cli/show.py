@@ -68,8 +68,8 @@ def attention(
     from everyformer.train.trained import load
 
     check_file(out)
-    trained = load(run, step=step)
-    runs = [trained] if beside is None else [trained, load(beside)]
+    trained = load(run, step=step, data=text is None)  # without a text, an example of the data is drawn
+    runs = [trained] if beside is None else [trained, load(beside, data=text is None)]
     inputs = [one.task.inference.probe_input(one.network, text, example) for one in runs]
     maps = [attention_maps(one.network, read, part) for one, read in zip(runs, inputs, strict=True)]
     if beside is not None:
@@ -165,7 +165,7 @@ def _draw_inner(
     from everyformer.train.trained import load
 
     check_file(out)
-    trained = load(run, step=step)
+    trained = load(run, step=step, data=text is None)
     functions = {
         "halting": inner_maps.halting_maps,
         "buckets": inner_maps.bucket_maps,
