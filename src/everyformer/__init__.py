@@ -83,7 +83,16 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.multi_head_attention import Attention, CrossAttention
     from everyformer.network.network import EncoderOutput, Network, Output, PairNetwork
     from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
-    from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, PerToken, Regress
+    from everyformer.network.output_head import (
+        Classify,
+        Language,
+        Logistics,
+        Masked,
+        OutputHead,
+        PerToken,
+        Regress,
+        ReplacedToken,
+    )
     from everyformer.network.ponder_rnn import PonderRnn
     from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
     from everyformer.network.repeat import Halt, Repeat
@@ -129,7 +138,7 @@ _HOMES = {
     "everyformer.network.depth": "Depth Stack",
     "everyformer.network.repeat": "Repeat Halt",
     "everyformer.network.cache": "Cache SegmentMemory",
-    "everyformer.network.output_head": "OutputHead Language Masked Classify Regress PerToken Logistics",
+    "everyformer.network.output_head": "OutputHead Language Masked ReplacedToken Classify Regress PerToken Logistics",
     "everyformer.network.initial": "Initial AsTorch Normal FanIn Xavier",
     "everyformer.network.auxiliary": "AuxiliaryPredictions AuxiliaryNetwork",
     "everyformer.network.model": "Model EncoderDecoder",

@@ -60,6 +60,7 @@ from everyformer import (
     TimePosition,
     Tokens,
     Wide,
+    member,
     parse,
 )
 from everyformer.attention import legal as attention_legal
@@ -102,7 +103,28 @@ def two_prefixes(*lengths: int | None) -> Any:
     return Model(width=8, embed=Tokens(17), body=Stack(2, layers, PreNorm()), outputs=(Language(),))
 
 
+def electra(generator: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """A small model with a generator."""
+    value: Any = member("electra", "tiny")
+    return replace(value, generator=replace(value.generator, **generator or {}), **changes)
+
+
 ROWS: list[tuple[str, Any, list[Any]]] = [
+    (
+        "the embedding is 16 wide and the head's last layer 64, so they cannot share the table; give Masked(width=16)",
+        electra(outputs=(Masked(),)),
+        [electra(outputs=(Masked(width=16),))],
+    ),
+    (
+        "a generator predicts masked tokens; give it the output head Masked",
+        electra({"outputs": (PerToken(2),)}),
+        [electra()],
+    ),
+    (
+        "a generator shares the embedding of tokens, segments and positions, and its norm; make them and embed_width equal",
+        electra({"segments": 1}),
+        [electra(), electra({"segments": 1}, segments=1)],
+    ),
     (
         "some layers have a prefix with a length and others one that the call gives; use one of the two in all layers",
         two_prefixes(None, 2),

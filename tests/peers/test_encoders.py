@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    AlbertForPreTraining,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import everyformer
+from everyformer import Masked, SideInputs
 from everyformer.family.names_encoder import HEADS, ROWS
 from everyformer.family.table import parameters
 
@@ -35,15 +45,16 @@ def noisy(theirs: Any) -> Any:
     return theirs.double().eval()
 
 
-def renamed(
-    theirs: Any, name: str, folder: Any, layers: int, heads: Mapping[str, Any] | None = None
-) -> dict[str, Tensor]:
+def renamed(theirs: Any, name: str, folder: Any, layers: int) -> dict[str, Tensor]:
     """Saves their weights as a published file, and returns them under our names, by the rows of names_encoder.py."""
     theirs.save_pretrained(folder)
     state = {key.removeprefix(f"{name}."): x for key, x in load_file(folder / "model.safetensors").items()}
     rows = dict(ROWS[name])
-    for key, of_head in HEADS[name].items():
-        rows |= of_head if key in state else {}
+    heads = [of_head for key, of_head in HEADS[name].items() if key in state]
+    for number, of_head in enumerate(heads):
+        rows |= {f"outputs.{number}.{ours}": theirs for ours, theirs in of_head.items()}
+    if "embeddings_project.weight" not in state and name == "electra":
+        del rows["widen.*"]
     found = {}
     for ours, names in rows.items():
         for n in range(layers if "{n}" in ours else 1):
@@ -119,3 +130,89 @@ def test_parameters_of_t5_are_those_of_transformers(size):
     with torch.device("meta"):
         theirs = t5_model(**T5_PUBLISHED[size], vocab_size=32128)
     assert parameters(everyformer.member("t5", size)) == count(theirs)
+
+
+SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 48, "vocab_size": 97}
+SMALL |= {"max_position_embeddings": 40}
+OURS = {"width": 32, "heads": 4, "layers": 3, "hidden": 48, "vocabulary": 97, "context": 40, "dropout": 0.0}
+
+
+def call(batch: int = 3, length: int = 11) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
+    """Tokens, and the options of both libraries: padding on the right, and two segments."""
+    visible_BT = torch.arange(length) < torch.tensor([[11], [4], [7]])
+    segment_BT = (torch.arange(length) > 2).long().expand(batch, -1) * visible_BT
+    theirs = {"attention_mask": visible_BT.long(), "token_type_ids": segment_BT}
+    return tokens(batch, length), theirs, {"visible": visible_BT, "side_inputs": SideInputs(segments=segment_BT)}
+
+
+@pytest.mark.parametrize("kind", [AlbertForPreTraining, AlbertForMaskedLM])
+def test_the_logits_of_albert_are_equal(kind, tmp_path):
+    torch.manual_seed(0)
+    theirs = noisy(kind(AlbertConfig(**SMALL, embedding_size=12)))
+    value = everyformer.member("albert", "tiny", **OURS, embed_width=12)
+    value = value if kind is AlbertForPreTraining else replace(value, outputs=value.outputs[:1])
+    ours = value.build().double().eval()
+    ours.load_state_dict(renamed(theirs, "albert", tmp_path, 1))
+    token_BT, their_options, our_options = call()
+    with torch.no_grad():
+        expected, output = theirs(token_BT, **their_options), ours(token_BT, **our_options)
+    visible_BT = our_options["visible"]
+    if kind is AlbertForMaskedLM:
+        assert error(output.logits[visible_BT], expected.logits[visible_BT]) < 1e-10
+    else:
+        assert error(output.logits[0][visible_BT], expected.prediction_logits[visible_BT]) < 1e-10
+        assert error(output.logits[1], expected.sop_logits) < 1e-10
+
+
+@pytest.mark.parametrize("embed_width", [12, None])
+@pytest.mark.parametrize("kind", [ElectraForPreTraining, ElectraForMaskedLM])
+def test_the_logits_of_electra_are_equal(kind, embed_width, tmp_path):
+    """The discriminator, and the generator as a model of its own; with a narrow and a wide embedding."""
+    torch.manual_seed(0)
+    theirs = noisy(kind(ElectraConfig(**SMALL, embedding_size=embed_width or 32)))
+    value = everyformer.member("electra", "tiny", **OURS, embed_width=embed_width, generator=None)
+    value = value if kind is ElectraForPreTraining else replace(value, outputs=(Masked(width=embed_width),))
+    ours = value.build().double().eval()
+    ours.load_state_dict(renamed(theirs, "electra", tmp_path, 3))
+    token_BT, their_options, our_options = call()
+    with torch.no_grad():
+        expected, output = theirs(token_BT, **their_options).logits, ours(token_BT, **our_options).logits
+    output = output[..., 0] if kind is ElectraForPreTraining else output
+    assert error(output[our_options["visible"]], expected[our_options["visible"]]) < 1e-10
+
+
+ALBERT_PUBLISHED = {  # the config.json of the published models
+    "base": {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "intermediate_size": 3072},
+    "large": {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24, "intermediate_size": 4096},
+    "xlarge": {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24, "intermediate_size": 8192},
+    "xxlarge": {"hidden_size": 4096, "num_attention_heads": 64, "num_hidden_layers": 12, "intermediate_size": 16384},
+}
+ELECTRA_PUBLISHED = {
+    "small": {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128},
+    "base": {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "embedding_size": 768},
+    "large": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "embedding_size": 1024},
+}
+
+
+@pytest.mark.parametrize("size", ALBERT_PUBLISHED)
+def test_parameters_of_albert_are_those_of_transformers(size):
+    with torch.device("meta"):
+        theirs = AlbertForPreTraining(AlbertConfig(**ALBERT_PUBLISHED[size], embedding_size=128))
+    assert parameters(everyformer.member("albert", size)) == count(theirs)
+
+
+@pytest.mark.parametrize("size", ELECTRA_PUBLISHED)
+def test_parameters_of_electra_are_those_of_transformers(size):
+    """The generator has the heads, the width and the hidden layer of the paper's share; it shares the embedding with the discriminator."""
+    layers, value = 24 if size == "large" else 12, everyformer.member("electra", size)
+    fields = ELECTRA_PUBLISHED[size] | {"num_hidden_layers": layers}
+    smaller = {
+        name: round(fields[name] * (1 / 3 if size == "base" else 1 / 4)) for name in fields if "ing_size" not in name
+    }
+    with torch.device("meta"):
+        discriminator = ElectraForPreTraining(ElectraConfig(**fields))
+        generator = ElectraForMaskedLM(ElectraConfig(**fields | smaller | {"num_hidden_layers": layers}))
+    assert parameters(replace(value, generator=None)) == count(discriminator)
+    assert parameters(value.generator) == count(generator)
+    shared = count(generator.electra.embeddings)
+    assert parameters(value) == count(discriminator) + count(generator) - shared

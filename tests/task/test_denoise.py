@@ -15,14 +15,14 @@ import everyformer
 from everyformer.data.synthetic import shakespeare
 from everyformer.data.tokenizer import SPECIAL, CharacterTokenizer
 from everyformer.task import Denoise, Translate
-from everyformer.task.corruption import MARKS, Marks, corrupt, counts, partition
+from everyformer.task.corruption import MARKS, SpanMarks, corrupt, counts, partition
 from everyformer.task.denoise import DenoiseData, DenoiseInference
 from everyformer.train.loop import train
 from everyformer.train.recipe import Optim, Recipe, Run
 from tests.spec import denoise as spec
 
 NAMES = [*SPECIAL, *MARKS]
-LETTERS = Marks(CharacterTokenizer("abcdefghij", NAMES), "here")
+LETTERS = SpanMarks(CharacterTokenizer("abcdefghij", NAMES), "here")
 
 
 def runs(mask: list[bool]) -> list[tuple[bool, int]]:

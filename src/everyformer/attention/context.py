@@ -168,6 +168,7 @@ class SideInputs:
     segments       B, T whole numbers: the segment of each token (BERT's sentences A and B)
     hashes         B, H, rows, P: the bucket ranks of the keys, for `hashed` and `chunked`; computed by the attention
     prefix         B whole numbers: how many of the first positions are the prefix, for the pattern `prefix` without a length
+    replacement    a `Replacement`, with which the model's generator first replaces masked tokens (network/generator.py)
     query_inputs   B, Q, D: the vectors from which queries are projected, for score modifications that read them
     Example: `network(token_BT, side_inputs=SideInputs(documents=document_BT))`.
     """
@@ -178,6 +179,7 @@ class SideInputs:
     hashes: Tensor | None = None
     query_inputs: Tensor | None = None
     prefix: Tensor | None = None
+    replacement: Any = None
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def train(
     size
         A size of the member. Default: the member's own, see everyformer family --json.
     task
-        language, masked, classify, regress, translate, denoise, image or control; or an environment, for example
+        language, masked, classify, regress, translate, denoise, replaced, image or control; or an environment, for example
         popgym:RepeatPreviousEasy, minigrid:MemoryS7 or gymnasium:CartPole. Default: the member's task.
     out
         The folder of the run; it must not exist yet. Default: runs/MEMBER-1, runs/MEMBER-2, ...

@@ -52,7 +52,7 @@ class AsTorch(Initial, Value, frozen=True):
     def fill(self, network: nn.Module) -> None:
         value: Any = network.value
         if any(head.uses_table for head in value.outputs):
-            nn.init.normal_(network.embed.table.weight, std=value.width**-0.5)  # type: ignore[union-attr, arg-type]
+            nn.init.normal_(network.embed.table.weight, std=(value.embed_width or value.width) ** -0.5)  # type: ignore[union-attr, arg-type]
 
 
 class Normal(Initial, Value, frozen=True):

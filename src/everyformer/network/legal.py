@@ -32,6 +32,7 @@ def illegal_reasons(value: Model) -> Iterator[str]:
     yield from value.body.illegal_reasons(value.width)
     for head in value.outputs:
         yield from _head_reasons(value, head)
+    yield from _generator_reasons(value)
     yield from _future_reasons(value)
     yield from _norm_reasons(value)
     yield from _depth_reasons(value)
@@ -53,7 +54,9 @@ def _width_reasons(value: Model) -> Iterator[str]:
     for position in (value.position, *(layer.position for layer in value.body.layers)):
         try:
             if position is not None:
-                position.content_width(value.width)
+                position.content_width(
+                    (value.embed_width or value.width) if position is value.position else value.width
+                )
         except ValueError as error:
             yield str(error)
 
@@ -111,13 +114,33 @@ def _head_reasons(value: Model, head: OutputHead) -> Iterator[str]:
             yield "a language head needs a vocabulary and the inputs are not tokens; give Language(vocabulary=..., tied=False)"
     if isinstance(head, Masked) and not isinstance(value.embed, Tokens):
         yield "a masked head predicts tokens and the inputs are not tokens; use PerToken"
-    if head.uses_table and value.position and _takes_features(value.position, value.width):
+    inner = value.embed_width or value.width
+    table_width = (head.width or value.width) if isinstance(head, Masked) else value.width
+    if head.uses_table and table_width != inner:
+        yield (
+            f"the embedding is {inner} wide and the head's last layer {table_width}, so they cannot share the table; give "
+            f"Masked(width={inner}), or a head with tied=False"
+        )
+    if head.uses_table and value.position and _takes_features(value.position, inner):
         yield (
             "concatenated positions make the embedding narrower than the model, so its weights cannot be shared with the head; "
             "set tied=False, or add the positions"
         )
     if isinstance(head, Classify | Regress) and head.reading == "first" and value.body.is_causal():
         yield "the first token of a causal model sees only itself; read the last one or the mean"
+
+
+def _generator_reasons(value: Model) -> Iterator[str]:
+    """Why the model cannot share its embedding with its generator."""
+    one = value.generator
+    if one is None:
+        return
+    if not any(isinstance(head, Masked) for head in one.outputs):
+        yield "a generator predicts masked tokens; give it the output head Masked"
+    parts = ("embed", "segments", "position", "norm")
+    inner = [model.embed_width or model.width for model in (value, one)]
+    if inner[0] != inner[1] or any(getattr(value, name) != getattr(one, name) for name in parts):
+        yield "a generator shares the embedding of tokens, segments and positions, and its norm; make them and embed_width equal"
 
 
 def _norm_reasons(value: Model) -> Iterator[str]:

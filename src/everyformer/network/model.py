@@ -40,10 +40,16 @@ class Model(Value, frozen=True, kw_only=True):
     position: Position | None = None
     class_token: bool = False  # a learned token before the others
     segments: Count = 0  # the number of segment embeddings (BERT's sentences A and B); 0: none
+    embed_width: Size | None = (
+        None  # of the tokens, positions and segments, which a linear map then widens; None: width
+    )
     norm: Norm | None = None  # of the embedded tokens
     dropout: Share = 0.0  # of the embedded tokens
     memory: SegmentMemory | None = None  # what is carried from segment to segment; None: nothing
     auxiliary: AuxiliaryPredictions | None = None  # additional predictions in training
+    generator: Model | None = (
+        None  # replaces masked tokens in training, for ReplacedToken; shares the embedding (ELECTRA)
+    )
     initial: Initial = AsTorch()
 
     def limit(self) -> int | None:

@@ -16,6 +16,7 @@ from everyformer.network.cache import Cache
 from everyformer.network.check_call import check_call
 from everyformer.network.depth import DepthModule
 from everyformer.network.embed import EmbedModule, Patches, check_limit
+from everyformer.network.generator import replace_tokens
 from everyformer.network.inputs import (
     by_position,
     check_ids,
@@ -53,15 +54,16 @@ class Network(nn.Module):
     def __init__(self, value: Model):
         super().__init__()
         self.value = value
-        position = value.position
-        width = position.content_width(value.width) if position else value.width
+        position, inner = value.position, value.embed_width or value.width
+        width = position.content_width(inner) if position else inner
         self.embed: EmbedModule = value.embed.build(width)
         self.class_token = nn.Parameter(torch.randn(1, 1, width) * 0.02) if value.class_token else None
         self.segments = nn.Embedding(value.segments, width) if value.segments else None
-        self.position = position.build(value.width) if position else None
+        self.position = position.build(inner) if position else None
         self.limit = value.limit()
-        self.norm = value.norm.build(value.width) if value.norm else None
+        self.norm = value.norm.build(inner) if value.norm else None
         self.dropout = nn.Dropout(value.dropout)
+        self.widen = nn.Linear(inner, value.width) if value.embed_width else None
         self.body: DepthModule = value.body.build(value.width)
         self.reads = set[str]().union(*(sublayer.reads() for sublayer in value.body.sublayers()))
         self.outputs = nn.ModuleList(head.build(value.width, value.embed) for head in value.outputs)
@@ -70,6 +72,11 @@ class Network(nn.Module):
         if value.auxiliary is not None and language is not None:
             layers = len(self.body.layer_modules())
             self.auxiliary = value.auxiliary.build(value.width, value.embed, language, layers)
+        self.generator = value.generator.build() if value.generator else None
+        if self.generator is not None:
+            for name in ("embed", "segments", "position", "norm"):
+                if (part := getattr(self, name)) is not None:
+                    _tie(getattr(self.generator, name), part)
 
     def forward(
         self,
@@ -88,11 +95,13 @@ class Network(nn.Module):
         visible           B, T booleans: False where a token is padding, on either side. Default: no padding
         cache             `Cache()` to start one, the last output's to continue. Default: nothing is kept
         encoder_output    what `PairNetwork.encode` returns, for a decoder
-        side_inputs       documents, edges, segments and prefix, for models that read them
+        side_inputs       documents, edges, segments, prefix and replacement, for models that read them
         position_offset   B whole numbers: the first position of each sequence. Default: 0
         kernel            how attention is computed; see everyformer.attention.attend
         probe             records the attention weights of every layer
         """
+        replaced = None if side_inputs is None else replace_tokens(self.generator, inputs, visible, side_inputs, kernel)
+        inputs = inputs if replaced is None else replaced.token_BT
         x_BTD, visible = self._embed(inputs, visible)
         side, before = side_inputs or SideInputs(), cache or Cache()
         check_call(self, side, cache, encoder_output, x_BTD.shape[0], kernel)
@@ -118,7 +127,7 @@ class Network(nn.Module):
             cache = replace(before, **changes, position_BK=position_BK, document_BK=document_BK, has_padding=padding)
             cache = self._trim(cache)
         logits = self.predict(x_BTD, visible_BT, logits=probe is None or probe.logits)
-        return Output(x_BTD, logits, cache, _sums(context.call.losses))
+        return Output(x_BTD, logits, cache, _sums(context.call.losses), replaced)
 
     def predict(self, x_BTD: Tensor, visible_BT: Tensor | None = None, logits: bool = True) -> Any:
         """The logits of the output head, or a tuple if there are several. With `logits` False a `LogitMap` where a head has one."""
@@ -177,7 +186,8 @@ class Network(nn.Module):
         if self.position is not None:
             x_BTD = self.position(x_BTD, position_BT.clamp(min=0))
         x_BTD = x_BTD if self.norm is None else self.norm(x_BTD, context.positions.visible_BQ())
-        return self.dropout(x_BTD)
+        x_BTD = self.dropout(x_BTD)
+        return x_BTD if self.widen is None else self.widen(x_BTD)
 
     def _trim(self, cache: Cache) -> Cache:
         """Drops the positions beyond `max_length`, or beyond the model's memory and what the layers can read of it."""

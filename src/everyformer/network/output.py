@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from everyformer.network.cache import Cache
+from everyformer.network.generator import Replaced
 from everyformer.network.inputs import check_visible
 
 
@@ -22,6 +23,7 @@ class Output:
     logits: Any = None  # of the output head, or a tuple if there are several
     cache: Cache | None = None
     aux: dict[str, Tensor] = field(default_factory=dict)
+    replaced: Replaced | None = None  # what a generator replaced
 
     def logits_of(self, index: int) -> Any:
         """The logits of one of the output heads."""

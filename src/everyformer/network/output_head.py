@@ -1,6 +1,7 @@
 """Output heads: what a model predicts from its last layer z.
 
     Language   logits of the next token at every position, softmax(W z) (Thickstun (source T) eq. 9); W may be the embedding table
+    ReplacedToken   one logit at every position: was this token replaced? (Clark et al. 2020)
     Masked     logits of the token itself, for masked language modelling (BERT): W_e LN(gelu(W z)) + b
     Classify   logits of classes, from one vector of the sequence (mean, max, last or first token)
     Regress    real numbers, y = W z + b, from the same vector
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.network.embed import Embed, EmbedModule, Mixed, Tokens
+from everyformer.network.feedforward import Activation, activate
 from everyformer.network.linear_cross_entropy import LogitMap
 from everyformer.network.norm import LayerNorm
 from everyformer.value import Positive, Share, Size, Value
@@ -78,17 +80,31 @@ class Language(OutputHead, Value, frozen=True):
 class Masked(OutputHead, Value, frozen=True):
     """Predicts the masked token, as in BERT: a dense layer, GELU, a norm, then the embedding table and a bias.
 
-    Example: `Masked(eps=1e-12)`.
+    `width` is that of the dense layer: of the embedding table, if it is narrower than the model. Example: `Masked(eps=1e-12)`.
     """
 
     eps: float = 1e-12
+    width: Size | None = None
+    activation: Activation = "gelu"
 
     @property
     def uses_table(self) -> bool:
         return True
 
     def build(self, width: int, embed: Embed) -> nn.Module:
-        return MaskedModule(width, vocabulary_size(embed), self.eps)
+        return MaskedModule(width, vocabulary_size(embed), self)
+
+
+class ReplacedToken(OutputHead, Value, frozen=True):
+    """Predicts whether each token was replaced (ELECTRA): w . act(W z + b) + c, one logit per token: B, T, 1.
+
+    Example: `Model(..., outputs=(ReplacedToken(),))`.
+    """
+
+    activation: Activation = "gelu"
+
+    def build(self, width: int, embed: Embed) -> nn.Module:
+        return ReplacedTokenModule(width, self.activation)
 
 
 class Classify(OutputHead, Value, frozen=True):
@@ -204,17 +220,28 @@ class LanguageModule(nn.Module):
 
 
 class MaskedModule(nn.Module):
-    def __init__(self, width: int, vocabulary: int, eps: float):
+    def __init__(self, width: int, vocabulary: int, value: Masked):
         super().__init__()
-        self.map = nn.Linear(width, width)
-        self.norm = LayerNorm(eps).build(width)
+        self.activation = value.activation
+        self.map = nn.Linear(width, value.width or width)
+        self.norm = LayerNorm(value.eps).build(value.width or width)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def logit_map(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> LogitMap:
-        return LogitMap(self.norm(F.gelu(self.map(z_BTD))), _tied(embed), self.bias)
+        return LogitMap(self.norm(activate(self.map(z_BTD), self.activation)), _tied(embed), self.bias)
 
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
         return self.logit_map(z_BTD, visible_BT, embed).logits()
+
+
+class ReplacedTokenModule(nn.Module):
+    def __init__(self, width: int, activation: Activation):
+        super().__init__()
+        self.activation = activation
+        self.map, self.out = nn.Linear(width, width), nn.Linear(width, 1)
+
+    def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
+        return self.out(activate(self.map(z_BTD), self.activation))
 
 
 class ClassifyModule(nn.Module):

@@ -6,6 +6,7 @@ from everyformer.task.denoise import Denoise
 from everyformer.task.image import Image
 from everyformer.task.language import Language
 from everyformer.task.masked import Masked
+from everyformer.task.replaced import Replaced
 from everyformer.task.translate import Translate
 
-__all__ = ["Classify", "Control", "Denoise", "Image", "Language", "Masked", "Regress", "Translate"]
+__all__ = ["Classify", "Control", "Denoise", "Image", "Language", "Masked", "Regress", "Replaced", "Translate"]

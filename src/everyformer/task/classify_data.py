@@ -101,7 +101,7 @@ class ClassifyData(TaskData):
 
     def adapt(self, model: Model | EncoderDecoder) -> Model | EncoderDecoder:
         one = single_sequence(model, self.target.task)
-        return replace(one, outputs=(self.output_head(one),), auxiliary=None)
+        return replace(one, outputs=(self.output_head(one),), auxiliary=None, generator=None)
 
     def fit(self, model: Model | EncoderDecoder) -> FittedTask:
         one = single_sequence(model, self.target.task)

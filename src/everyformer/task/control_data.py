@@ -97,7 +97,7 @@ class RolloutData(TaskData):
         length = self.task.memory or (one.memory.length if one.memory else MEMORY)
         memory = SegmentMemory(length) if self.task.use_memory else None
         embed, outputs = Features(self.environment.inputs), self.output_heads()
-        return replace(one, embed=embed, outputs=outputs, memory=memory, auxiliary=None)
+        return replace(one, embed=embed, outputs=outputs, memory=memory, auxiliary=None, generator=None)
 
     def fit(self, model: Model | EncoderDecoder) -> FittedTask:
         self.model = one = _causal(model)

@@ -23,7 +23,7 @@ from everyformer.data.tokenizer import Ids, Tokenizer
 MARKS = [f"<extra_id_{number}>" for number in range(100)]
 
 
-class Marks:
+class SpanMarks:
     """The tokens that start and end a target, and the marks of the spans."""
 
     def __init__(self, tokenizer: Tokenizer, where: str):
@@ -57,7 +57,7 @@ def partition(total: int, parts: int, generator: Generator) -> list[int]:
     return [end - start for start, end in pairwise([0, *ends, total])]
 
 
-def corrupt(token_T: Ids, marks: Marks, share: float, span: float, generator: Generator) -> tuple[Ids, Ids]:
+def corrupt(token_T: Ids, marks: SpanMarks, share: float, span: float, generator: Generator) -> tuple[Ids, Ids]:
     """Returns the source and the target of a window."""
     missing, spans = counts(len(token_T), share, span)
     parts = partition(len(token_T) - missing, spans, generator)

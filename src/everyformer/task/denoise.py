@@ -34,7 +34,7 @@ from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language
 from everyformer.task.batch import Batch, pad, step_generator
 from everyformer.task.check import check_split, check_tokens, context_of, context_setting, head_index
-from everyformer.task.corruption import MARKS, Marks, corrupt, counts
+from everyformer.task.corruption import MARKS, SpanMarks, corrupt, counts
 from everyformer.task.probe_input import EXAMPLE, ProbeInput, check_index, token_labels
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
 from everyformer.value import Positive, Share, Size, Value
@@ -77,7 +77,7 @@ class DenoiseData(TaskData):
             folder,
             names=[*SPECIAL, *MARKS],
         )
-        self.marks = Marks(self.tokenizer, str(folder))
+        self.marks = SpanMarks(self.tokenizer, str(folder))
 
     @cached_property
     def splits(self) -> dict[str, Ids]:
@@ -164,10 +164,9 @@ class DenoiseObjective(Objective):
 
     def loss(self, network: Network | PairNetwork, batch: Batch, kernel: str) -> Tensor:
         inputs, options = pair_arguments(batch)
-        output = network(*inputs, **options, kernel=kernel, probe=self.probe())
-        return cross_entropy(output.logits_of(self.head), batch["target_BT"]) + sum(
-            output.aux.values()
-        ) * self.data.count(batch)
+        output: Any = network(*inputs, **options, kernel=kernel, probe=self.probe())
+        loss = cross_entropy(output.logits_of(self.head), batch["target_BT"])
+        return loss + sum(output.aux.values()) * self.data.count(batch)
 
     @property
     def targets_per_example(self) -> float:  # type: ignore[override]

@@ -133,11 +133,15 @@ class MaskedData(TaskData):
 
     def adapt(self, model: Model | EncoderDecoder) -> Model | EncoderDecoder:
         one = single_sequence(model, "masked")
-        token_head = [head for head in one.outputs if isinstance(head, MaskedHead)][:1] or [MaskedHead()]
+        token_head = [head for head in one.outputs if isinstance(head, MaskedHead)][:1] or [
+            MaskedHead(width=one.embed_width)
+        ]
         pair_head = [head for head in one.outputs if isinstance(head, Classify)][:1] or [
             Classify(2, "first", pooler=True)
         ]
-        return replace(one, outputs=(*token_head, *(pair_head if self.task.next_sentence else [])), auxiliary=None)
+        return replace(
+            one, outputs=(*token_head, *(pair_head if self.task.next_sentence else [])), auxiliary=None, generator=None
+        )
 
     def fit(self, model: Model | EncoderDecoder) -> FittedTask:
         model = single_sequence(model, "masked")

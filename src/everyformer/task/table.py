@@ -11,7 +11,7 @@ from everyformer.network.grid import Grid
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.output_head import Classify as ClassifyHead
 from everyformer.network.output_head import Language as LanguageHead
-from everyformer.network.output_head import Logistics, PerToken
+from everyformer.network.output_head import Logistics, PerToken, ReplacedToken
 from everyformer.network.output_head import Masked as MaskedHead
 from everyformer.network.output_head import Regress as RegressHead
 from everyformer.task.classify import Classify, InputKind, Regress
@@ -21,6 +21,7 @@ from everyformer.task.embed_texts import EmbedTexts as EmbedTexts  # a recipe na
 from everyformer.task.image import Image
 from everyformer.task.language import Language
 from everyformer.task.masked import Masked
+from everyformer.task.replaced import Replaced
 from everyformer.task.task import Task
 from everyformer.task.translate import Translate
 from everyformer.value import nearest
@@ -32,12 +33,14 @@ TASKS: dict[str, type[Task]] = {
     "regress": Regress,
     "translate": Translate,
     "denoise": Denoise,
+    "replaced": Replaced,
     "image": Image,
     "control": Control,
 }
 BY_HEAD: dict[type, str] = {
     LanguageHead: "language",
     MaskedHead: "masked",
+    ReplacedToken: "replaced",
     ClassifyHead: "classify",
     RegressHead: "regress",
     PerToken: "classify",

@@ -46,11 +46,12 @@ def load_weights(network: Network | PairNetwork, folder: str | Path) -> list[str
 
 
 def body_state(network: nn.Module) -> dict[str, Tensor]:
-    """Returns the state dict without the weights that only the output heads and auxiliary predictions have."""
+    """Returns the state dict without the weights that only the output heads, auxiliary predictions and a generator have."""
     networks = [module for module in network.modules() if isinstance(module, Network)]
     heads = [part for one in networks for part in (one.outputs, one.auxiliary) if part is not None]
     excluded = {id(x) for head in heads for x in head.state_dict(keep_vars=True).values()}
-    return {name: x for name, x in network.state_dict(keep_vars=True).items() if id(x) not in excluded}
+    state = {name: x for name, x in network.state_dict(keep_vars=True).items() if id(x) not in excluded}
+    return {name: x for name, x in state.items() if not name.startswith("generator.")}
 
 
 def saved_folder(folder: Path) -> Path:
