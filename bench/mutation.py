@@ -1,17 +1,20 @@
 """Mutation testing: the share of small errors in the source that the tests notice.
 
     python -m bench.mutation --processes 2 --seconds 600 --seed 0 --out mutation.log
-    python -m bench.mutation --page docs/results/logs/mutation.txt > docs/results/mutation.md
+    python -m bench.mutation --again mutation.log --out mutation_again.log     # only those that no test noticed
+    python -m bench.mutation --listed                                          # only those of the two lists
+    python -m bench.mutation --page > docs/results/mutation.md
 
 1. All tests are collected once, in this process, and run once with every line recorded that they reach; a test that fails is left out.
 2. The mutants of the modules (see `bench/mutants.py`) are shuffled by the seed, and one of each module is taken in turn until the time is
    over, so that every module has the same weight.
 3. For each mutant a fork of this process replaces the code of the mutated functions and runs the tests that reach the mutated lines, those
-   of the module's own test file first and the cheap ones first, until one fails or their usual time adds up to `--budget`. A mutant of
-   code that runs at import, or of a call of super(), is written to a copy of the source and tested in a new process.
+   that are short and reach few lines first, until one fails or their usual time adds up to `--budget`. A mutant of code that runs at
+   import, or of a call of super(), is written to a copy of the source and tested in a new process.
 
 A mutant is killed if a test fails, or takes more than a few times its usual time. One that changes no result is listed with the reason
-in `bench/equivalent_mutants.txt`. The score is killed / (tested - equivalent).
+in `bench/equivalent_mutants.txt`, one that changes a result which no test can notice in `bench/surviving_mutants.txt`. The score is
+killed / (tested - equivalent).
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from bench.mutants import Mutant, mutants, mutated
-from bench.mutation_page import LEFT_OUT, equivalent, is_listed, outcomes, page
+from bench.mutation_page import EQUIVALENT, LEFT_OUT, LOGS, SURVIVING, listed, outcomes, page
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "everyformer"
@@ -60,6 +63,7 @@ class Campaign:
         self.options, self.started = options, time.monotonic()
         self.lines: dict[tuple[str, int], set[int]] = defaultdict(set)  # (module, line): the tests that reach it
         self.seconds: dict[int, float] = {}
+        self.breadth: dict[int, int] = {}  # the number of lines that a test reaches
         self.functions: dict[tuple[str, str, int], list[FunctionType]] = defaultdict(list)
         self.log = open(options.out, "w", encoding="utf-8") if options.out else sys.stdout  # noqa: SIM115
 
@@ -115,7 +119,7 @@ class Campaign:
         failed = [name for name in names if not record[name][0]]
         for index, name in enumerate(names):
             if name not in failed:
-                self.seconds[index] = record[name][1]
+                self.seconds[index], self.breadth[index] = record[name][1], len(record[name][2])
                 for module, line in record[name][2]:
                     self.lines[module, line].add(index)
         self._write(f"{len(self.seconds)} tests in {time.monotonic() - started:.0f} s; left out: {failed or 'none'}")
@@ -126,13 +130,14 @@ class Campaign:
     def _reached(self, index: int) -> tuple[bool, float, list[tuple[str, int]]]:
         reached: set[tuple[str, int]] = set()
         prefix = f"{PACKAGE}{os.sep}"
+        left_out = {f"{prefix}{path}" for path in LEFT_OUT}  # the interpreter of Triton is slow enough without a trace
 
         def local(frame: FrameType, event: str, _: object) -> Any:
             reached.add((frame.f_code.co_filename, frame.f_lineno))
             return local
 
         def trace(frame: FrameType, event: str, _: object) -> Any:
-            if frame.f_code.co_filename.startswith(prefix):
+            if frame.f_code.co_filename.startswith(prefix) and frame.f_code.co_filename not in left_out:
                 reached.add((frame.f_code.co_filename, frame.f_lineno))
                 return local
             return None
@@ -154,22 +159,27 @@ class Campaign:
         return True
 
     def _campaign(self) -> None:
-        known = equivalent()
+        known = listed(EQUIVALENT)
         every = {path: mutants(PACKAGE, path) for path in self.modules}
         only, again = self.options.only, self.options.again
         chosen = [m for m in sampled(every, self.options.seed) if not only or any(o in str(m) for o in only)]
+        wanted: set[str] = set()
         if again:
             before = outcomes([again.read_text(encoding="utf-8").splitlines()])
-            alive = [key for key, outcome in before.items() if outcome in ("survived", "unreached")]
-            chosen = [mutant for mutant in chosen if mutant.key in alive]
-            for key in sorted(set(alive) - {mutant.key for found in every.values() for mutant in found}):
+            wanted = {key for key, outcome in before.items() if outcome in ("survived", "unreached")}
+        if self.options.listed:
+            wanted |= known.keys() | listed(SURVIVING).keys()
+            known = {}  # whether they are what they are said to be
+        if again or self.options.listed:
+            chosen = [mutant for mutant in chosen if mutant.key in wanted]
+            for key in sorted(wanted - {mutant.key for found in every.values() for mutant in found}):
                 self._write(f"gone {key}")
         self._write(f"{sum(map(len, every.values()))} mutants in {len([m for m in every.values() if m])} modules")
         tests = [self._tests_of(mutant) for mutant in chosen]
         tasks: Tasks = []
         for mutant, indices in zip(chosen, tests, strict=True):
-            limit = 60 + 4 * sum(self.seconds[index] for index in indices)
-            if is_listed(mutant.key, known) or not indices:
+            limit = 300 + 10 * sum(self.seconds[index] for index in indices)
+            if mutant.key in known or not indices:
                 tasks.append((lambda: True, 20.0))
             else:
                 tasks.append((partial(self._survives, mutant, indices), limit))
@@ -179,21 +189,21 @@ class Campaign:
         ):
             mutant = chosen[index]
             outcome = {True: "survived", False: "killed", None: "timeout"}.get(result, "killed")
-            outcome = "equivalent" if is_listed(mutant.key, known) else "unreached" if not tests[index] else outcome
+            outcome = "equivalent" if mutant.key in known else "unreached" if not tests[index] else outcome
             counted[outcome] += 1
             self._write(f"{outcome} {mutant}")
         self._write(f"outcomes: {dict(counted)}")
 
     def _tests_of(self, mutant: Mutant) -> list[int]:
-        """The tests that reach a mutant's lines, within the budget: those of the module's own file first, then the cheap ones."""
+        """The tests that reach a mutant's lines, within the budget: first those that are short and reach little else."""
         reached = set().union(*(self.lines.get((mutant.path, at), set()) for at in range(mutant.line, mutant.end + 1)))
         if mutant.imported:
             # A test may read a default or a flag of a class without running a line of its module.
             name = mutant.function.partition(".")[0]
             reached = {index for index in self.seconds if name in words(self.items[index].path)} if name else set()
             reached = reached.union(*(found for (module, _), found in self.lines.items() if module == mutant.path))
-        own = f"test_{Path(mutant.path).name}"
-        ordered = sorted(reached, key=lambda i: (self.items[i].path.name != own, self.seconds[i]))
+        everywhere = self.seconds if mutant.imported else reached  # a limit of a type is used by any module
+        ordered = sorted(everywhere, key=lambda i: (i not in reached, self.breadth[i] * self.seconds[i]))
         total, indices = 0.0, list[int]()
         for index in ordered:
             total += self.seconds[index]
@@ -313,15 +323,18 @@ def main() -> None:
     parser.add_argument("--commit", help="where there is no git")
     parser.add_argument("--only", nargs="*", help="mutants whose line of the log has one of these texts")
     parser.add_argument("--again", type=Path, help="only the mutants that survived in this log")
+    parser.add_argument(
+        "--listed", action="store_true", help="only the mutants that are listed: is one killed after all?"
+    )
     parser.add_argument("--tests", nargs="*", default=[f"tests/{folder}" for folder in TESTS])
     parser.add_argument(
         "--record", type=Path, help="a file that keeps which lines each test reaches; delete it when these change"
     )
     parser.add_argument("--out", help="the log")
-    parser.add_argument("--page", type=Path, help="print the page of this log")
+    parser.add_argument("--page", action="store_true", help="print the page of the logs in docs/results/logs")
     options = parser.parse_args()
     if options.page:
-        print(page(options.page), end="")
+        print(page(LOGS), end="")
         return
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE="1", TRITON_INTERPRET="1")
     sys.path.insert(0, str(PACKAGE.parent))

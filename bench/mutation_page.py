@@ -1,4 +1,4 @@
-"""The page of mutation testing, from its logs, and the list of mutants that change no result."""
+"""The page of mutation testing, from its logs, and the lists of mutants that no test notices."""
 
 from __future__ import annotations
 
@@ -6,65 +6,136 @@ import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
-EQUIVALENT = Path(__file__).parent / "equivalent_mutants.txt"
+EQUIVALENT = Path(__file__).parent / "equivalent_mutants.txt"  # they change no result
+SURVIVING = Path(__file__).parent / "surviving_mutants.txt"  # they change a result, but no test on a CPU can notice it
+LOGS = Path(__file__).parent.parent / "docs" / "results" / "logs"
 LEFT_OUT = ("attention/kernels/programs.py",)  # Triton programs: in its interpreter a test of one takes minutes
 LOGGED = re.compile(r"^(killed|timeout|survived|unreached|equivalent) (\S+?):\d+ ")
+UNEXPLAINED = "not explained"
 PAGE = """# Mutation testing
 
-Of the small errors that `bench/mutation.py` puts into the source one at a time, the tests notice the share that the last column
-states. Written by `python -m bench.mutation --page` from {logs}, which begin with:
-
-{facts}
-
-The first log is a sample of all mutants, with the score {first}. The second one, if there is any, repeats those that survived, after
-tests were added for them.
+Of the small errors that `bench/mutation.py` puts into the source one at a time, the tests notice
+{scores}. Written by `python -m bench.mutation --page` from the logs below.
 
 A mutant is a module with one changed comparison, operator, constant, condition, order of arguments or removed statement. It is killed
 if a test that reaches it fails or takes far longer than usual; its tests run until their usual time adds up to a few seconds, so one
-that survives may still fail a test that was not run. `bench/equivalent_mutants.txt` lists mutants that change no result, with the
-reason; most change only the speed, or an error message. The Triton programs are left out: in the interpreter a test of one takes
-minutes. Code that only a GPU runs is reached by no test here; `tests/device` has its tests.
+that survives may still fail a test that was not run. The score is killed / (tested - equivalent).
+
+What is sampled: the modules of `attention`, `network` and `infer`, the objectives and targets of `task`, and optimizer, schedule and
+gradient watch of `train`, that is the mathematics, the sampling, the metrics and the optimizer. One mutant of each module is drawn in
+turn, so that small modules have the same weight as large ones; it is a sample, not all mutants. Data, command line, checkpoints and
+the rest of `train` are not mutated. The Triton programs are left out too: in the interpreter a test of one takes minutes.
+
+`bench/equivalent_mutants.txt` lists each mutant that changes no result, with the reason: most change only the speed, or an error
+message. `bench/surviving_mutants.txt` lists those that change a result that no test on a CPU can notice. Each line is one mutant; none
+excuses the rest of a function.{checked}
+
+{samples}
+"""
+CHECKED = """ Each was applied, whether or not a sample has it
+([{name}](logs/{name})): {alive} of {count} go unnoticed.
+
+{facts}"""
+SAMPLE = """## The sample of {log}
+
+Its log begins with:
+
+{facts}
+
+{again}The score was {first} in the sample itself, and is {last} after tests were added and code was simplified.
 
 {table}
 
-## The {count} mutants that no test noticed
-
 {alive}
+
+{equivalent}"""
+AGAIN = """The mutants that survived were run again, those that were killed were not ([{name}](logs/{name})):
+
+{facts}
+
 """
 
 
-def equivalent() -> list[str]:
-    """The mutants that change no result, as the file lists them: a line `key`, or the beginning of keys and a *, then indented lines
-    with the reason."""
-    lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith((" ", "#"))]
+def listed(file: Path) -> dict[str, str]:
+    """The mutants of a list, each with its reason: a line with the mutant as the log has it, without its line number, then indented
+    lines with the reason."""
+    found: dict[str, str] = {}
+    waiting: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("  "):
+            for key in waiting:
+                found[key] = f"{found[key]} {line.strip()}".strip()
+        elif line and not line.startswith("#"):
+            if waiting and found[waiting[-1]]:
+                waiting = []
+            waiting.append(line)  # mutants that follow one another share a reason
+            found[line] = ""
+    return found
 
 
-def is_listed(key: str, known: list[str]) -> bool:
-    return any(key.startswith(one[:-1]) if one.endswith("*") else key == one for one in known)
-
-
-def page(log: Path) -> str:
-    """docs/results/mutation.md, from a log, and from a second one, if there is any, of its survivors after tests were added."""
-    again = log.with_stem(f"{log.stem}_again")
-    logs = [one.read_text(encoding="utf-8").splitlines() for one in (log, again) if one.exists()]
-    facts = [[line for line in lines if line.startswith("# ") or " mutants in " in line] for lines in logs]
-    last = outcomes(logs)
-    alive = sorted(mutant for mutant, outcome in last.items() if outcome in ("survived", "unreached"))
+def page(logs: Path) -> str:
+    """docs/results/mutation.md, from the logs of the samples, each with the log of those that survived and were run again."""
+    samples = sorted(one for one in logs.glob("mutation*.txt") if not one.stem.endswith(("_again", "_listed")))
+    both = [(one, one.with_stem(f"{one.stem}_again")) for one in samples]
+    scores = [
+        f"{score(outcomes(_lines(first, again)))} of a sample of {len(outcomes(_lines(first, again)))}"
+        for first, again in both
+    ]
     return PAGE.format(
-        logs=" and ".join(f"[{one.name}](logs/{one.name})" for one in (log, again) if one.exists()),
-        facts="\n\n".join("\n".join(f"    {line}" for line in lines) for lines in facts),
-        first=table(outcomes(logs[:1])).splitlines()[-1].split("|")[-2].strip(),
-        table=table(last),
-        count=len(alive),
-        alive="\n".join(f"    {mutant}" for mutant in alive),
+        scores=" and ".join(scores),
+        checked=_checked(logs / "mutation_listed.txt"),
+        samples="\n\n".join(_sample(*pair) for pair in both),
     )
 
 
+def _checked(log: Path) -> str:
+    if not log.exists():
+        return ""
+    ((lines, found),) = ((one, outcomes([one])) for one in _lines(log))
+    alive = sum(outcome not in ("killed", "timeout") for outcome in found.values())
+    return CHECKED.format(name=log.name, alive=alive, count=len(found), facts=_facts(lines))
+
+
+def _facts(lines: list[str]) -> str:
+    return "\n".join(f"    {line}" for line in lines if line.startswith("# ") or " mutants in " in line)
+
+
+def _lines(*logs: Path) -> list[list[str]]:
+    return [one.read_text(encoding="utf-8").splitlines() for one in logs if one.exists()]
+
+
+def _sample(log: Path, again: Path) -> str:
+    logs = _lines(log, again)
+    facts = [_facts(lines) for lines in logs]
+    last = outcomes(logs)
+    reasons = listed(SURVIVING)
+    alive = {
+        mutant: reasons.get(mutant, UNEXPLAINED) for mutant, is_ in last.items() if is_ in ("survived", "unreached")
+    }
+    same = {mutant: listed(EQUIVALENT).get(mutant, UNEXPLAINED) for mutant, is_ in last.items() if is_ == "equivalent"}
+    return SAMPLE.format(
+        log=f"[{log.name}](logs/{log.name})",
+        facts=facts[0],
+        again=AGAIN.format(name=again.name, facts=facts[1]) if len(facts) > 1 else "",
+        first=score(outcomes(logs[:1])),
+        last=score(last),
+        table=table(last),
+        alive=_named(f"### The {len(alive)} mutants that no test notices", alive),
+        equivalent=_named(f"### The {len(same)} mutants that change no result", same),
+    )
+
+
+def _named(title: str, mutants: dict[str, str]) -> str:
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for mutant, reason in sorted(mutants.items()):
+        by_reason[reason].append(f"    {mutant}")
+    return "\n\n".join([title, *(f"{reason}:\n\n" + "\n".join(found) for reason, found in by_reason.items())])
+
+
 def outcomes(logs: list[list[str]]) -> dict[str, str]:
-    """The last outcome of each mutant of the first log. What is equivalent is so whatever the log says."""
+    """The last outcome of each mutant of the first log. The list says which of those that survived are equivalent, not the log."""
     found: dict[str, str] = {}
-    known = equivalent()
+    known = listed(EQUIVALENT)
     for number, lines in enumerate(logs):
         for line in lines:
             if line.startswith("gone "):  # the source, or what is mutated, has changed
@@ -72,21 +143,33 @@ def outcomes(logs: list[list[str]]) -> dict[str, str]:
             if (match := LOGGED.match(line)) and match[2] not in LEFT_OUT:
                 key = f"{match[2]} {line.split(' ', 2)[2]}"
                 if number == 0 or key in found:
-                    listed = match[1] in ("survived", "unreached") and is_listed(key, known)
-                    found[key] = "equivalent" if listed else match[1]
+                    outcome = "survived" if match[1] == "equivalent" else match[1]
+                    found[key] = "equivalent" if outcome in ("survived", "unreached") and key in known else outcome
     return found
 
 
+def score(found: dict[str, str]) -> str:
+    count = Counter(found.values())
+    return f"{100 * (count['killed'] + count['timeout']) / max(1, len(found) - count['equivalent']):.1f} %"
+
+
 def table(found: dict[str, str]) -> str:
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    groups: dict[str, dict[str, str]] = defaultdict(dict)
     for mutant, outcome in found.items():
         for name in (mutant.partition(" ")[0].rpartition("/")[0], "all"):
-            counts[name][outcome] += 1
+            groups[name][mutant] = outcome
     rows = ["| modules | tested | killed | equivalent | survived | reached by no test | score |", "| --- " * 7 + "|"]
-    for name in sorted(counts, key=lambda name: (name == "all", name)):
-        count = counts[name]
-        killed, tested = count["killed"] + count["timeout"], count.total()
-        score = 100 * killed / max(1, tested - count["equivalent"])
-        cells = (name, tested, killed, count["equivalent"], count["survived"], count["unreached"], f"{score:.1f} %")
+    for name in sorted(groups, key=lambda name: (name == "all", name)):
+        count = Counter(groups[name].values())
+        killed = count["killed"] + count["timeout"]
+        cells = (
+            name,
+            count.total(),
+            killed,
+            count["equivalent"],
+            count["survived"],
+            count["unreached"],
+            score(groups[name]),
+        )
         rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
