@@ -18,8 +18,9 @@ from everyformer.attention.rotary import (
     RotaryScaling,
     YarnScaling,
     plain_frequencies,
+    sin_cos,
 )
-from everyformer.attention.score_mod import Rotary, sin_cos
+from everyformer.attention.score_mod import Rotary
 from everyformer.network.cache import Cache
 from tests.network import close, model, ready, tokens
 from tests.spec import score_mods as spec

@@ -24,7 +24,8 @@ from torch.autograd.function import once_differentiable
 
 from everyformer.attention.context import Context
 from everyformer.attention.has_data import is_transformed
-from everyformer.attention.score_mod import ScoreMod, ScoreModModule, Term, look_up, sin_cos, sin_cos_of
+from everyformer.attention.rotary import sin_cos, sin_cos_of
+from everyformer.attention.score_mod import ScoreMod, ScoreModModule, Term, look_up
 from everyformer.value import Size, Value
 
 BASE = 10000.0  # of the frequencies

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from everyformer.attention.context import Context
 from everyformer.attention.has_data import can_read, is_recorded
 from everyformer.attention.pattern import Pattern
-from everyformer.attention.rotary import RotaryScaling, plain_frequencies
+from everyformer.attention.rotary import RotaryScaling, angles, positions_of, sin_cos_of
 from everyformer.value import Count, Positive, Size, Value
 
 Term = Callable[[Any, Any, Any, Any], Tensor]
@@ -174,37 +174,6 @@ class RotaryModule(ScoreModModule):
             return (factor * sin).to(dtype), (factor * cos).to(dtype)
 
         return context.memo((self.name, of, self.width, dtype), make)
-
-
-def sin_cos_of(
-    context: Context, of: Literal["queries", "keys"], width: int, base: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Returns `sin_cos` of the positions of the queries or the keys, computed once for a call."""
-
-    def make() -> tuple[Tensor, Tensor]:
-        return sin_cos(positions_of(context, of), width, base, dtype)
-
-    return context.memo(("sin_cos", of, width, base, dtype), make)
-
-
-def positions_of(context: Context, of: Literal["queries", "keys"]) -> Tensor:
-    """Returns the positions of the queries or the keys: B or 1, T."""
-    return context.positions.query_positions() if of == "queries" else context.positions.key_positions()
-
-
-def sin_cos(position_BT: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns sines and cosines of positions at frequencies from 1 down to 1 / base: B or 1, 1, T, width / 2.
-
-    The angles are float64: bfloat16 rounds position 257 to 256, and float32 is wrong by 0.003 at position 100,000.
-    """
-    sin, cos = angles(position_BT, plain_frequencies(width, base, position_BT.device))
-    return sin.to(dtype), cos.to(dtype)
-
-
-def angles(position_BT: Tensor, frequency_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the sines and cosines of positions times frequencies, in float64: B or 1, 1, T, N."""
-    angle = position_BT[:, None, :, None].double() * frequency_N
-    return angle.sin(), angle.cos()
 
 
 def look_up(x_BHQR: Tensor, b: Any, h: Any, i: Any, row: Any) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from everyformer.attention.score_mod import sin_cos
+from everyformer.attention.rotary import sin_cos
 from everyformer.network.position import AddedPosition, Position
 from everyformer.value import Positive, Value
 
