@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from everyformer.family import names_bert, names_gpt2, names_image
+from everyformer.family import names_bert, names_gpt2, names_image, names_rotary
 from everyformer.family.names import ModelType
 from everyformer.value import nearest
 
-MODEL_TYPES: dict[str, ModelType] = names_gpt2.MODEL_TYPES | names_bert.MODEL_TYPES | names_image.MODEL_TYPES
+MODEL_TYPES: dict[str, ModelType] = {
+    **names_gpt2.MODEL_TYPES,
+    **names_rotary.MODEL_TYPES,
+    **names_bert.MODEL_TYPES,
+    **names_image.MODEL_TYPES,
+}
 
 
 def model_type(name: str) -> ModelType:

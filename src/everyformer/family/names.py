@@ -76,6 +76,7 @@ class ModelType:
     changes: Mapping[str, Change] = field(default_factory=dict)  # by a pattern of their name
     # Where a model has the settings of our member: a field of a part, or a function; PATHS has those of most members.
     paths: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
+    always: Mapping[str, Any] = field(default_factory=dict)  # settings that every model of this type has
     normal: Callable[[Config], Config] = lambda config: (
         config
     )  # a config with the fields of this table, from an old one

@@ -74,8 +74,16 @@ def model_of(config: Config, state: Mapping[str, Tensor]) -> Model | EncoderDeco
         _check_head(head, config)
     try:
         settings = {ours: _read(theirs, config) for ours, theirs in kind.settings.items()}
-        tree = msgspec.to_builtins(member(kind.member, **settings))
-        outputs = [dict(head.output) | ({head.size: len(weights[head.key])} if head.size else {}) for head in heads]
+        tree = msgspec.to_builtins(member(kind.member, **settings | dict(kind.always)))
+        own = {one["type"]: one for one in tree.get("outputs", ()) if one["type"] == "language"}
+        outputs = [
+            {
+                **own.get(head.output["type"], {}),
+                **head.output,
+                **({head.size: len(weights[head.key])} if head.size else {}),
+            }
+            for head in heads
+        ]
         if outputs or "language" not in kind.heads:
             tree["outputs"] = outputs
         return _with_parts(tree, kind, config)

@@ -73,7 +73,7 @@ def as_model_type(name: str, network: Network | PairNetwork) -> tuple[dict[str, 
         again = model_of(config, weights)
     except ValueError as error:
         raise NotTheirs(FAR, f"{name} refuses it ({error})") from None
-    ours, theirs = (dict(flatten(_plain(one))) for one in (model, again))
+    ours, theirs = (dict(_leaves(one)) for one in (model, again))
     wrong = [key for key in {**ours, **theirs} if ours.get(key, NOTHING) != theirs.get(key, NOTHING)]
     if wrong:
         here, there = (f"{values[wrong[0]]!r}" if wrong[0] in values else "none" for values in (ours, theirs))
@@ -81,6 +81,27 @@ def as_model_type(name: str, network: Network | PairNetwork) -> tuple[dict[str, 
             len(wrong), f"{name} is the most similar, and has {wrong[0]} = {there} where this model has {here}"
         )
     return config, weights
+
+
+def _leaves(model: Model | EncoderDecoder) -> Iterator[tuple[str, Any]]:
+    """The fields of a model, without dropout, and with those that follow from others left out."""
+    for path, value in flatten(_explicit(msgspec.to_builtins(_plain(model)))):
+        if path.rpartition(".")[2] != "dropout":
+            yield path, value
+
+
+def _explicit(tree: Any, width: int = 0) -> Any:
+    if isinstance(tree, list | tuple):
+        return [_explicit(part, width) for part in tree]
+    if not isinstance(tree, dict):
+        return tree
+    width = tree["width"] if "body" in tree else width
+    tree = {name: _explicit(part, width) for name, part in tree.items()}
+    if tree.get("type") == "standard":
+        share = width // tree["heads"]
+        defaults = {"key_width": share, "value_width": share, "key_heads": tree["heads"]}
+        tree |= {name: tree.get(name) or default for name, default in defaults.items()}
+    return tree
 
 
 def _plain(model: Model | EncoderDecoder) -> Model | EncoderDecoder:
@@ -122,10 +143,15 @@ def _config(name: str, kind: ModelType, model: Model | EncoderDecoder) -> dict[s
     found += [(theirs, value) for path, theirs in kind.parts.items() for value in list(_find(tree, path))[:1]]
     for theirs, value in found:
         field = Field(theirs) if isinstance(theirs, str) else theirs
-        written = field.write(value)
-        both = isinstance(written, Mapping) and isinstance(config.get(field.name), Mapping)
-        config[field.name] = {**config[field.name], **written} if both else written
+        config[field.name] = _merged(config.get(field.name), field.write(value))
     return config
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """What several of our settings write into one field."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return new
+    return {**old, **{name: _merged(old.get(name), value) for name, value in new.items()}}
 
 
 def _find(tree: Any, path: str) -> Iterator[Any]:
