@@ -35,6 +35,7 @@ from everyformer.serve.request import (
 )
 from everyformer.task.classify_data import SetData
 from everyformer.task.classify_objective import TextClassifierInference
+from everyformer.task.language_inference import LanguageInference
 from everyformer.task.task import Inference
 from everyformer.task.token_inference import TokenInference
 from everyformer.train.trained import TrainedRun
@@ -50,8 +51,13 @@ class Tokens:
         self.inference, self.tokenizer, self.limits = inference, inference.tokenizer, limits
 
     async def encode(self, inputs: list[str | list[int]], name: str) -> list[list[int]]:
+        """Returns the tokens of inputs; a prompt that is a text begins as the tokenizer begins a text."""
+        inference = self.inference
         try:
-            rows = await asyncio.to_thread(lambda: [ids.tolist() for ids in self.inference.encode(inputs)])
+            if name == "prompt" and isinstance(inference, LanguageInference):
+                rows = await asyncio.to_thread(lambda: [inference.prompt(one) for one in inputs])
+            else:
+                rows = await asyncio.to_thread(lambda: [ids.tolist() for ids in inference.encode(inputs)])
         except ValueError as error:
             raise RequestError(400, " ".join(str(error).split()), name) from None
         for row in rows:
@@ -159,7 +165,7 @@ class Service:
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request, TokenizeRequest)
-        (row,) = await self._tokenizer().encode([body.prompt], "prompt")
+        (row,) = await self._tokenizer().encode([body.prompt], "text")
         return as_json({"tokens": row, "count": len(row), "max_model_len": self.limits.max_prompt})
 
     async def detokenize(self, request: Request) -> Response:

@@ -78,7 +78,7 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     encoding_format: str | None = "float"
     dimensions: AtLeastOne | None = None
     user: str | None = None
-    pooling: Reading = "mean"
+    pooling: Reading | None = None
     normalize: bool = True
 
 

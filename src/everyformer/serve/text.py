@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from everyformer.data.tokenizer import Tokenizer
 
 LEAD = 8  # tokens of the prompt that are decoded with the first new ones, which may depend on them
+LONGEST = 4  # bytes of a character
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -44,11 +45,14 @@ class TextStream:
         return "" if self.stopped else self._release(self._decoded(final=True), final=True)
 
     def _decoded(self, final: bool) -> str:
-        """Returns the text that is new and complete: the last character may be incomplete, then it is the mark for it."""
+        """Returns the text that is new and complete. While its end is marks for incomplete bytes, more bytes may change them."""
         text = self.tokenizer.decode(self.ids[self.start :])
-        end = len(text) - (text.endswith(INCOMPLETE) and not final)
+        marks = 0 if final else len(text) - len(text.rstrip(INCOMPLETE))
+        if marks and len(self.ids) - self.done < LONGEST:
+            return ""
+        end = len(text) - min(marks, LONGEST - 1)
         new, self.known = text[self.known : end], max(self.known, end)
-        if end == len(text):  # the next token is decoded with these for its context
+        if not marks:  # the next token is decoded with these for its context
             self.start, self.done = self.done, len(self.ids)
             self.known = len(self.tokenizer.decode(self.ids[self.start :]))
         return new
