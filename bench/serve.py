@@ -146,7 +146,8 @@ async def measure(url: str, process: int, clients: int, seconds: float) -> None:
         "processor seconds of the service": round(used, 1), "tokens per processor second": round(load.tokens / used),
         "requests per second": round(load.counts["answered"] / took, 1),
         "p50": round(times[len(times) // 2], 2), "p99": round(times[len(times) * 99 // 100], 2),
-        "mib after 10 s": round(memory[1], 1), "mib at the end": round(memory[-1], 1), "still active": sum(left),
+        "mib after 10 s": round(memory[1], 1),
+        "mib in the middle": round(memory[len(memory) // 2], 1), "mib at the end": round(memory[-1], 1), "still active": sum(left),
     }  # fmt: skip
     print(json.dumps(summary))
     for problem in load.problems[:20]:
