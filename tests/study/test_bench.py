@@ -40,7 +40,7 @@ def test_the_command_prints_a_table_and_exponents(capsys, tmp_path):
     "words, reason",
     [
         ("strid", "no kind of attention is named 'strid'; did you mean strided"),
-        ("--lengths none", "--lengths none is not a list of lengths"),
+        ("--lengths none", "--lengths none is not a list of numbers of 2 or more"),
         ("--heads 0", "each must be 1 or more"),
         ("--figure nowhere/x.png", "nowhere/x.png cannot be written, because the folder nowhere does not exist"),
     ],

@@ -1,4 +1,4 @@
-"""`everyformer bench`: measure the speed of attention on this machine."""
+"""`everyformer bench`: measure the speed of attention and of generation on this machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from everyformer.cli.bench_generate import generate
 from everyformer.cli.options import Device
 from everyformer.cli.tables import print_labelled
 from everyformer.cli.terminal import console, next_command
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 HEADER = f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'speed-up':>15}{'MiB':>8}"
 bench = App(name="bench", help="Measure speed and memory on this machine.", help_format="plaintext")
+bench.command(generate)
 
 
 @bench.command
@@ -56,7 +58,7 @@ def attention(
 
     chosen = find_device(device)
     default = "16384,65536" if chosen.type == "cuda" else "1024,2048,4096,8192,16384"
-    sizes = _numbers(lengths or default)
+    sizes = numbers(lengths or default, "--lengths", 2)
     if min(heads, width, repeats) < 1:
         raise ValueError(f"heads, width and repeats are {heads}, {width} and {repeats}; each must be 1 or more")
     if figure is not None:
@@ -83,18 +85,20 @@ def attention(
 def _print_row(screen: Console, row: Row, gain: float) -> None:
     mebibytes = row.memory / 2**20
     if screen.width >= len(HEADER):
-        numbers = f"{row.length:>10,}{row.batch:>7}{row.time:>10.2f}{gain:>14.2f}x{mebibytes:>8,.0f}"
-        screen.print(f"{row.kind:<10}{numbers}")
+        figures = f"{row.length:>10,}{row.batch:>7}{row.time:>10.2f}{gain:>14.2f}x{mebibytes:>8,.0f}"
+        screen.print(f"{row.kind:<10}{figures}")
     else:
         text = f"batch {row.batch}, {row.time:.2f} ms, speed-up {gain:.2f}x, {mebibytes:,.0f} MiB"
         print_labelled(screen, {f"{row.kind} {row.length:,}": text})
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str, option: str, least: int) -> list[int]:
+    """Returns the numbers of a list such as 1,16."""
     try:
-        numbers = [int(one) for one in text.split(",")]
+        found = [int(one) for one in text.split(",")]
     except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 2:
-        raise ValueError(f"--lengths {text} is not a list of lengths of 2 or more; write for example 1024,4096")
-    return numbers
+        found = []
+    if not found or min(found) < least:
+        example = "1024,4096" if least > 1 else "1,2"
+        raise ValueError(f"{option} {text} is not a list of numbers of {least} or more; write for example {example}")
+    return found
