@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from importlib.util import find_spec
+
 import pytest
 import torch
 
 from everyformer.cli.main import main
+from everyformer.study import bench_generate
 from everyformer.study.bench import KINDS, bench, exponent
 
 
@@ -47,4 +51,38 @@ def test_the_command_prints_a_table_and_exponents(capsys, tmp_path):
 )
 def test_bad_input_raises(words, reason, capsys):
     assert main(["bench", "attention", *words.split()]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_generation_is_measured_in_every_way_with_equal_texts(monkeypatch):
+    monkeypatch.setitem(bench_generate.MODELS, "tiny", (16, 2, 2, 32, 256))
+    (rows,) = bench_generate.bench(["tiny"], [2], torch.device("cpu"), tokens=8, repeats=2)
+    ways = ["cache", "slots", "transformers", "ceiling"] if find_spec("transformers") else ["cache", "slots", "ceiling"]
+    assert [row.way for row in rows] == ways
+    assert all(0 < row.least <= row.rate <= row.most and row.batch == 2 for row in rows)
+    assert [row.same_texts for row in rows] == [2] * (len(ways) - 1) + [None]
+
+
+def test_the_command_prints_a_table_of_generation_and_writes_it_as_json(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(bench_generate.MODELS, "bytes", (16, 2, 2, 32, 256))
+    file = tmp_path / "table.json"
+    words = "bench generate bytes --batches 1 --threads 1 --tokens 4 --repeats 1 --device cpu --json"
+    assert main([*words.split(), str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "# command:" in out and "bytes        1       1  cache" in out
+    assert [row["way"] for row in json.loads(file.read_text())["rows"]][:2] == ["cache", "slots"]
+
+
+@pytest.mark.parametrize(
+    "words, reason",
+    [
+        ("byte", "no model is named 'byte'; did you mean bytes"),
+        ("--batches 0", "--batches 0 is not a list of numbers of 1 or more"),
+        ("--tokens 0", "each must be 1 or more"),
+        ("--tokens 300", "the model bytes has room for 248 after the prompt"),
+        ("--json nowhere/x.json", "is in a folder that does not exist; create it first"),
+    ],
+)
+def test_bad_input_of_the_benchmark_of_generation_is_refused(words, reason, capsys):
+    assert main(["bench", "generate", *words.split()]) == 2
     assert reason in capsys.readouterr().err

@@ -28,10 +28,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from everyformer.attention.context import SideInputs
 from everyformer.infer.decode import most_slots, static_reason
 from everyformer.infer.forward import WORTHWHILE, Forward
-from everyformer.infer.prompts import check_prefix, check_tokens, language_head, pad_left, prompt_rows
+from everyformer.infer.prompts import check_prefix, check_tokens, language_head, pad_left, prefix_inputs, prompt_rows
 from everyformer.infer.sample import check_sampling, choose, seeded_generator
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network
@@ -265,10 +264,10 @@ class Batcher:
         padded = len({len(text) for _, text in group}) > 1
         last = not any(request.echo for request, _ in group)
         options: dict[str, Any] = {"visible": visible_BT if padded else None, "kernel": self.kernel}
-        if "prefix" in self.network.reads:  # of a prefix language model: what the call has of the prompt
-            starts = [0 if cache is not None else len(request.text) - len(text) for request, text in group]
-            prefix = [max(0, request.prompt - start) for (request, _), start in zip(group, starts, strict=True)]
-            options["side_inputs"] = SideInputs(prefix=torch.tensor(prefix, device=token_BT.device))
+        # The prefix of a prefix language model is what the call has of the prompt.
+        starts = [0 if cache is not None else len(request.text) - len(text) for request, text in group]
+        prefix = [max(0, request.prompt - start) for (request, _), start in zip(group, starts, strict=True)]
+        options["side_inputs"] = prefix_inputs(self.network, torch.tensor(prefix, device=token_BT.device))
         logits, after = self.forward(token_BT, cache, last=last, **options)
         return logits[:, None] if last else logits, after or Cache()
 

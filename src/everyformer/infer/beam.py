@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.context import SideInputs
+from everyformer.infer.forward import Forward
 from everyformer.infer.prompts import check_prefix, language_head, pad_left, prefix_inputs, prompt_rows
 from everyformer.infer.sample import check_logits
 from everyformer.network.cache import Cache
@@ -52,7 +53,7 @@ def beam_search(
         )
     with evaluating(network):
         hypotheses = (
-            _start_pair(network, inputs, start, visible, kernel)
+            _start_pair(network, inputs, start, visible, max_tokens, kernel)
             if isinstance(network, PairNetwork)
             else _start_language(network, inputs, start, visible, max_tokens, kernel)
         )
@@ -69,8 +70,9 @@ class _Hypotheses:
         visible_BT: Tensor | None,
         encoder_output: EncoderOutput | None,
         kernel: str,
+        max_tokens: int,
     ):
-        self.network, self.head, self.kernel = network, language_head(network), kernel
+        self.forward, self.kernel = Forward(network, language_head(network), max_tokens), kernel
         self.token_BT, self.visible_BT, self.encoder_output = token_BT, visible_BT, encoder_output
         real_BT = torch.ones_like(token_BT) if visible_BT is None else visible_BT
         self.side_inputs = prefix_inputs(network, real_BT.sum(1))  # the prefix is the prompt
@@ -82,16 +84,14 @@ class _Hypotheses:
         options: dict[str, Any] = {} if self.encoder_output is None else {"encoder_output": self.encoder_output}
         first = not cached or self.cache.length == 0
         token_BT = self.token_BT if first else self.token_BT[:, -1:]
-        output = self.network(
-            token_BT,
-            visible=self.visible_BT if first else None,
-            cache=self.cache if cached else None,
-            kernel=self.kernel,
-            side_inputs=self.side_inputs,
-            **options,
-        )
-        self.cache = output.cache or self.cache
-        logits_BV = check_logits(output.logits_of(self.head)[:, -1])
+        options |= {
+            "visible": self.visible_BT if first else None,
+            "kernel": self.kernel,
+            "side_inputs": self.side_inputs,
+        }
+        logits_BV, after = self.forward(token_BT, self.cache if cached else None, **options)
+        self.cache = after or self.cache
+        check_logits(logits_BV)
         return logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)).log_softmax(-1)
 
     def extend(self, row_B: Tensor, token_B: Tensor) -> None:
@@ -105,19 +105,20 @@ class _Hypotheses:
         if self.side_inputs is not None and self.side_inputs.prefix is not None:
             self.side_inputs = SideInputs(prefix=self.side_inputs.prefix[row_B])
         if self.encoder_output is not None:
-            x_BSD, visible_BS = self.encoder_output.x_BSD, self.encoder_output.visible_BS
-            self.encoder_output = EncoderOutput(x_BSD[row_B], None if visible_BS is None else visible_BS[row_B])
+            self.encoder_output = self.encoder_output.of_rows(row_B)
 
     def outputs(self) -> Tensor:
         return self.token_BT[:, self.prompt_length :]
 
 
-def _start_pair(pair: PairNetwork, inputs: Any, start: int | None, visible: Tensor | None, kernel: str) -> _Hypotheses:
+def _start_pair(
+    pair: PairNetwork, inputs: Any, start: int | None, visible: Tensor | None, max_tokens: int, kernel: str
+) -> _Hypotheses:
     if start is None:
         raise ValueError("the outputs of an encoder-decoder begin with a start token, but none is given; give start=")
     encoder_output = pair.encode(inputs, visible=visible, kernel=kernel)
     token_B1 = torch.full((len(encoder_output.x_BSD), 1), start, device=encoder_output.x_BSD.device)
-    return _Hypotheses(pair.decoder, token_B1, None, encoder_output, kernel)
+    return _Hypotheses(pair.decoder, token_B1, None, encoder_output, kernel, max_tokens)
 
 
 def _start_language(
@@ -134,7 +135,7 @@ def _start_language(
             f"a prompt of {token_BT.shape[1]} tokens and {max_tokens} more need {length} positions, but the model has "
             f"{network.limit}; lower max_tokens or shorten the prompts"
         )
-    return _Hypotheses(network, token_BT, None if bool(visible_BT.all()) else visible_BT, None, kernel)
+    return _Hypotheses(network, token_BT, None if bool(visible_BT.all()) else visible_BT, None, kernel, max_tokens)
 
 
 def _search(

@@ -144,13 +144,13 @@ def stream(
 
 @torch.no_grad()
 def _steps(window: _Window, new_tokens: Iterator[Tensor], stop: frozenset[int]) -> Iterator[list[int | None]]:
-    ended = [False] * window.rows
+    ended, rows = window.ended, window.rows
     with evaluating(window.forward.network):
         for new_B in new_tokens:
-            new = new_B.tolist()
-            yield [None if done else token for done, token in zip(ended, new, strict=True)]
-            ended = [done or token in stop for done, token in zip(ended, new, strict=True)]
-            if all(ended):
+            new = dict(zip(window.running, new_B.tolist(), strict=True))
+            yield [None if row in ended else new[row] for row in range(rows)]
+            ended |= {row for row, token in new.items() if token in stop}
+            if len(ended) == rows:
                 return
 
 
@@ -161,13 +161,15 @@ def _new_tokens(
     temperature, top_k, top_p, min_p = sampling
     left = tokens
     while left > 0:
-        new_B = sample(window.logits(), temperature, generators, top_k=top_k, top_p=top_p, min_p=min_p)
+        window.drop_ended()
+        running = [generators[row] for row in window.running]
+        new_B = sample(window.logits(), temperature, running, top_k=top_k, top_p=top_p, min_p=min_p)
         window.append(new_B)
         left -= 1
         yield new_B
         count = min(left, window.context + 1 - window.length)
         if static and count > 0 and window.static_reason() is None:
-            decoder = window.decoder(new_B, generators, lambda logits, u: choose(logits, u, *sampling))
+            decoder = window.decoder(new_B, running, lambda logits, u: choose(logits, u, *sampling))
             for new_B in decoder.tokens(count):
                 window.append(new_B.to(window.token_BT.device))
                 left -= 1
@@ -191,6 +193,10 @@ class _Window:
         self.distance = forward.network.max_distance()
         self.new_BT, self.cache = self.token_BT, Cache()
         self.rows, self.length = self.token_BT.shape
+        self.running, self.ended = (
+            list(range(self.rows)),
+            set[int](),
+        )  # rows of the batch, and those that need no more tokens
         self.padding = self.length - min(map(len, rows))  # of the shortest prompt, on its left
         side = options.get("side_inputs")
         gives_prefix = "prefix" in forward.network.reads and (side is None or side.prefix is None)
@@ -211,6 +217,23 @@ class _Window:
         self.cache = Cache()  # frees the old cache, which is not used again
         visible = self.visible_BT[:, -context:] if start < self.padding else None
         return self.forward(self.token_BT[:, -context:], None, visible=visible, **self.call_options(start))[0]
+
+    def drop_ended(self) -> None:
+        """Leaves out the rows that have ended, once they are a quarter: what is left of the cache is copied then."""
+        rows = [index for index, row in enumerate(self.running) if row not in self.ended]
+        given = {name for name, x in self.options.items() if x is not None}
+        if 4 * len(rows) > 3 * len(self.running) or {"side_inputs", "probe"} & given:
+            return
+        self.running = [self.running[index] for index in rows]
+        index_B = torch.tensor(rows, device=self.token_BT.device)
+        self.token_BT, self.visible_BT, self.new_BT = (
+            x_BT[index_B] for x_BT in (self.token_BT, self.visible_BT, self.new_BT)
+        )
+        self.prompt_B = None if self.prompt_B is None else self.prompt_B[index_B]
+        self.cache = self.cache.reorder(index_B) if self.cache.length else self.cache
+        source = self.options.get("encoder_output")
+        if source is not None:
+            self.options = self.options | {"encoder_output": source.of_rows(index_B)}
 
     def call_options(self, start: int) -> dict[str, Any]:
         """The options of a call from the index `start` on; the prefix is what the window has of the prompt."""
@@ -234,7 +257,7 @@ class _Window:
         # Only the window is kept, so the cost of a step does not grow with the text.
         self.token_BT = torch.cat((self.token_BT[:, -self.context :], self.new_BT), dim=1)
         if self.padding:
-            visible_B1 = self.visible_BT.new_ones(self.rows, 1)
+            visible_B1 = self.visible_BT.new_ones(len(self.visible_BT), 1)
             self.visible_BT = torch.cat((self.visible_BT[:, -self.context :], visible_B1), dim=1)
 
 

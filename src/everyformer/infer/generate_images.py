@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from everyformer.infer.forward import Forward
 from everyformer.infer.sample import check_sampling, sample, seeded_generator
 from everyformer.network.cache import Cache
 from everyformer.network.grid import Grid
@@ -93,13 +94,14 @@ def generate_images(
     def choose(logits_BV: Tensor) -> Tensor:
         return sample(logits_BV, temperature, generators, top_k=top_k, top_p=top_p, min_p=min_p)
 
+    forward = Forward(network, head, layout.length - prefix_BPN.shape[1])
     cache, steps = Cache(), [prefix_BPN]
     with evaluating(network):
         inputs = layout.encode_from_start(prefix_BPN)
         for position in range(prefix_BPN.shape[1], layout.length):
-            output = network(inputs, cache=cache if cached else None, encoder_output=encoder_output, **options)
-            cache = output.cache or cache
-            steps.append(_sample_step(layout, output_head, output.logits_of(head)[:, -1].float(), choose)[:, None])
+            logits, after = forward(inputs, cache if cached else None, encoder_output=encoder_output, **options)
+            cache = after or cache
+            steps.append(_sample_step(layout, output_head, logits.float(), choose)[:, None])
             inputs = layout.encode(steps[-1], position) if cached else layout.encode_from_start(torch.cat(steps, dim=1))
     return torch.cat(steps, dim=1)
 

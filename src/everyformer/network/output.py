@@ -42,3 +42,8 @@ class EncoderOutput:
         if self.x_BSD.dim() != 3:
             raise ValueError(f"an encoder output has the shape batch, time, width, not {tuple(self.x_BSD.shape)}")
         check_visible(self.visible_BS, self.x_BSD.shape[0], self.x_BSD.shape[1])
+
+    def of_rows(self, index_B: Tensor) -> EncoderOutput:
+        """The output of other sequences of the batch, as `Cache.reorder` takes them."""
+        visible_BS = None if self.visible_BS is None else self.visible_BS[index_B]
+        return EncoderOutput(self.x_BSD[index_B], visible_BS)
