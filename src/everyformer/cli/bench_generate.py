@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.console import Console
 
 from everyformer.cli.options import Device
 from everyformer.cli.tables import print_labelled
@@ -58,37 +59,33 @@ def generate(
     counts = numbers(threads, "--threads", 1) if threads else _default_threads()
     facts = start_log(seed=0, packages=("transformers",))
     screen, rows = console(), list["Speed"]()
-    for group in bench(
-        models or tuple(MODELS),
-        numbers(batches, "--batches", 1),
-        chosen,
-        threads=counts,
-        tokens=tokens,
-        repeats=repeats,
-    ):
+    sizes = numbers(batches, "--batches", 1)
+    for group in bench(models or tuple(MODELS), sizes, chosen, threads=counts, tokens=tokens, repeats=repeats):
         if not rows and screen.width >= len(HEADER):
             screen.print(HEADER)
-        peer = next((row.rate for row in group if row.way == "transformers"), None)
-        for row in group:
-            share = "" if peer is None else f"{row.rate / peer:.2f}x"
-            if screen.width >= len(HEADER):
-                screen.print(
-                    f"{row.model:<8}{row.batch:>6}{row.threads:>8}  {row.way:<13}{row.rate:>9,.0f}{row.least:>8,.0f}{row.most:>8,.0f}"
-                    f"{row.processor:>13.2f}{share:>9}"
-                )
-            else:
-                text = f"{row.rate:,.0f} tokens/s ({row.least:,.0f} to {row.most:,.0f}), {row.processor:.2f} cpu ms/step {share}"
-                print_labelled(screen, {f"{row.model} {row.batch} x {row.threads} {row.way}": text.strip()})
-            if row.same_texts is not None and row.same_texts < row.batch:
-                screen.print(
-                    f"  {row.batch - row.same_texts} of {row.batch} texts differ from those of cache, by rounding"
-                )
+        _print_group(screen, group)
         rows += group
     if json_file is not None:
         json_file.write_text(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
         screen.print(f"table: {json_file}")
     next_command(screen, "bench", "generate", "bytes", "--batches", "1", "--tokens", "32")
     return 0
+
+
+def _print_group(screen: Console, group: list[Speed]) -> None:
+    peer = next((row.rate for row in group if row.way == "transformers"), None)
+    for row in group:
+        share = "" if peer is None else f"{row.rate / peer:.2f}x"
+        if screen.width >= len(HEADER):
+            screen.print(
+                f"{row.model:<8}{row.batch:>6}{row.threads:>8}  {row.way:<13}{row.rate:>9,.0f}{row.least:>8,.0f}{row.most:>8,.0f}"
+                f"{row.processor:>13.2f}{share:>9}"
+            )
+        else:
+            text = f"{row.rate:,.0f} tokens/s ({row.least:,.0f} to {row.most:,.0f}), {row.processor:.2f} cpu ms/step {share}"
+            print_labelled(screen, {f"{row.model} {row.batch} x {row.threads} {row.way}": text.strip()})
+        if row.same_texts is not None and row.same_texts < row.batch:
+            screen.print(f"  {row.batch - row.same_texts} of {row.batch} texts differ from those of cache, by rounding")
 
 
 def _default_threads() -> list[int]:

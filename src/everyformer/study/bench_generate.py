@@ -105,6 +105,7 @@ def pair(name: str, device: torch.device) -> tuple[Network, Any]:
     with TemporaryDirectory() as folder:
         peer.save_pretrained(folder)
         network = from_pretrained(folder)
+    assert isinstance(network, Network)
     return network.to(device, dtype), peer.to(device, dtype)
 
 
@@ -159,8 +160,8 @@ def _products(network: Network, batch: int, tokens: int) -> Callable[[], None]:
     """The products with the weights of every linear map, once for each token: what no way of decoding can leave out."""
     table = getattr(network.embed, "table", None)
     packed, weight = Packed(network), next(network.parameters())
-    maps: list[nn.Module] = [module for module in network.modules() if type(module) is nn.Linear]
-    inputs = [torch.randn(batch, 1, module.weight.shape[1]).to(weight) for module in maps]  # type: ignore[operand,index]
+    maps = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    inputs = [torch.randn(batch, 1, module.in_features).to(weight) for module in maps]
     x_B1D = torch.randn(batch, 1, network.value.width).to(weight)
 
     @torch.no_grad()
