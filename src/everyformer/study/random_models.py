@@ -61,7 +61,7 @@ from everyformer.network.lstm import AblatedLstm, Lstm
 from everyformer.network.model import Model
 from everyformer.network.multi_head_attention import Attention
 from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
-from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, PerToken
+from everyformer.network.output_head import Classify, Language, Logistics, Masked, OutputHead, PerToken, ReplacedToken
 from everyformer.network.ponder_rnn import PonderRnn
 from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
 from everyformer.network.repeat import Halt, Repeat
@@ -108,6 +108,7 @@ class Draw:
         self.width = self.random.choice((4, 6, 8, 12, 16, 24))
         self.heads = self.random.choice((1, 2, 2, 3, 4))
         self.causal = self.yes(0.7)
+        self.embed_width = self.size(12) if self.yes(0.1) else None
         embed = self.embed()
         return Model(
             width=self.width,
@@ -118,6 +119,7 @@ class Draw:
             class_token=self.yes(0.1),
             segments=self.size(3) if self.yes(0.1) else 0,
             norm=self.norm() if self.yes(0.2) else None,
+            embed_width=self.embed_width,
             dropout=0.1 if self.yes(0.2) else 0.0,
             memory=SegmentMemory(self.size(8)) if self.yes(0.2) else None,
             initial=self.of(AsTorch, lambda: Normal(by_depth=self.yes()), Xavier),
@@ -299,7 +301,8 @@ class Draw:
                 if isinstance(embed, Tokens)
                 else Language(tied=False, vocabulary=self.size(9, 2))
             ),
-            lambda: Masked(),
+            lambda: Masked(width=self.embed_width),
+            ReplacedToken,
             lambda: PerToken(self.size(4, 2)),
             lambda: Classify(self.size(4, 2), self.random.choice(("mean", "max", "last", "first")), pooler=self.yes()),
             lambda: Logistics(self.size(3), levels=4, components=2),

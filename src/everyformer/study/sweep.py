@@ -48,7 +48,7 @@ from everyformer.network.lstm import AblatedLstm, Lstm
 from everyformer.network.model import Model
 from everyformer.network.multi_head_attention import Attention
 from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, RMSNorm, SequenceNorm
-from everyformer.network.output_head import Classify, Language, Logistics, OutputHead, PerToken, Regress
+from everyformer.network.output_head import Classify, Language, Logistics, OutputHead, PerToken, Regress, ReplacedToken
 from everyformer.network.ponder_rnn import PonderRnn
 from everyformer.network.position import Concatenated, JointMlp, Learned, OneHot, Position, SeparateMlp
 from everyformer.network.repeat import Halt, Repeat
@@ -97,7 +97,7 @@ SCORE_MODS: tuple[tuple[ScoreMod, ...], ...] = (
     (Shaw(3),),
     (Shaw(2, values=True),),
     (T5Bias(8, 16),),
-    (T5Bias(8, 16, bidirectional=True),),
+    (T5Bias(8, 16, bidirectional=True, shared=True),),
     (ImageBias(4, 4),),
     (Rotary(), Span(5, ramp=3, start=0.35)),
     (Rotary(50.0, "halves", 4, YarnScaling(2.0, 16)), SoftCap(2.0), Sinks()),
@@ -156,9 +156,9 @@ NETS: tuple[FeedForward | Convolution, ...] = (
     Convolution(16, "gelu", (3, 1), causal=False),
 )
 OUTPUTS: tuple[tuple[Embed, tuple[OutputHead, ...]], ...] = (
-    (Tokens(VOCABULARY), (Language(),)),
+    (Tokens(VOCABULARY), (Language(scaled=True),)),
     (Tokens(VOCABULARY, scaled=True), (Language(tied=False, bias=True, soft_cap=3.0),)),
-    (Tokens(VOCABULARY), (PerToken(3),)),
+    (Tokens(VOCABULARY), (PerToken(3), ReplacedToken())),
     (Tokens(VOCABULARY), (Classify(3, "mean"), Regress(2, "max"))),
     (Tokens(VOCABULARY), (Classify(3, "last", pooler=True),)),
     (Features(5), (PerToken(2),)),
