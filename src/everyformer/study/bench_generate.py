@@ -24,6 +24,7 @@ from torch import nn
 from everyformer.family.pretrained import from_pretrained
 from everyformer.family.table import build
 from everyformer.infer.generate import generate
+from everyformer.network.linear_cross_entropy import LogitMap
 from everyformer.network.network import Network
 from everyformer.network.packed import Packed
 from everyformer.value import nearest
@@ -87,8 +88,16 @@ def pair(name: str, device: torch.device) -> tuple[Network, Any]:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(0)
     if not find_spec("transformers"):
-        sizes = {"width": width, "layers": layers, "heads": heads, "context": positions, "vocabulary": vocabulary}
-        return build("gpt2", **sizes).eval().to(device, dtype), None
+        sizes: dict[str, Any] = {
+            "width": width,
+            "layers": layers,
+            "heads": heads,
+            "context": positions,
+            "vocabulary": vocabulary,
+        }
+        alone = build("gpt2", **sizes).eval().to(device, dtype)
+        assert isinstance(alone, Network)
+        return alone, None
     from transformers import GPT2Config, GPT2LMHeadModel
     from transformers.utils import logging
 
@@ -171,6 +180,6 @@ def _products(network: Network, batch: int, tokens: int) -> Callable[[], None]:
                 for module, x in zip(maps, inputs, strict=True):
                     module(x)
                 if isinstance(table, nn.Embedding):
-                    nn.functional.linear(x_B1D, table.weight)
+                    packed.logits(LogitMap(x_B1D, table.weight))
 
     return once
