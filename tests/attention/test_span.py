@@ -111,9 +111,9 @@ def test_keys_that_no_query_attends_to_are_not_read(
     given: list[int] = []
     fused = F.scaled_dot_product_attention
 
-    def spy(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    def spy(q: Tensor, k: Tensor, *others: Any, **options: Any) -> Tensor:
         given.append(k.shape[2])
-        return fused(q, k, v, **options)
+        return fused(q, k, *others, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     computed = attend(*qkv, pattern, modules, context=replace(context, call=Call()), kernel="sdpa")

@@ -196,6 +196,11 @@ def tiny() -> Any:
     return everyformer.build("gpt2", "tiny", layers=1, width=32, heads=2)
 
 
+def single(attention: Attention) -> Any:
+    body = Stack(1, (Layer((attention,)),), PreNorm())
+    return Model(width=8, embed=Tokens(7), body=body, outputs=(Language(),)).build()
+
+
 def broken(network: Network, contract: str) -> bool:
     return not contracts(network, [contract]).ok
 
@@ -223,8 +228,8 @@ def test_future_notices_a_norm_over_positions():
 
 
 def test_cache_and_padding_notice_a_rule_that_counts_keys():
-    network = tiny()
-    network.body.layers[0].sublayers[0].score_mods.append(Ahead())
+    network = single(Attention(Standard(2), Causal(), (Rotary(),)))
+    network.body.layers[0].sublayers[0].score_mods[0] = Ahead()
     assert broken(network, "cache") and broken(network, "padding")
 
 
@@ -250,7 +255,7 @@ def test_kernels_notice_a_kernel_that_forgets_the_scale(monkeypatch):
     from everyformer.attention.kernels import sdpa
 
     monkeypatch.setattr(
-        sdpa.F, "scaled_dot_product_attention", lambda q, k, v, **options: torch.softmax(q @ k.mT, -1) @ v
+        sdpa.F, "scaled_dot_product_attention", lambda q, k, v, *_, **options: torch.softmax(q @ k.mT, -1) @ v
     )
     assert broken(tiny(), "kernels")
 
@@ -264,9 +269,7 @@ def test_flex_notices_a_kernel_that_forgets_the_pattern(monkeypatch):
 
 def test_gradient_notices_a_detached_path(monkeypatch):
     original = AttentionModule._attend
-    monkeypatch.setattr(
-        AttentionModule, "_attend", lambda layer, q, keys, context: original(layer, q.detach(), keys, context)
-    )
+    monkeypatch.setattr(AttentionModule, "_attend", lambda layer, q, *given: original(layer, q.detach(), *given))
     assert broken(tiny(), "gradient")
 
 
@@ -315,6 +318,13 @@ def test_halting_notices_weights_that_do_not_sum_to_one(monkeypatch):
     whole = ActState.add
     monkeypatch.setattr(ActState, "add", lambda *given: 0.9 * whole(*given))
     assert broken(network, "halting")
+
+
+def test_prefix_notices_a_position_that_does_not_see_the_whole_prefix():
+    network = single(Attention(Standard(2), parse("causal | prefix(3)")))
+    assert not broken(network, "prefix")
+    network.body.layers[0].sublayers[0].value = Attention(Standard(2), Causal())
+    assert broken(network, "prefix")
 
 
 def test_every_contract_is_shown_to_fail():

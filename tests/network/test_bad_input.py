@@ -422,11 +422,11 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (generated("language", ["ab"], 1), "prompts are ['ab']: give a list of lists of token ids, one for each prompt"),
     (
         generated("language", [[1]], -1),
-        "tokens is -1 and context None: give 0 tokens or more, and a context of 1 or more",
+        "tokens is -1: give 0 tokens or more, a whole number",
     ),
     (
         generated("language", [[1]], 1, context=0),
-        "tokens is 1 and context 0: give 0 tokens or more, and a context of 1 or more",
+        "context is 0: give a context of 1 or more, or leave it out",
     ),
     (generated("language", [[1]], 1, context=9), "context is 9, but the model has 8 positions; give at most 8"),
     (generated("language", [[1]], 1, temperature=-0.5), "temperature is -0.5: give 0 (the most likely token) or more"),

@@ -214,7 +214,7 @@ def test_hybrids_are_equal_after_json_and_saving(name: str, tmp_path: Any) -> No
     value = model(BODIES[name])
     assert from_json(to_json(value), Model) == value
     network = made(BODIES[name])
-    again = load(save(network, tmp_path))
+    again = load(save(network, tmp_path)).network
     assert again.value == value and torch.equal(again(tokens()).logits, network(tokens()).logits)
 
 

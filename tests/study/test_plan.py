@@ -90,7 +90,8 @@ def test_memory_and_operations_equal_those_of_real_steps(member, settings):
             flops.append(real.flops)
     assert abs(planned.tensors / real.peak - 1) < 0.015  # texts of other batches have other lengths
     assert planned.parameters == sum(p.numel() for p in loop.learner.network.parameters())
-    assert planned.flops == max(flops)
+    assert planned.flops in flops  # the masked tokens of other batches are fewer or more
+    assert planned.flops > 0.95 * max(flops)
     assert planned.fits and planned.changes == ()
 
 

@@ -27,7 +27,8 @@ def test_every_member_reads_as_many_tokens_as_the_task_says(name, tmp_path):
     batch = task.data.batch(0, 4, 0)
     lengths = {x.shape[1] for name, x in batch.tensors.items() if name.endswith(("_BT", "_BS"))}
     assert task.data.context == 24
-    assert max(lengths) <= 32 if task.data.pads else lengths == {25}  # with the last target
+    shortened = task.data.pads or name == "t5"  # in t5's rows one mark stands for each lost span
+    assert max(lengths) <= 32 if shortened else lengths == {25}  # with the last target
     tables = [part.limit() for part in (model,) if hasattr(part, "limit")]
     assert all(table is None or 24 <= table < 32 for table in tables)
 

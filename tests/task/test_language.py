@@ -186,7 +186,7 @@ def test_a_beam_search_ends_at_the_end_of_the_line(generator, monkeypatch):
         options_given.update(options, inputs=inputs)
         return [task.data.tokenizer.encode(b" go").tolist()]
 
-    monkeypatch.setattr("everyformer.task.language.beam_search", search)
+    monkeypatch.setattr("everyformer.task.language_inference.beam_search", search)
     assert task.inference.generate_text(network, "Before we", 10, beam=2) == "Before we go"
     newline = task.data.tokenizer.encode(b"\n").tolist()
     assert options_given == {
@@ -210,5 +210,5 @@ def test_a_character_is_yielded_when_all_its_tokens_are_there(monkeypatch, poem)
     """The two bytes of one character are two tokens."""
     task = opened(poem)
     parts = [[byte] for byte in "aïb".encode()]
-    monkeypatch.setattr("everyformer.task.language.stream", lambda *_, **__: iter(parts))
+    monkeypatch.setattr("everyformer.task.language_inference.stream", lambda *_, **__: iter(parts))
     assert list(task.inference.stream(build("gpt2", "tiny"), "x", 4)) == ["a", "ï", "b"]

@@ -80,7 +80,8 @@ class ProjectionModule(nn.Module):
         return y_BTD if self.out is None else self.out(y_BTD)
 
     def _heads(self, x_BTF: Tensor, heads: int | None = None) -> Tensor:
-        return x_BTF.view(x_BTF.shape[0], x_BTF.shape[1], heads or self.heads, -1).transpose(1, 2)
+        heads = heads or self.heads
+        return x_BTF.view(*x_BTF.shape[:2], heads, x_BTF.shape[2] // heads).transpose(1, 2)
 
 
 class Standard(Projection, Value, frozen=True):
