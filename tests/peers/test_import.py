@@ -203,6 +203,81 @@ def test_images_are_scaled_as_the_preprocessor_does(tmp_path):
     assert np.abs(predictions.probabilities[0] - expected).max() < 1e-5 and predictions.classes == ("cat", "dog")
 
 
+POOLED = {"mean": "pooling_mode_mean_tokens", "first": "pooling_mode_cls_token", "max": "pooling_mode_max_tokens"}
+
+
+def write_sentence_encoder(folder, pooling, normalize):
+    """A sentence encoder with the files of sentence-transformers; returns the model of transformers."""
+    theirs = transformers.BertModel(transformers.BertConfig(**BERT), add_pooling_layer=False).eval()
+    theirs.save_pretrained(folder)
+    word_pieces().save(str(folder / "tokenizer.json"))
+    kinds = ["Transformer", "Pooling", *["Normalize"] * normalize]
+    modules = [{"idx": n, "path": f"{n}_{kind}" if n else "", "type": f"models.{kind}"} for n, kind in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({name: one == pooling for one, name in POOLED.items()} | {"word_embedding_dimension": 16})
+    )
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12}))
+    return theirs
+
+
+@pytest.mark.parametrize("pooling, normalize", [("mean", True), ("first", False), ("max", True)])
+def test_sentence_vectors_are_those_of_the_encoders_own_files(pooling, normalize, tmp_path, capsys):
+    theirs = write_sentence_encoder(tmp_path / "encoder", pooling, normalize)
+    import_run(tmp_path / "encoder", tmp_path / "run")
+    texts = ["a rose", "the quick brown fox jumps over the lazy dog again and again", "naive lines"]
+    (tmp_path / "lines.txt").write_text("\n".join(texts) + "\n")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "encoder" / "tokenizer.json"), pad_token="[PAD]"
+    )
+    batch = tokenizer(texts, padding=True, truncation=True, max_length=12, return_tensors="pt")
+    visible = batch["attention_mask"].bool()[..., None]
+    with torch.no_grad():
+        x = theirs(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+    pooled = {
+        "mean": (x * visible).sum(1) / visible.sum(1),
+        "first": x[:, 0],
+        "max": x.masked_fill(~visible, -torch.inf).amax(1),
+    }[pooling]
+    expected = (torch.nn.functional.normalize(pooled, dim=-1) if normalize else pooled).numpy()
+    command = ["embed", str(tmp_path / "run"), "--data", str(tmp_path / "lines.txt"), "--out", str(tmp_path / "v.npy")]
+    assert main(command) == 0
+    assert np.abs(np.load(tmp_path / "v.npy") - expected).max() < 1e-5
+    assert np.abs(load(tmp_path / "encoder").embed(texts) - expected).max() < 1e-5  # without a run
+    other = load(tmp_path / "run").embed(texts, pooling="last", normalize=False)
+    assert np.abs(other - expected).max() > 1e-3
+    assert "no output head to train or evaluate" in refused(capsys, "evaluate", tmp_path / "run")
+    assert "is no .npy file" in refused(capsys, *command[:-1], tmp_path / "v.txt")
+
+
+def test_a_sentence_encoder_with_a_part_that_we_have_not_is_refused(tmp_path):
+    write_sentence_encoder(tmp_path, "mean", False)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    (tmp_path / "modules.json").write_text(json.dumps([*modules, {"type": "sentence_transformers.models.Dense"}]))
+    with pytest.raises(ValueError, match="has a Dense, which everyformer has not"):
+        load(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_weightedmean_tokens": True}))
+    with pytest.raises(ValueError, match="pooling_mode_weightedmean_tokens; the names are"):
+        load(tmp_path)
+
+
+def test_weights_of_a_head_that_we_have_not_are_left_out_by_name(tmp_path):
+    theirs = transformers.BertForMaskedLM(transformers.BertConfig(**BERT))
+    theirs.save_pretrained(tmp_path / "bert")
+    torch.save(theirs.state_dict() | {"cls.species.weight": torch.ones(6, 16)}, tmp_path / "bert" / "pytorch_model.bin")
+    (tmp_path / "bert" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"cls\.species\.weight is left over.*import --leave-out"):
+        import_run(tmp_path / "bert", tmp_path / "run")
+    with pytest.raises(ValueError, match=r"begins with 'cls\.specie\.'; did you mean cls\.species\.weight"):
+        import_run(tmp_path / "bert", tmp_path / "run", ["cls.specie."])
+    import_run(tmp_path / "bert", tmp_path / "run", ["cls.species"])
+    run = load(tmp_path / "run")
+    assert run.network.value.outputs[0].eps == theirs.config.layer_norm_eps
+    assert run.embed([[5, 6, 7]]).shape == (1, 16)  # without a tokenizer, texts are token ids
+
+
 def refused(capsys, *words):
     capsys.readouterr()
     assert main([str(word) for word in words]) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everyformer.family import names_bert, names_gpt2, names_image, names_rotary
+from everyformer.family import names_bert, names_gpt2, names_image, names_rotary, names_shared
 from everyformer.family.names import ModelType
 from everyformer.value import nearest
 
@@ -10,6 +10,7 @@ MODEL_TYPES: dict[str, ModelType] = {
     **names_gpt2.MODEL_TYPES,
     **names_rotary.MODEL_TYPES,
     **names_bert.MODEL_TYPES,
+    **names_shared.MODEL_TYPES,
     **names_image.MODEL_TYPES,
 }
 

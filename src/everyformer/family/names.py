@@ -110,7 +110,7 @@ def from_transformers(
     problems = [f"{one} is missing" for one in sorted(used - weights.keys())]
     problems += [f"our {one} has no name there" for one, theirs in found.items() if not theirs]
     unused = sorted(weights.keys() - used)
-    problems += [f"{one} is left over" for one in unused if not one.startswith("pooler.dense.")]
+    problems += [f"{one} is left over" for one in unused if not one.startswith("pooler.")]
     _refuse(name, problems)
     if unused:
         warnings.warn(f"{', '.join(unused)}: no head uses the pooler, so it is left out", stacklevel=2)

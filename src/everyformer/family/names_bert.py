@@ -25,6 +25,7 @@ PARTS: Mapping[str, str | Field] = {
     "feed_forward.activation": activation("hidden_act"),
     "layer_norm.eps": "layer_norm_eps",
     "masked.eps": "layer_norm_eps",
+    "masked.activation": activation("hidden_act"),
     "model.dropout": "hidden_dropout_prob",
     "post_norm.dropout": "hidden_dropout_prob",
     "attention.dropout": "attention_probs_dropout_prob",
@@ -84,7 +85,6 @@ BERT = ModelType(
                 "norm.*": ("cls.predictions.transform.LayerNorm.*",),
                 "bias": ("cls.predictions.bias",),
             },
-            fixed={"hidden_act": "gelu"},
         ),
         "pair": Head("cls.seq_relationship.weight", FIRST, POOLER | {"map.*": ("cls.seq_relationship.*",)}, "classes"),
         "classify": Head(
@@ -116,14 +116,14 @@ ROBERTA = ModelType(
         **SETTINGS,
         "context": Field("max_position_embeddings", lambda rows, config: rows - 2, lambda length: length + 2),
     },
-    parts=PARTS,
+    parts={path: field for path, field in PARTS.items() if path != "masked.activation"},  # which is GELU
     defaults={**DEFAULTS},
     fixed={**FIXED, "pad_token_id": 1},
     rows=ENCODER,
     heads={
         "masked": Head(
             "lm_head.bias",
-            {"type": "masked"},
+            {"type": "masked", "activation": "gelu"},
             {"map.*": ("lm_head.dense.*",), "norm.*": ("lm_head.layer_norm.*",), "bias": ("lm_head.bias",)},
         ),
         "classify": Head(
@@ -165,6 +165,7 @@ DISTILBERT = ModelType(
     parts={
         "feed_forward.hidden": "hidden_dim",
         "feed_forward.activation": activation("activation"),
+        "masked.activation": activation("activation"),
         "model.dropout": "dropout",
         "post_norm.dropout": "dropout",
         "attention.dropout": "attention_dropout",
@@ -196,7 +197,6 @@ DISTILBERT = ModelType(
             "vocab_projector.bias",
             {"type": "masked"},
             {"map.*": ("vocab_transform.*",), "norm.*": ("vocab_layer_norm.*",), "bias": ("vocab_projector.bias",)},
-            fixed={"activation": "gelu"},
         ),
         "classify": Head(
             "classifier.weight",

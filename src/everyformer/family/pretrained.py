@@ -140,9 +140,9 @@ def _changed(tree: Any, parts: Mapping[str, Any]) -> Any:
 def _check_layers(kind: ModelType, config: Config, state: Mapping[str, Tensor], folder: Path) -> None:
     """Raises ValueError if the weights have fewer layers than the config, before so many are built."""
     field = kind.settings.get("layers")
-    if not isinstance(field, str):
-        return
     stems = {one.partition("{n}")[0] for theirs in kind.rows.values() for one in theirs if "{n}" in one}
+    if not isinstance(field, str) or not stems:
+        return
     layers = 1 + max(_numbers(plain_names(kind, state), stems), default=-1)
     if config.get(field) != layers:
         raise ValueError(

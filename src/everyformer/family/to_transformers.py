@@ -105,10 +105,10 @@ def _explicit(tree: Any, width: int = 0) -> Any:
 
 
 def _plain(model: Model | EncoderDecoder) -> Model | EncoderDecoder:
-    """The model without what only training reads: how it is initialized, and auxiliary predictions."""
+    """The model without what only training reads: how it is initialized, auxiliary predictions, a generator of replaced tokens."""
     if isinstance(model, EncoderDecoder):
         return replace(model, encoder=_plain(model.encoder), decoder=_plain(model.decoder))
-    return replace(model, initial=AsTorch(), auxiliary=None)
+    return replace(model, initial=AsTorch(), auxiliary=None, generator=None)
 
 
 def _heads(name: str, kind: ModelType, model: Model | EncoderDecoder) -> list[str]:
@@ -177,6 +177,8 @@ def _weights(name: str, kind: ModelType, network: Network | PairNetwork, heads: 
     }
     weights = dict[str, Tensor]()
     for ours, x in network.state_dict().items():
+        if ours.startswith("generator."):
+            continue
         theirs = theirs_of(ours, rows)
         if not theirs:
             raise NotTheirs(FAR, f"{name} has nothing for {ours} of this model")

@@ -179,7 +179,8 @@ def _task(
     model = network.value
     heads = model.outputs if isinstance(model, Model) else ()
     first = heads[0] if heads else None
-    if isinstance(first, Masked):
+    marked = tokenizer is not None and None not in map(tokenizer.special_id, ("[CLS]", "[SEP]", "[MASK]"))
+    if isinstance(first, Masked) and marked:
         return MaskedTask(next_sentence=len(heads) > 1), {}, network
     if isinstance(first, Language):
         return task_for(model), {}, network
