@@ -28,16 +28,22 @@ TINY: dict[str, Any] = {
 LLAMA3 = {"type": "llama3_scaling", "factor": 8.0, "context": 8}
 YARN = {"type": "yarn_scaling", "factor": 4.0, "context": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
+    "llama": ("llama", {"eps": 1e-3}),
     "llama, plain heads": ("llama", {"key_heads": None, "head_width": None}),
     "llama 3.2": ("llama", {"tied": True, "base": 500.0, "scaling": LLAMA3}),
-    "mistral": ("mistral", {"window": 5}),
+    "mistral": ("mistral", {"window": 5, "base": 300.0, "eps": 1e-3}),
     "mistral without a window": ("mistral", {"window": None}),
     "qwen2": ("qwen2", {"bias": True, "key_heads": 1, "head_width": 8}),
-    "qwen3": ("qwen3", {"tied": False}),
+    "qwen3": ("qwen3", {"tied": False, "base": 700.0, "eps": 1e-3}),
     "qwen3 tied, yarn": ("qwen3", {"tied": True, "scaling": YARN}),
-    "gemma2": ("gemma2", {"window": 5, "soft_cap": 0.5, "final_soft_cap": 2.0, "scale": 0.2}),
-    "gemma": ("gemma3_text", {"window": 5, "sliding": 2, "layers": 4, "scale": 0.2, "base": 900.0, "near_base": 30.0}),
+    "gemma2": (
+        "gemma2",
+        {"window": 5, "base": 300.0, "eps": 1e-3, "soft_cap": 0.5, "final_soft_cap": 2.0, "scale": 0.2},
+    ),
+    "gemma": (
+        "gemma3_text",
+        {"window": 5, "eps": 1e-3, "sliding": 2, "layers": 4, "scale": 0.2, "base": 900.0, "near_base": 30.0},
+    ),
     "gemma scaled": ("gemma3_text", {"window": 5, "sliding": 1, "scaling": {"type": "linear_scaling", "factor": 8.0}}),
 }
 SIZES = [
@@ -61,20 +67,21 @@ def rope(settings: dict[str, Any], base: float) -> dict[str, Any]:
 
 
 def config_of(kind: str, value: Any, settings: dict[str, Any], **more: Any) -> Any:
-    """Their config of our model; `settings` has what our value does not show."""
+    """Their config of our model: its sizes as our value has them, its numbers as `settings` has them."""
     attention, net = value.body.layers[0].sublayers
-    heads, base = attention.heads, value.body.layers[-1].sublayers[0].score_mods[0].base
+    heads, base = attention.heads, settings.get("base", 1e6 if kind in ("qwen3", "gemma3_text") else 1e4)
+    eps = settings.get("eps", 1e-5 if MEMBERS[kind] in ("llama", "mistral") else 1e-6)
     given: dict[str, Any] = {
         "hidden_size": value.width, "num_attention_heads": heads.heads, "num_key_value_heads": heads.key_heads or heads.heads,
         "head_dim": heads.key_width or value.width // heads.heads, "num_hidden_layers": value.body.num_layers,
         "intermediate_size": net.hidden, "vocab_size": value.embed.vocabulary, "max_position_embeddings": 64,
-        "rms_norm_eps": value.body.residual.norm.eps, "tie_word_embeddings": value.outputs[0].tied,
+        "rms_norm_eps": eps, "tie_word_embeddings": value.outputs[0].tied,
         "rope_parameters": rope(settings, base), "bos_token_id": 0, "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
     if kind in ("mistral", "gemma2", "gemma3_text"):
         given["sliding_window"] = settings.get("window")
     if kind.startswith("gemma"):
-        given["query_pre_attn_scalar"] = round(heads.scale**-2) if heads.scale else given["head_dim"]
+        given["query_pre_attn_scalar"] = round(settings["scale"] ** -2) if settings.get("scale") else given["head_dim"]
         period = len(value.body.layers)
         every = [
             "full_attention" if i % period == period - 1 else "sliding_attention" for i in range(value.body.num_layers)
@@ -86,7 +93,7 @@ def config_of(kind: str, value: Any, settings: dict[str, Any], **more: Any) -> A
             "final_logit_softcapping": settings.get("final_soft_cap"),
         }
     if kind == "gemma3_text":
-        near = {"rope_theta": value.body.layers[0].sublayers[0].score_mods[0].base, "rope_type": "default"}
+        near = {"rope_theta": settings.get("near_base", 1e4), "rope_type": "default"}
         given["rope_parameters"] = {"full_attention": given["rope_parameters"], "sliding_attention": near}
     name = KINDS[kind] + ("TextConfig" if kind == "gemma3_text" else "Config")
     return getattr(transformers, name)(**given | more)
