@@ -187,7 +187,7 @@ BODIES: dict[str, Any] = {
     "own sublayers halting, freeze": halt("freeze", (PLAIN, OwnMean(), Gate())),
     "own gate halting, freeze": halt("freeze", (PLAIN, Gate())),
 }
-CHECKS = [name for name in CONTRACTS if name not in ("pattern", "flex", "chunks", "halting", "overfit")]
+CHECKS = [name for name in CONTRACTS if name not in ("pattern", "flex", "chunks", "halting", "overfit", "prefix")]
 
 
 def model(body: Any, **more: Any) -> Model:
