@@ -164,11 +164,12 @@ class Campaign:
         only, again = self.options.only, self.options.again
         chosen = [m for m in sampled(every, self.options.seed) if not only or any(o in str(m) for o in only)]
         wanted: set[str] = set()
-        if again:
-            before = outcomes([again.read_text(encoding="utf-8").splitlines()])
-            wanted = {key for key, outcome in before.items() if outcome in ("survived", "unreached")}
+        for log in again:
+            before = outcomes([log.read_text(encoding="utf-8").splitlines()])
+            wanted |= {key for key, outcome in before.items() if outcome in ("survived", "unreached")}
         if self.options.listed:
             wanted |= known.keys() | listed(SURVIVING).keys()
+            chosen.sort(key=lambda mutant: mutant.key in known)
             known = {}  # whether they are what they are said to be
         if again or self.options.listed:
             chosen = [mutant for mutant in chosen if mutant.key in wanted]
@@ -322,7 +323,9 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=20.0, help="the usual seconds of the tests of one mutant")
     parser.add_argument("--commit", help="where there is no git")
     parser.add_argument("--only", nargs="*", help="mutants whose line of the log has one of these texts")
-    parser.add_argument("--again", type=Path, help="only the mutants that survived in this log")
+    parser.add_argument(
+        "--again", type=Path, nargs="*", default=[], help="only the mutants that survived in these logs"
+    )
     parser.add_argument(
         "--listed", action="store_true", help="only the mutants that are listed: is one killed after all?"
     )

@@ -28,12 +28,13 @@ the rest of `train` are not mutated. The Triton programs are left out too: in th
 
 `bench/equivalent_mutants.txt` lists each mutant that changes no result, with the reason: most change only the speed, or an error
 message. `bench/surviving_mutants.txt` lists those that change a result that no test on a CPU can notice. Each line is one mutant; none
-excuses the rest of a function.{checked}
+excuses the rest of a function. {checked}
+
+{again}
 
 {samples}
 """
-CHECKED = """ Each was applied, whether or not a sample has it
-([{name}](logs/{name})): {alive} of {count} go unnoticed.
+AGAIN = """After tests were added, those that survived in a sample were run again; those that were killed were not ([{name}](logs/{name})):
 
 {facts}"""
 SAMPLE = """## The sample of {log}
@@ -42,18 +43,13 @@ Its log begins with:
 
 {facts}
 
-{again}The score was {first} in the sample itself, and is {last} after tests were added and code was simplified.
+The score was {first} in the sample itself, and is {last} after tests were added and code was simplified.
 
 {table}
 
 {alive}
 
 {equivalent}"""
-AGAIN = """The mutants that survived were run again, those that were killed were not ([{name}](logs/{name})):
-
-{facts}
-
-"""
 
 
 def listed(file: Path) -> dict[str, str]:
@@ -74,49 +70,48 @@ def listed(file: Path) -> dict[str, str]:
 
 
 def page(logs: Path) -> str:
-    """docs/results/mutation.md, from the logs of the samples, each with the log of those that survived and were run again."""
-    samples = sorted(one for one in logs.glob("mutation*.txt") if not one.stem.endswith(("_again", "_listed")))
-    both = [(one, one.with_stem(f"{one.stem}_again")) for one in samples]
-    scores = [
-        f"{score(outcomes(_lines(first, again)))} of a sample of {len(outcomes(_lines(first, again)))}"
-        for first, again in both
-    ]
+    """docs/results/mutation.md, from the logs of the samples and those of the mutants that survived and were run again."""
+    again = sorted(logs.glob("mutation_again*.txt"))
+    both = [(one, *again) for one in sorted(logs.glob("mutation*.txt")) if one not in again]
+    scores = [f"{score(outcomes(_lines(*one)))} of a sample of {len(outcomes(_lines(*one)))}" for one in both]
     return PAGE.format(
         scores=" and ".join(scores),
-        checked=_checked(logs / "mutation_listed.txt"),
-        samples="\n\n".join(_sample(*pair) for pair in both),
+        checked=_checked(_lines(*again)),
+        again="\n\n".join(AGAIN.format(name=one.name, facts=_facts(*_lines(one))) for one in again),
+        samples="\n\n".join(_sample(*one) for one in both),
     )
 
 
-def _checked(log: Path) -> str:
-    if not log.exists():
-        return ""
-    ((lines, found),) = ((one, outcomes([one])) for one in _lines(log))
-    alive = sum(outcome not in ("killed", "timeout") for outcome in found.values())
-    return CHECKED.format(name=log.name, alive=alive, count=len(found), facts=_facts(lines))
+def _lines(*logs: Path) -> list[list[str]]:
+    return [one.read_text(encoding="utf-8").splitlines() for one in logs]
 
 
 def _facts(lines: list[str]) -> str:
     return "\n".join(f"    {line}" for line in lines if line.startswith("# ") or " mutants in " in line)
 
 
-def _lines(*logs: Path) -> list[list[str]]:
-    return [one.read_text(encoding="utf-8").splitlines() for one in logs if one.exists()]
+def _checked(logs: list[list[str]]) -> str:
+    """How many mutants of the lists were applied, in or out of a sample, and how many of them no test noticed."""
+    found: dict[str, str] = {}
+    for lines in logs:
+        found |= outcomes([lines])
+    lists = listed(EQUIVALENT).keys() | listed(SURVIVING).keys()
+    applied = [found[mutant] for mutant in lists if mutant in found]
+    alive = sum(outcome not in ("killed", "timeout") for outcome in applied)
+    return f"Of the {len(lists)} on both lists, {len(applied)} were applied, in or out of a sample: no test noticed {alive}."
 
 
-def _sample(log: Path, again: Path) -> str:
-    logs = _lines(log, again)
-    facts = [_facts(lines) for lines in logs]
+def _sample(log: Path, *again: Path) -> str:
+    logs = _lines(log, *again)
     last = outcomes(logs)
     reasons = listed(SURVIVING)
     alive = {
         mutant: reasons.get(mutant, UNEXPLAINED) for mutant, is_ in last.items() if is_ in ("survived", "unreached")
     }
-    same = {mutant: listed(EQUIVALENT).get(mutant, UNEXPLAINED) for mutant, is_ in last.items() if is_ == "equivalent"}
+    same = {mutant: listed(EQUIVALENT)[mutant] for mutant, is_ in last.items() if is_ == "equivalent"}
     return SAMPLE.format(
         log=f"[{log.name}](logs/{log.name})",
-        facts=facts[0],
-        again=AGAIN.format(name=again.name, facts=facts[1]) if len(facts) > 1 else "",
+        facts=_facts(logs[0]),
         first=score(outcomes(logs[:1])),
         last=score(last),
         table=table(last),

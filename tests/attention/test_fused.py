@@ -220,7 +220,3 @@ def test_unsupported_requests_are_refused():
     assert fused.launched_parts(request_of("causal & (block(8) | summary(4, 1))")[0]) is None
     for text in ("hashed(2, 4, 5)", "causal & block(8)", "causal & (window(4) | stride(4))", "full"):
         assert fused.launched_parts(request_of(text, (Span(20),))[0]) is None
-
-
-def test_more_heads_than_their_width_fit():
-    equal(*request_of("causal & window(2)", heads=17, length=3))

@@ -30,6 +30,11 @@ def test_a_compiled_graph_has_data_but_reads_none():
     assert compiled(torch.zeros(1)).item() == 10 and answers(torch.zeros(1)).item() == 11
 
 
+def test_while_a_graph_is_traced_tensors_stand_for_those_that_it_gets(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert has_data(torch.ones(2, device="meta")) and not can_read(torch.ones(2))
+
+
 def test_the_mathematics_does_not_name_fake_tensors():
     """What a plan assumes is set by the planner."""
     source = Path(everyformer.__file__).parent

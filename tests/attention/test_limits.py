@@ -10,13 +10,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask
 
 from everyformer.attention import hashing
-from everyformer.attention.attend import UnsupportedKernel, attend
+from everyformer.attention.attend import UnsupportedKernel, _choose_and_apply, attend
 from everyformer.attention.context import Context
 from everyformer.attention.kernels import flex, fused, tiled
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Causal, Pattern, Stride, Window
-from everyformer.attention.projection import Shared
+from everyformer.attention.projection import Asymmetric, Shared, Symmetric
 from everyformer.attention.score_mod import Alibi
 from everyformer.attention.span import Span
 from everyformer.network.multi_head_attention import Attention
@@ -178,3 +178,26 @@ def test_fused_has_no_dropout_and_no_term_but_one_soft_mask(score_mods, dropout)
         assert fused.unsupported_reason(one_soft) is None
         request = Request(q, q, q, Causal(), terms, (), context, 0.1, dropout)
         assert "no dropout and no score term but one soft mask" in (fused.unsupported_reason(request) or "")
+
+
+@pytest.mark.parametrize("depth", [300, 700, 900, 950, 1000, 2000, 5000, 100_000])
+@pytest.mark.parametrize("text", ["~", "("])
+def test_a_deep_text_is_read_or_refused_in_a_sentence(text, depth):
+    try:
+        assert isinstance(parse(text * depth + "causal" + ")" * depth * (text == "(")), Pattern)
+    except ValueError as error:
+        assert "nested too deeply" in str(error) or "too many nested parentheses" in str(error)
+
+
+def test_parameter_free_forms_have_one_head():
+    for form in (Symmetric(4), Asymmetric(4)):
+        assert form.heads == form.build(8).heads == 1
+
+
+def test_on_a_gpu_a_span_alone_is_not_read_by_the_host():
+    """Else its window would narrow the pattern."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, 2, 4096, 64, device="cuda", dtype=torch.bfloat16)
+        request = Request(q, q, q, Causal(), (), (), Context.of(4096, 4096, q.device), 0.1, 0.0)
+        chosen, applied = _choose_and_apply(request, [Span(64).build(2, 64, 64)], "auto", False)
+    assert chosen is fused and applied.narrowed is None and len(applied.terms) == 1

@@ -36,7 +36,7 @@ from everyformer import (
     save,
 )
 from everyformer.network.network import PairNetwork
-from everyformer.network.store import load_network
+from everyformer.network.store import load_network, read_tensors
 from everyformer.study.example import example, parts
 from tests.network import model, ready, tokens
 
@@ -132,6 +132,13 @@ def test_a_damaged_folder_is_refused_with_the_reason(harm, tmp_path):
     change(tmp_path)
     with pytest.raises(ValueError, match=message):
         load_network(tmp_path)
+
+
+def test_a_damaged_file_of_tensors_is_named(tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(b"nothing")
+    for name in ("x.safetensors", "y.safetensors"):
+        with pytest.raises(ValueError, match=rf"{name} cannot be read .*; restore it from a copy"):
+            read_tensors(tmp_path / name)
 
 
 def test_a_missing_folder_is_named(tmp_path):
