@@ -48,7 +48,7 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 @given(requests())
 @settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_a_request_is_answered_or_refused_with_a_sentence(client, one):
     check(client, *one)

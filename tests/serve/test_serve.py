@@ -152,7 +152,7 @@ def test_a_full_queue_is_answered_with_429_and_then_empties(model, monkeypatch):
     with client_of(service := Service(model, "tiny", Limits(rows=1, queue=2, timeout=20))) as client:
         too_many = client.post("/v1/completions", json={"prompt": "x", "n": 4})
         assert too_many.status_code == 400 and "at most 3 fit into the queue" in too_many.json()["error"]["message"]
-        body = {"prompt": "x", "n": 2, "max_tokens": 10}
+        body = {"prompt": "x", "n": 2, "max_tokens": 40}
 
         async def together():
             async with httpx.AsyncClient(transport=httpx.ASGITransport(service.app), base_url="http://test") as many:
