@@ -39,6 +39,8 @@ from everyformer.task.task import FittedTask, Objective, Task, TaskData
 from everyformer.task.token_inference import TokenInference
 from everyformer.value import NotNegative, Share, Size, Value
 
+MAX_LR = 1e-3  # see docs/results/pretraining.md
+
 
 class Replaced(Task, Value, frozen=True):
     """Find the tokens that a small masked language model replaced (the pretraining of ELECTRA)."""
@@ -52,6 +54,10 @@ class Replaced(Task, Value, frozen=True):
     )
     column: str | None = None  # column of records with the text; None: the column "text"
     valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
+
+    def default_lr(self, model: Model) -> float:
+        """Returns that of other tasks, but at most MAX_LR: at 2e-3 the head stays at the share of replaced tokens."""
+        return min(MAX_LR, Task.default_lr(self, model))
 
     def open(self, data: str | None, folder: Path | None = None) -> ReplacedData:
         rows = Masked(self.vocabulary, self.context, False, self.share, self.documents, self.column, self.valid)
