@@ -197,6 +197,14 @@ def test_images_are_scaled_as_the_preprocessor_does(tmp_path):
     image_YXC = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     mean, std = (torch.tensor(scaling[name]) for name in scaling)
     pixel_CYX = ((torch.from_numpy(image_YXC) / 255 - mean) / std).permute(2, 0, 1)
+    for wrong, reason in (
+        ({"rescale_factor": 0}, "rescale_factor is 0"),
+        ({"size": {"height": "big"}}, "reads images of 8 x 8"),
+        ({"image_std": [0.1, 0.0, 0.1]}, "image_mean and image_std"),
+    ):
+        (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(settings | wrong))
+        with pytest.raises(ValueError, match=reason):
+            import_run(tmp_path / "vit" / "model.safetensors", tmp_path / "other")
     with torch.no_grad():
         expected = theirs(pixel_CYX[None]).logits.softmax(-1)[0].numpy()
     predictions = load(tmp_path / "run").predict([image_YXC])

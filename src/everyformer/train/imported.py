@@ -77,6 +77,7 @@ def import_run(source: str | Path, folder: str | Path, leave_out: Sequence[str] 
     Raises ValueError, and writes nothing, if the model or its tokenizer cannot be read, or if `folder` is not empty.
     """
     source, folder = Path(source).expanduser(), Path(folder).expanduser()
+    source = source.parent if source.is_file() else source  # a file of weights stands for its folder
     imported = read_folder(source, leave_out)
     model = imported.network.value
     recipe = _recipe(imported)
@@ -140,7 +141,6 @@ def open_published(
 
 def read_folder(source: Path, leave_out: Sequence[str] = ()) -> Imported:
     """Reads a folder of transformers: its model, its tokenizer and what they are used for."""
-    source = source.parent if source.is_file() else source
     config = read_config(source)
     state = read_weights(source)
     for start in leave_out:
@@ -277,7 +277,9 @@ def _image_settings(source: Path, model: Model) -> dict[str, Any]:
         )
     mean, std = ([0.5] * embed.channels, [0.5] * embed.channels) if given["do_normalize"] else ([0.0], [1.0])
     mean, std = (given.get("image_mean", mean), given.get("image_std", std)) if given["do_normalize"] else (mean, std)
-    scale = float(given["rescale_factor"]) if given["do_rescale"] else 1.0
+    scale = given["rescale_factor"] if given["do_rescale"] else 1.0
+    if not isinstance(scale, int | float) or scale <= 0:
+        raise ValueError(f"rescale_factor is {scale!r} in {path}; give a number above 0, such as 1/255")
     pixel = [
         [float(one) / scale for one in (values if isinstance(values, list) else [values])] for values in (mean, std)
     ]
