@@ -213,6 +213,14 @@ def on_a_gpu(pattern: Pattern, length: int = 4096, **options: Any) -> str:
     return next(name for name, kernel in KERNELS.items() if kernel is chosen)
 
 
+def test_auto_gathers_for_published_spans_on_a_gpu_and_on_a_cpu() -> None:
+    """A soft mask together with relative positions has no fused program; a dense mask would have n x n numbers for each head."""
+    spans = Causal() & ~Window(1) & Window(320)
+    terms = (lambda b, h, i, j: 0.0 * i, lambda b, h, i, j: 0.0 * j)
+    assert on_a_gpu(spans, terms=terms) == "blocked" == on_a_gpu(spans, terms=terms, dropout=0.3)
+    assert on_a_gpu(spans, length=4096, keys=4480, terms=terms) == "blocked"
+
+
 def test_auto_uses_flex_on_a_gpu_for_a_pattern_without_a_fused_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole pass, half or single precision, no dropout, no score terms; the block mask decides how sparse it is."""
     computed = {"fraction": 0.3}

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from everyformer.attention import attend as attend_module
 from everyformer.attention import span as span_module
-from everyformer.attention.attend import attend
-from everyformer.attention.context import Call, Context, Positions
+from everyformer.attention.attend import UnsupportedKernel, attend
+from everyformer.attention.context import Call, Context, Positions, SideInputs
+from everyformer.attention.kernels import blocked
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Causal, Window
 from everyformer.attention.score_mod import Rotary, ScoreMod, Shaw
@@ -198,3 +199,34 @@ def test_spans_are_accurate_in_low_precision() -> None:
     assert computed[torch.bfloat16].dtype == torch.bfloat16
     assert math.isclose(computed[torch.float64], math.log((32 + 995.5 - 1010) / 32), rel_tol=1e-6)
     torch.testing.assert_close(computed[torch.bfloat16], computed[torch.float64].bfloat16())
+
+
+@pytest.mark.parametrize("score_mod", [Span(12, 3), DynamicSpan(WIDE, 12, 3)], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("empty", [0, 5], ids=["full memory", "empty slots"])
+@pytest.mark.parametrize("piece", [1 << 24, 200], ids=["whole", "recomputed"])
+def test_published_spans_over_a_segment_memory_are_gathered(
+    monkeypatch: pytest.MonkeyPatch, score_mod: ScoreMod, empty: int, piece: int
+) -> None:
+    """Spans with relative positions; the memory was trimmed, so the index of a key is not its position. Gradients are equal."""
+    monkeypatch.setattr(blocked, "PIECE", piece)
+    queries, keys = 40, 64
+    key_BK = torch.arange(keys).repeat(BATCH, 1) + torch.tensor([[100], [700]])
+    key_BK[1, :empty] = -1
+    x_BQD = torch.randn(BATCH, queries, WIDE)
+    modules, tensors = [built(Shaw(12, future=False)), built(score_mod)], draw(queries, keys)
+    weights = [*tensors, *(weight for module in modules for weight in module.parameters())]
+    results = []
+    for kernel in ("reference", "blocked"):
+        context = Context(Positions(queries, keys, CPU, key_BK=key_BK), SideInputs(query_inputs=x_BQD), Call(kernel))
+        output = attend(*tensors, Causal() & ~Window(1), modules, context=context)
+        results.append((output, *torch.autograd.grad(output.square().sum(), weights, allow_unused=True)))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_keys_with_a_gap_between_them_are_not_gathered_by_distance() -> None:
+    key_BK = holes(24)[1:].expand(BATCH, -1) + 50 * (holes(24)[1:] >= 0)
+    context = Context(Positions(8, 24, CPU, key_BK=key_BK), SideInputs(), Call("blocked"))
+    with pytest.raises(UnsupportedKernel, match="do not follow each other"):
+        attend(*draw(8, 24), Causal() & Window(4), context=context)
+    with pytest.raises(UnsupportedKernel, match="the index of a key is not its position"):
+        attend(*draw(8, 24), parse("causal & stride(4)"), context=context)

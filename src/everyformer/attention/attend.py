@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.context import Context
+from everyformer.attention.kernel_use import record
 from everyformer.attention.kernels import blocked, flex, fused, hashed, reference, sdpa, tiled
 from everyformer.attention.kernels.request import LONG, Kernel, Request
 from everyformer.attention.pattern import Causal, Full, Pattern
@@ -122,6 +123,7 @@ def _attend(
         cost = score_mod.penalty(request.context)
         if cost is not None:
             context.call.losses.append(("penalty", cost))
+    record(next(one for one, kernel in KERNELS.items() if kernel is chosen), request)
     return chosen.run(request)
 
 

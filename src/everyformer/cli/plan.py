@@ -17,7 +17,7 @@ from everyformer.cli.terminal import console, next_command
 
 FIELDS = (
     *("parameters", "flops", "run_flops", "targets", "memory", "tensors", "process", "limit", "checkpoint"),
-    *("changes", "seconds", "measured"),
+    *("changes", "seconds", "measured", "kernels"),
 )
 
 

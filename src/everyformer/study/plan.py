@@ -70,6 +70,7 @@ class Plan:
     changes: tuple[str, ...] | None = ()  # settings that make it fit; None if none do
     seconds: float | None = None  # for one step, if measured
     measured: int | None = None  # tensors at the peak of the measured steps
+    kernels: tuple[str, ...] = ()  # of the layers, as text
     untraced: str | None = (
         None  # why fake tensors could not be used, if they could not; real steps were counted instead
     )
@@ -96,6 +97,8 @@ class Plan:
             f"{size_of(self.process)} for the process; {size_of(self.limit)} are available",
             "checkpoint": f"{size_of(self.checkpoint)} on disk; the last {run.keep} and the best are kept",
         }
+        if self.kernels:
+            lines["attention"] = "; ".join(self.kernels)
         if self.grows:
             lines["initially"] = f"{'; '.join(self.grows)}; training may enlarge them"
         if self.seconds is not None:
@@ -177,6 +180,7 @@ def _predict(recipe: Recipe, data: TaskData, device: torch.device, limit: int, f
         process=process,
         checkpoint=sum(x.numel() * x.element_size() for x in _saved(learner)),
         limit=limit,
+        kernels=tuple(learner.kernel_lines()),
         grows=tuple(sorted({str(one.grows) for one in learner.network.modules() if hasattr(one, "grows")})),
     )
 
@@ -202,7 +206,7 @@ def _count_steps(
         with cost:
             cost.add((dict(batch.tensors), dict(batch.shared or {})))
             for _ in _until_memory_is_full(learner):
-                first_event, cost.flops = len(cost.events), 0
+                first_event, cost.flops, learner.kernels = len(cost.events), 0, None
                 _step(learner, batch.rows(0, rows), count)
     cost.repeat_since(first_event)
     return cost, learner, batch, count

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.attend import check_kernel
+from everyformer.attention.kernel_use import KernelUse, describe, record_kernels
 from everyformer.attention.score_mod import ScoreModModule
 from everyformer.network.cache import Cache
 from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import Network
 from everyformer.network.repeat import GATHER_KERNELS
 from everyformer.task.batch import Batch
 from everyformer.task.task import TaskData
@@ -54,6 +56,7 @@ class Learner:
         has_ema = recipe.optim.ema > 0
         self.ema = {name: p.detach().clone() for name, p in self.network.named_parameters()} if has_ema else None
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=run.precision == "fp16")
+        self.kernels: list[KernelUse] | None = None  # of the attentions of the first pass
         self.carried_cache: list[Cache | None] = []  # by piece of the batch
         self.reset_cache()
         self.cuda_graphs: CudaGraphs | None = None
@@ -77,17 +80,25 @@ class Learner:
         for piece in range(run.accumulate):
             part = rows.rows(bounds[piece], bounds[piece + 1]).to(self.world.device)
             with gradient_sync(self.module, last=piece == run.accumulate - 1):
-                with self.autocast():
+                with self.autocast(), record_kernels() if self.kernels is None else nullcontext(self.kernels) as uses:
                     total_loss, self.carried_cache[piece] = self.module(
                         part.tensors, part.shared, run.kernel, self.carried_cache[piece]
                     )
                     loss = total_loss / count
+                self.kernels = uses
                 # DDP and FSDP average over the processes; the loss is a sum already divided by the whole count.
                 self.scaler.scale(loss * self.world.world_size).backward()
             total += loss.detach()
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         return total, _full(nn.utils.get_total_norm([p.grad for p in self._with_gradient()]))  # type: ignore[misc]
+
+    def kernel_lines(self) -> list[str]:
+        """Returns which kernel each layer has used in the first pass, in words; of a compiled run those outside its graphs."""
+        side = self.network.value if isinstance(self.network, Network) else None
+        layers = getattr(side.body, "num_layers", None) if side is not None else None
+        uses = self.kernels or []
+        return describe(uses, "layer" if len(uses) == layers else "attention")
 
     def _piece_bounds(self, rows: Batch) -> list[int]:
         """The bounds of the pieces of this process's rows."""

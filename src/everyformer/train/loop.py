@@ -141,6 +141,7 @@ class Loop:
         self.stop_reason: str | None = None
         self.changed: tuple[str, ...] = ()  # the splits that differ from those of the checkpoint
         self.step = 0
+        self.is_first = True  # whether no step has been taken yet
 
     def run(self, start: int | None, *, other_data: bool = False) -> TrainedRun:
         """Train to the last step, from the checkpoint of the step `start` if it is given.
@@ -238,10 +239,12 @@ class Loop:
             learner.reset_cache()  # it may hold NaN
         learner.scaler.update()
         learner.zero_grad()
+        is_first, self.is_first = self.is_first, False
         seconds = time.perf_counter() - start_time
         records.write(
             "step", step + 1, loss=loss, norm=norm, lr=optim.lr * factor, batch=size, targets=count,
             rate=count / seconds, memory=peak_memory(self.world.device), **data.statistics(),
+            **({"kernels": learner.kernel_lines()} if is_first else {}),
         )  # fmt: skip
 
     def _evaluate(self, step: int, records: Records) -> tuple[dict[str, Any], bool]:

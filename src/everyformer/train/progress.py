@@ -70,6 +70,8 @@ class _Printer:
                     f"the data differ from those before this step: {', '.join(line['changed'])}", style="yellow"
                 )
         elif kind == "step":
+            for text in line.get("kernels", ()):
+                self.screen.print(text, style="yellow" if "mask" in text else "dim", soft_wrap=True)
             if line["step"] == self.state.total:
                 self.last = -math.inf
             self._print_state()

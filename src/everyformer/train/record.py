@@ -1,6 +1,7 @@
 """Records: `records.jsonl` in a run's folder is the complete log; the terminal, TensorBoard and wandb show parts of it.
 
 One JSON object per line: {"kind": "begin" | "step" | "skip" | "evaluate" | "final" | "save" | "stop" | "end", "step": ..., ...}.
+The first "step" line after a start has the kernel of each layer.
 A "skip" line has the reason why the step was skipped and the number of steps skipped so far; the "end" line has the final number.
 All "evaluate" lines of a run are on the same examples, so that they make a curve; the "final" line, at the end, is on more.
 

@@ -14,17 +14,30 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from everyformer.attention.algebra import And, ByHead, Causal, Full, Not, Or
 from everyformer.attention.context import Context, SideInputs
+from everyformer.attention.has_data import can_read
 from everyformer.attention.kernels.merge import log_sum_exp, merge
 from everyformer.attention.kernels.parts import Kind, parts, plan
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.kernels.sdpa import dense, without_empty_rows
-from everyformer.attention.pattern import Pattern
+from everyformer.attention.pattern import Pattern, Window
 
 FINEST = 16  # queries in the smallest block; larger blocks are multiples of it
 SIZES = (16, 32, 64, 128, 256)
 PER_BLOCK = 4096  # the cost of a block besides its scores, in scores: it keeps blocks from being too small
+PIECE = 2**24  # scores of the blocks that are computed at once, if there are terms
+BY_DISTANCE = (
+    Causal,
+    Full,
+    Window,
+    And,
+    Or,
+    Not,
+    ByHead,
+)  # patterns, and combinations of patterns, that depend on q - k alone
 LIMIT_ON_CPU, LIMIT = 0.35, 0.25  # computed fractions up to which it is faster than a masked dense kernel
 
 
@@ -45,8 +58,12 @@ class Gather:
 def unsupported_reason(request: Request) -> str | None:
     if reason := request.needs_weights_reason():
         return reason
-    if not _indices_are_positions(request.context):
+    if _indices_are_positions(request.context):
+        return None
+    if any(type(part) not in BY_DISTANCE for part in (request.narrowed or request.pattern).walk()):
         return "the index of a key is not its position (left padding, a cropped cache or another sequence); use sdpa"
+    if not request.context.memo(("consecutive",), lambda: _are_consecutive(request.context)):
+        return "the visible keys of a sequence do not follow each other (padding between them, or another sequence); use sdpa"
     return None
 
 
@@ -111,10 +128,40 @@ def _indices_are_positions(context: Context) -> bool:
     return bool(((positions.key_BK == index_K) | (positions.key_BK < 0)).all())
 
 
+def _are_consecutive(context: Context) -> bool:
+    """Whether the visible keys of each sequence have consecutive indices: then the difference of two is their distance."""
+    positions = context.positions
+    if positions.query_BQ is not None or positions.key_BK is None or not can_read(positions.key_BK):
+        return False
+    key_BK = positions.key_BK
+    return bool(((key_BK.diff(dim=1) == 1) | (key_BK[:, :-1] < 0)).all())
+
+
 def _attend(request: Request, gather: Gather, head_H: Tensor, with_total: bool) -> tuple[Tensor, Tensor]:
-    """Returns the output B, H, T, E of one gather for all T queries and its log-sum-exp B, H, T, 1, which is empty unless `with_total`."""
+    """Returns the output B, H, T, E of one gather for all T queries and its log-sum-exp B, H, T, 1, which is empty unless `with_total`.
+
+    With terms, whose sums are as large as the scores, the blocks are computed in pieces, and again in the backward pass.
+    """
+    scores = request.batch * len(head_H) * gather.scores
+    if not request.terms or scores <= PIECE:
+        pieces = [_attend_blocks(request, gather, gather.i_NQ, gather.j_NK, head_H, with_total)]
+    else:
+        count = max(1, len(gather.i_NQ) * PIECE // scores)
+        pieces = [
+            checkpoint(_attend_blocks, request, gather, i_NQ, j_NK, head_H, with_total, use_reentrant=False)
+            for i_NQ, j_NK in zip(gather.i_NQ.split(count), gather.j_NK.split(count), strict=True)
+        ]
+    output_BHNQE, total_BHNQ1 = (torch.cat(one, 2) if len(one) > 1 else one[0] for one in zip(*pieces, strict=True))
+    output_BHTE = output_BHNQE.flatten(2, 3)[:, :, gather.slot_Q]
+    return output_BHTE, total_BHNQ1.flatten(2, 3)[:, :, gather.slot_Q] if with_total else output_BHTE[..., :0]
+
+
+def _attend_blocks(
+    request: Request, gather: Gather, block_NQ: Tensor, block_NK: Tensor, head_H: Tensor, with_total: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns the output B, H, N, Q, E of some blocks of a gather, and its log-sum-exp B, H, N, Q, 1."""
     positions = request.context.positions
-    i_NQ, j_NK = gather.i_NQ.clamp(max=positions.queries - 1), gather.j_NK.clamp(max=positions.keys - 1)
+    i_NQ, j_NK = block_NQ.clamp(max=positions.queries - 1), block_NK.clamp(max=positions.keys - 1)
     q = request.q_BHQE[:, head_H][:, :, i_NQ]  # score modifications may have made q and k wider than v
     key_head_H = head_H // (request.heads // request.key_heads)
     k = request.k_BHKE[:, key_head_H][:, :, j_NK]
@@ -124,7 +171,7 @@ def _attend(request: Request, gather: Gather, head_H: Tensor, with_total: bool) 
     h, i, j = head_H.view(-1, 1, 1, 1), i_NQ[:, :, None], j_NK[:, None, :]
     k_at = positions.key_at(b, j)
     allowed = gather.pattern.bind(request.context.side)(b, h, positions.query_at(b, i), k_at)
-    allowed = allowed & (gather.i_NQ < positions.queries)[:, :, None] & (gather.j_NK < positions.keys)[:, None, :]
+    allowed = allowed & (block_NQ < positions.queries)[:, :, None] & (block_NK < positions.keys)[:, None, :]
     allowed = allowed if positions.key_BK is None else allowed & (k_at >= 0)
     bias = q.new_zeros(())
     for term in request.terms:
@@ -140,12 +187,10 @@ def _attend(request: Request, gather: Gather, head_H: Tensor, with_total: bool) 
         weights_BHNQK = (request.products(q, k) + bias_BHNQK).softmax(-1)
         output_BHNQE = F.dropout(weights_BHNQK, request.dropout, training=request.dropout > 0) @ v_BHNKE
     output_BHNQE = output_BHNQE.masked_fill(~has_keys, 0)
-    output_BHTE = output_BHNQE.flatten(2, 3)[:, :, gather.slot_Q]
     if not with_total:
-        return output_BHTE, output_BHTE[..., :0]
+        return output_BHNQE, output_BHNQE[..., :0]
     score = request.products(q, k) + bias
-    total_BHNQ1 = log_sum_exp(score.masked_fill(~allowed, -torch.inf))
-    return output_BHTE, total_BHNQ1.flatten(2, 3)[:, :, gather.slot_Q]
+    return output_BHNQE, log_sum_exp(score.masked_fill(~allowed, -torch.inf))
 
 
 @lru_cache(maxsize=256)
@@ -190,14 +235,18 @@ def _best(pattern: Pattern, queries: int, keys: int, heads: int) -> Gather:
 
 def _any_allowed(pattern: Pattern, at_Q: Tensor, keys: int, heads: int) -> Tensor:
     """Returns N, K: the keys that any query of each finest block attends to, in any head."""
-    k_K, blocks, step = torch.arange(keys), [], FINEST * max(1, 2**20 // keys)
+    k_K, blocks, step, end = torch.arange(keys), list[Tensor](), FINEST * max(1, 2**20 // keys), pattern.max_distance()
     for start in range(0, len(at_Q), step):
         q_Q1 = at_Q[start : start + step, None]
         zero, h = torch.zeros((), dtype=torch.long), torch.arange(heads).view(-1, 1, 1)
-        allowed = pattern.bind(SideInputs())(zero, h, q_Q1, k_K)
+        first, last = (
+            (0, keys) if end is None else (max(0, int(q_Q1.min()) - end), min(keys, int(q_Q1.max()) + end + 1))
+        )
+        allowed = pattern.bind(SideInputs())(zero, h, q_Q1, k_K[first:last])
         # Most patterns do not read the head, and then the result has no axis for it.
-        allowed_QK = (allowed.any(0) if allowed.dim() == 3 else allowed).expand(len(q_Q1), keys)
-        blocks.append(_pad_rows(allowed_QK, FINEST).unflatten(0, (-1, FINEST)).any(1))
+        allowed_QK = (allowed.any(0) if allowed.dim() == 3 else allowed).expand(len(q_Q1), last - first)
+        any_NK = _pad_rows(allowed_QK, FINEST).unflatten(0, (-1, FINEST)).any(1)
+        blocks.append(F.pad(any_NK, (first, keys - last)))
     return torch.cat(blocks)
 
 

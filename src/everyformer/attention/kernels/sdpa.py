@@ -71,6 +71,15 @@ def _run_with_sinks(request: Request, sink_H: Tensor) -> Tensor:
     return dense(q, k, v, bias_BHQK, request.scale, request.dropout)
 
 
+def stores_mask(request: Request) -> bool:
+    """Returns whether a mask or the terms of all pairs are stored: unless the pattern is causal or full, without terms and padding."""
+    positions, pattern = request.context.positions, request.pattern
+    if len(request.terms) or positions.key_BK is not None:
+        return True
+    whole = positions.queries == positions.keys or positions.queries == 1
+    return not (type(pattern) is Full or (type(pattern) is Causal and positions.in_order and whole))
+
+
 def without_empty_rows(allowed: Tensor) -> tuple[Tensor, Tensor]:
     """Returns a mask in which every query has a key, and which queries have one in `allowed` (..., Q, 1).
 
