@@ -131,8 +131,9 @@ class Learner:
         if self.ema is not None:
             decay = self.recipe.optim.ema
             with torch.no_grad():
-                for name, weight in self.network.named_parameters():
-                    self.ema[name].lerp_(weight.detach(), 1 - decay)
+                weights = dict(self.network.named_parameters())
+                averages = [self.ema[name] for name in weights]
+                torch._foreach_lerp_(averages, [weight.detach() for weight in weights.values()], 1 - decay)
 
     def cache_tensors(self) -> dict[str, Tensor]:
         """Returns the carried cache of all rows of the batch, in their order; empty if there is none."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from everyformer.network.depth import DepthModule
+from everyformer.train.muon import BatchedMuon
 from everyformer.train.recipe import Optim
 
 
@@ -28,7 +29,7 @@ def optimizers(network: nn.Module, optim: Optim) -> list[torch.optim.Optimizer]:
     if groups:
         result.append(torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True))
     if muon:
-        result.append(torch.optim.Muon(muon, lr=optim.muon_lr, weight_decay=optim.weight_decay))
+        result.append(BatchedMuon(muon, lr=optim.muon_lr, weight_decay=optim.weight_decay))
     for optimizer in result:
         for group in optimizer.param_groups:
             group["full_lr"] = group["lr"]

@@ -1,0 +1,64 @@
+"""Muon that orthogonalizes all matrices of one shape at once. Paper: Jordan et al. 2024.
+
+    B <- mu B + (1 - mu) g,   O = NS((1 - mu) g + mu B),   w <- w (1 - lr decay) - lr max(1, rows / columns)^(1/2) O
+
+NS is PyTorch's five steps X <- a X + (b X X^T + c (X X^T)^2) X, in bfloat16, from X scaled to norm 1. A small matrix product leaves a
+device mostly idle, and the products of equal shapes are one batched product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class BatchedMuon(torch.optim.Muon):
+    """`torch.optim.Muon` with one batch of products for each shape. Its state is the same. Sharded weights are updated one by one."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        if any(hasattr(weight, "full_tensor") for group in self.param_groups for weight in group["params"]):
+            return super().step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            shapes: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    shapes[*weight.shape, weight.device, weight.dtype].append(weight)
+            for weights in shapes.values():
+                self._update(weights, group)
+        return loss
+
+    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        """Update the weights of one shape."""
+        gradients: Any = [weight.grad for weight in weights]
+        for weight in weights:
+            if "momentum_buffer" not in self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        update_NRC = torch.stack(torch._foreach_lerp(gradients, buffers, group["momentum"]))
+        update_NRC = orthogonalized(update_NRC, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        rows, columns = weights[0].shape
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        factor = group["lr"] * math.sqrt(max(1, rows / columns))
+        torch._foreach_add_(weights, list(update_NRC.to(weights[0].dtype).unbind()), alpha=-factor)
+
+
+def orthogonalized(x_NRC: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Returns matrices with the singular vectors of the given ones and singular values near 1, in bfloat16."""
+    a, b, c = coefficients
+    is_tall = x_NRC.shape[1] > x_NRC.shape[2]
+    x = (x_NRC.mT if is_tall else x_NRC).bfloat16()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
