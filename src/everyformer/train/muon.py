@@ -22,7 +22,7 @@ class BatchedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         if any(hasattr(weight, "full_tensor") for group in self.param_groups for weight in group["params"]):
-            return super().step(closure)
+            return super().step(closure)  # type: ignore[no-untyped-call]
         loss = None
         if closure is not None:
             with torch.enable_grad():
