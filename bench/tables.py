@@ -182,6 +182,13 @@ def generation(log: str) -> Rows:
     return [row[:4] for row in rows]
 
 
+@table("generation on a CPU")
+def generation_on_a_cpu(log: str) -> Rows:
+    head = ["model", "batch", "threads", "way", "tokens/s", "least", "most", "processor ms a step", "of transformers"]
+    rows = [line.split() for line in log.splitlines() if line.startswith(("bytes ", "gpt2 "))]
+    return [head, *rows]
+
+
 @table("contracts")
 def contracts(log: str) -> Rows:
     found = re.findall(r"^(\w+) +(\d+) +(\S+) +(\S+)  passed$", log, re.MULTILINE)
