@@ -380,7 +380,8 @@ def printed(log: str) -> Rows:
     return [[cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")] for line in lines]
 
 
-for name in ("planned memory on a CPU", "planned memory on a GPU", "a step of GPT-2"):
+PRINTED = ("planned memory on a CPU", "planned memory on a GPU", "a step of GPT-2")
+for name in (*PRINTED, "the loss in chunks", "compilation", "memory of spans"):
     TABLES[name] = printed
 
 

@@ -8,7 +8,7 @@ with the target t_n (none if it is negative) and the label smoothing s. A langua
 stores 65 numbers of logits for each number of its last layer, and their gradients. Here the vectors are taken in chunks: the
 gradients of a chunk follow from its logits at once, so the forward pass adds them up and drops the logits. The backward pass only
 multiplies by the gradient of L. To keep the vectors and compute the logits again in the backward pass takes a third more time
-(docs/results/linear_cross_entropy.md).
+(docs/results/training_step.md).
 
 There are no second derivatives. Under `torch.compile` the chunks are part of the graph.
 """

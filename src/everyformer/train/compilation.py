@@ -6,7 +6,7 @@ a compiled step differs by rounding and a resumed run must come to equal bits:
     cost    START + PER_LAYER * layers                                        seconds
     gain    steps * share saved * 6 * parameters * targets per step / RATE    seconds, at least LAUNCHES * layers a step on CUDA
 
-The run is compiled if the gain is at least twice the cost. docs/training.md has the rule, docs/results/compile.md what was measured.
+The run is compiled if the gain is at least twice the cost. docs/training.md has the rule, docs/results/training_step.md what was measured.
 Compiled code is kept in the user's cache folder, so that the same model starts faster the next time.
 """
 
