@@ -13,7 +13,7 @@
    import, or of a call of super(), is written to a copy of the source and tested in a new process.
 
 A mutant is killed if a test fails, or takes more than a few times its usual time. One that changes no result is listed with the reason
-in `bench/equivalent_mutants.txt`, one that changes a result which no test can notice in `bench/surviving_mutants.txt`. The score is
+in `bench/equivalent_mutants.txt`, one that changes a result and survives in `bench/surviving_mutants.txt`. The score is
 killed / (tested - equivalent).
 """
 

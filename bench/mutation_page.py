@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 EQUIVALENT = Path(__file__).parent / "equivalent_mutants.txt"  # they change no result
-SURVIVING = Path(__file__).parent / "surviving_mutants.txt"  # they change a result, but no test on a CPU can notice it
+SURVIVING = Path(__file__).parent / "surviving_mutants.txt"  # they change a result
 LOGS = Path(__file__).parent.parent / "docs" / "results" / "logs"
 LEFT_OUT = ("attention/kernels/programs.py",)  # Triton programs: in its interpreter a test of one takes minutes
 LOGGED = re.compile(r"^(killed|timeout|survived|unreached|equivalent) (\S+?):\d+ ")
@@ -27,8 +27,8 @@ turn, so that small modules have the same weight as large ones; it is a sample, 
 the rest of `train` are not mutated. The Triton programs are left out too: in the interpreter a test of one takes minutes.
 
 `bench/equivalent_mutants.txt` lists each mutant that changes no result, with the reason: most change only the speed, or an error
-message. `bench/surviving_mutants.txt` lists those that change a result that no test on a CPU can notice. Each line is one mutant; none
-excuses the rest of a function. {checked}
+message. `bench/surviving_mutants.txt` explains those that change a result and survive: they count against the score. Each line is one
+mutant; none excuses the rest of a function. {checked}
 
 {again}
 
