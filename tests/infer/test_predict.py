@@ -82,7 +82,7 @@ def test_a_row_is_read_in_windows_that_overlap_by_half_however_short_they_are():
     network = ready(model("causal", position=Learned(8), outputs=(Language(tied=False, bias=True),)))
     for window, stride in ((1, 1), (2, 1), (3, 1), (4, 2), (5, 2)):
         wanted, _ = window_nll(network, np.array(ROWS[3]), window, stride)
-        assert row_nll(network, [ROWS[3]], window) == [pytest.approx(wanted)]
+        assert row_nll(network, [np.array(ROWS[3])], window) == [pytest.approx(wanted)]
 
 
 def test_a_prediction_is_the_likeliest_class_with_the_probability_of_each():
