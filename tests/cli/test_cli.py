@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import reduce
 from itertools import combinations
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 
 from everyformer import Model, from_json, member, members
 from everyformer.cli import demo as demo_module
+from everyformer.cli.complete import _commands, _options
 from everyformer.cli.family import differences, human
 from everyformer.cli.family_listing import compute_listing, read_listing
 from everyformer.cli.main import app, main
@@ -131,6 +133,26 @@ def test_wrong_commands_and_options_get_the_nearest_name(arguments, message, run
     code, out, err = run(*arguments.split())
     assert (code, out) == (2, "")
     assert message in " ".join(err.split())
+
+
+VERBS = [(name,) for name in app if not name.startswith("-") and app[name].show]
+VERBS = [(*verb, name) for verb in VERBS for name in [*_commands(app[verb[0]])] or [""]]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_a_typo_in_a_verb_or_in_its_options_is_answered_with_the_right_word(verb, run):
+    verb = tuple(filter(None, verb))
+    code, out, err = run(*verb[:-1], verb[-1][:-2] + verb[-1][:-3:-1])  # the last two letters exchanged
+    assert (code, out) == (2, "") and f'Did you mean "{verb[-1]}"?' in said(err)
+    options = [name for name in _options(reduce(lambda one, name: one[name], verb, app)) if len(name) > 6]
+    for name in options:
+        code, out, err = run(*verb, f"{name[:-2]}{name[-1]}=1")  # a letter less
+        assert (code, out) == (2, "") and "Did you mean --" in said(err)
+
+
+def said(text: str) -> str:
+    """The sentence in a box."""
+    return " ".join(text.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

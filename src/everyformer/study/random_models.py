@@ -1,7 +1,7 @@
 """Random legal models, with random numbers in all their parts: a contract that fails on one of them is a bug, of the model or of the
 contract.
 
-    python -m everyformer.study.random_models --count 300 --seed 0 > docs/results/logs/random_models.txt
+    python -m everyformer.study.random_models --count 300 --seed 0 --jobs 2 > docs/results/logs/random_models.txt
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from random import Random
 from typing import Any
 
@@ -74,6 +75,7 @@ from everyformer.study.contracts import CONTRACTS, contracts
 from everyformer.train.provenance import start_log
 
 SCALINGS = (LinearScaling, NtkScaling, Llama3Scaling)
+SHARE = 10  # models that a process checks at a time
 CHECKED = tuple(name for name in CONTRACTS if name not in ("flex", "compile"))  # without those that compile
 
 
@@ -331,21 +333,26 @@ def check(
     return report
 
 
+def tell(result: Result) -> None:
+    if not result.passed:
+        print(f"{result.model}: {result.contract} {result.error:.1e} {result.reason}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check the contracts on random legal models.")
     parser.add_argument("--count", type=int, default=300, help="the number of models")
     parser.add_argument("--seed", type=int, default=0, help="of the models")
     parser.add_argument("--start", type=int, default=0, help="the number of the first model")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--only", default=",".join(CHECKED), help="contracts, separated by commas")
     given = parser.parse_args()
     start_log(seed=given.seed)
-    began = time.monotonic()
-
-    def tell(result: Result) -> None:
-        if not result.passed:
-            print(f"{result.model}: {result.contract} {result.error:.1e} {result.reason}", flush=True)
-
-    report = check(given.count, given.seed, tuple(given.only.split(",")), given.start, tell)
+    began, report, only = time.monotonic(), Report(), tuple(given.only.split(","))
+    starts = range(given.start, given.start + given.count, SHARE)
+    counts = [min(SHARE, given.start + given.count - start) for start in starts]
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for part in pool.map(check, counts, repeat(given.seed), repeat(only), starts, repeat(tell)):
+            report.results += part.results
     print(report)
     checks, failed = len(report.results), len(report.failures)
     print(
