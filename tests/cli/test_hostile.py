@@ -156,6 +156,14 @@ def test_text_in_parquet_that_is_not_utf8_is_named(capsys):
     )
 
 
+def test_moments_of_another_optimizer_are_named(run, capsys):
+    for file in run.rglob("recipe.json"):
+        file.write_text(file.read_text().replace('"adamw"', '"muon"'))
+    write_sums(run)
+    error = refusal(capsys, "resume", str(run), "--steps", "2")
+    assert "optimizer.safetensors has no " in error and "restore it and recipe.json" in error
+
+
 def test_a_prompt_that_is_not_utf8_is_named(run, capsys):
     prompt = os.fsdecode(b"caf\xe9")  # as Python reads such a word of the command line
     error = refusal(capsys, "generate", str(run), "--prompt", prompt)

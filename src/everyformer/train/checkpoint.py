@@ -261,7 +261,12 @@ def load(
     ]
     optimizer_state: dict[str, Any] = {"state": moments, "param_groups": groups}
     if moments:
-        set_optimizer_state_dict(network, optimizers, optim_state_dict=optimizer_state, options=FULL)
+        try:
+            set_optimizer_state_dict(network, optimizers, optim_state_dict=optimizer_state, options=FULL)
+        except KeyError as error:
+            raise ValueError(
+                f"{path / 'optimizer.safetensors'} has no {error.args[0]}, as another optimizer writes it; restore it and recipe.json"
+            ) from None
     if ema is not None:
         for name, saved in read_tensors(path / "ema.safetensors").items():
             _copy(ema[name], saved)
