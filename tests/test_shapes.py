@@ -22,6 +22,7 @@ from everyformer.study.example import example, parts
 
 HOME = str(Path(everyformer.__file__).parent)
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
+KEYS = re.compile(r": [kv]_[A-Z]+$")
 SUFFIX = re.compile(r"[a-z]_([A-Z0-9]+)$")
 
 
@@ -61,6 +62,8 @@ class Watch:
         for letter, size in zip(suffix, shape, strict=False):
             if letter.isdigit():
                 fits = fits and size == int(letter)
+            elif letter == "H" and KEYS.search(name):  # query heads may share keys and values
+                fits = fits and sizes.get("H", size) % size == 0
             elif size != 1:  # 1 may stand for an axis that is broadcast
                 fits = fits and sizes.setdefault(letter, size) == size
         if not fits:
@@ -79,7 +82,11 @@ def watch() -> Watch:
                 patterns = [one for sublayer in network.value.body.sublayers() for one in sublayer.patterns()]
                 hashes = bool(patterns) and all(isinstance(one, everyformer.Hashed) for one in patterns)
                 fast = () if source_width else ("hashed", "blocked") if hashes else ("blocked",)
-                for kernel in ("reference", "sdpa", *fast) if patterns else ("reference", "auto"):
+                mods = [
+                    one for sublayer in network.value.body.sublayers() for one in getattr(sublayer, "score_mods", ())
+                ]
+                dense = () if any(isinstance(one, everyformer.SoftCap) for one in mods) else ("sdpa",)
+                for kernel in ("reference", *dense, *fast) if patterns else ("reference", "auto"):
                     data.run(network, kernel=kernel).hidden.sum().backward()
                 if data.is_sequence:
                     data.pad(1, 1).run(network)

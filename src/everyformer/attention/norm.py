@@ -19,7 +19,7 @@ from everyformer.value import Positive, Value
 
 
 class Norm:
-    """A value that builds a module `norm(x_BTD, visible_BT)`. Example: `class Unit(Norm, Value, frozen=True)`."""
+    """A value that builds a module `norm(x, visible_BT)`, for x of ..., D. Example: `class Unit(Norm, Value, frozen=True)`."""
 
     __slots__ = ()
     mixes_positions: ClassVar[bool] = False  # whether the norm of a token depends on other tokens
@@ -57,8 +57,8 @@ class LayerNormModule(nn.LayerNorm):
     def __init__(self, width: int, eps: float, bias: bool):
         super().__init__(width, eps, bias=bias)
 
-    def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
-        return torch.layer_norm(x_BTD, self.normalized_shape, self.weight, self.bias, self.eps)
+    def forward(self, x: Tensor, visible_BT: Tensor | None = None) -> Tensor:
+        return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class RMSNormModule(nn.RMSNorm):
@@ -67,9 +67,9 @@ class RMSNormModule(nn.RMSNorm):
     def __init__(self, width: int, eps: float):
         super().__init__(width, eps)
 
-    def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, visible_BT: Tensor | None = None) -> Tensor:
         assert self.eps is not None
-        return rms_norm(x_BTD, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class OffsetRMSNormModule(nn.Module):
@@ -80,12 +80,12 @@ class OffsetRMSNormModule(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.zeros(width))
 
-    def forward(self, x_BTD: Tensor, visible_BT: Tensor | None = None) -> Tensor:
-        return rms_norm(x_BTD, 1 + self.weight, self.eps)
+    def forward(self, x: Tensor, visible_BT: Tensor | None = None) -> Tensor:
+        return rms_norm(x, 1 + self.weight, self.eps)
 
 
-def rms_norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """torch's, in the wider of the two dtypes: under autocast a sublayer's output is narrower than the weights, for which torch has no
     fused program and warns."""
-    exact = torch.promote_types(x_BTD.dtype, weight_D.dtype)
-    return F.rms_norm(x_BTD.to(exact), weight_D.shape, weight_D.to(exact), eps)
+    exact = torch.promote_types(x.dtype, weight_D.dtype)
+    return F.rms_norm(x.to(exact), weight_D.shape, weight_D.to(exact), eps)

@@ -151,9 +151,9 @@ def _attend(request: Request, gather: Gather, head_H: Tensor, with_total: bool) 
             checkpoint(_attend_blocks, request, gather, i_NQ, j_NK, head_H, with_total, use_reentrant=False)
             for i_NQ, j_NK in zip(gather.i_NQ.split(count), gather.j_NK.split(count), strict=True)
         ]
-    output_BHNQE, total_BHNQ1 = (torch.cat(one, 2) if len(one) > 1 else one[0] for one in zip(*pieces, strict=True))
+    output_BHNQE, total = (torch.cat(one, 2) if len(one) > 1 else one[0] for one in zip(*pieces, strict=True))
     output_BHTE = output_BHNQE.flatten(2, 3)[:, :, gather.slot_Q]
-    return output_BHTE, total_BHNQ1.flatten(2, 3)[:, :, gather.slot_Q] if with_total else output_BHTE[..., :0]
+    return output_BHTE, total.flatten(2, 3)[:, :, gather.slot_Q] if with_total else output_BHTE[..., :0]
 
 
 def _attend_blocks(
