@@ -65,7 +65,7 @@ MODULES = (
 OUTPUTS = ("out", "out.csv", "out.png", "runs")  # what the commands are told to write
 RAW = re.compile(
     r"object has no attribute|object is not|not subscriptable|unsupported operand|index out of range|invalid literal for|"
-    r"could not convert|not enough values|too many values|NoneType|Traceback|<class '|size mismatch|c10|aten::|"
+    r"could not convert|not enough values|too many values|NoneType|Traceback|<class '|size mismatch|c10::|aten::|"
     r"unexpected keyword|missing \d+ required|codec can't|RuntimeError|KeyError|TypeError"
 )
 NOTHING = re.compile(r"error: '?\w*'?$")

@@ -152,10 +152,10 @@ def _public_tags() -> set[str]:
 
 
 def named(protocol: type[T]) -> dict[str, type[T]]:
-    """The value classes of a protocol by tag, including those of your own that are imported."""
+    """The value classes of a protocol by tag, including those of your own that are imported. A name that begins with _ is abstract."""
     classes: dict[str, type[T]] = {}
     for kind in protocol.__subclasses__():
-        if issubclass(kind, Value):
+        if issubclass(kind, Value) and not kind.__name__.startswith("_"):
             name = snake(kind.__name__)
             if name in classes and name in _public_tags():
                 raise ValueError(

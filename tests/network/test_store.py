@@ -16,6 +16,7 @@ from everyformer import (
     BatchNorm,
     Convolution,
     CrossAttention,
+    Depth,
     EncoderDecoder,
     Grid,
     Language,
@@ -25,10 +26,14 @@ from everyformer import (
     Model,
     PonderRnn,
     PostNorm,
+    Projection,
+    Residual,
     Rotary,
+    ScoreMod,
     Sinusoidal,
     Stack,
     Standard,
+    Sublayer,
     Tokens,
     build,
     members,
@@ -38,6 +43,7 @@ from everyformer import (
 from everyformer.network.network import PairNetwork
 from everyformer.network.store import load_network, read_tensors
 from everyformer.study.example import example, parts
+from everyformer.value import named
 from tests.network import model, ready, tokens
 
 PAIR = EncoderDecoder(
@@ -162,3 +168,8 @@ def test_a_fresh_process_loads_every_kind_of_part(tmp_path):
         save(value.build(), tmp_path / str(number))
     code = "import sys, everyformer; [everyformer.load(folder) for folder in sys.argv[1:]]"
     subprocess.run([sys.executable, "-c", code, *map(str, tmp_path.iterdir())], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("protocol", [Sublayer, ScoreMod, Projection, Residual, Depth], ids=lambda kind: kind.__name__)
+def test_every_part_that_json_can_name_can_be_built(protocol):
+    assert not [name for name, kind in named(protocol).items() if kind.build is protocol.build]

@@ -30,7 +30,7 @@ from everyformer.value import Value
 Activation = Literal["tanh", "sigmoid"]
 
 
-class Recurrent(Sublayer, Value, frozen=True):
+class _Recurrent(Sublayer, Value, frozen=True):
     """What the two LSTMs have in common. It is not a sublayer itself."""
 
     activation: Activation = "tanh"
@@ -56,7 +56,7 @@ class Recurrent(Sublayer, Value, frozen=True):
         )
 
 
-class Lstm(Recurrent, frozen=True):
+class Lstm(_Recurrent, frozen=True):
     """A long short-term memory. Example: `Layer((Lstm(), FeedForward(256)))`."""
 
     forget: bool = True
@@ -65,7 +65,7 @@ class Lstm(Recurrent, frozen=True):
         return self.module(width, "ifco" if self.forget else "ico", recurrent=True)
 
 
-class AblatedLstm(Recurrent, frozen=True):
+class AblatedLstm(_Recurrent, frozen=True):
     """An LSTM whose gates and candidate do not read the previous output (Levy et al. 2018).
 
     Example: `Layer((AblatedLstm(), FeedForward(256)))`.
