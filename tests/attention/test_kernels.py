@@ -189,7 +189,7 @@ def contexts() -> dict[str, Context]:
 def test_padding_documents_and_edges_in_every_kernel(pattern: Pattern, padding: str, kernel: str) -> None:
     """Each sequence, without its padding, equals the literal attention over the key sets."""
     context = contexts()[padding]
-    if (kernel, padding) == ("blocked", "left"):
+    if (kernel, padding) == ("blocked", "left") and not isinstance(pattern, Causal):  # which depends on distances alone
         with pytest.raises(UnsupportedKernel, match="left padding"):
             attend(*draw(6, 6, batch=3), pattern, context=context, kernel=kernel)
         return
@@ -266,12 +266,15 @@ WEIGHTS, PROBE = "Shaw's value terms", "a probe records the attention weights"
         ("flex", {}, "FlexAttention has no backward pass on cpu; train with sdpa, blocked or reference"),
         (
             "blocked",
-            {"context": Context.of(6, 6, CPU, key_BK=torch.tensor([[-1, 0, 1, 2, 3, 4]]))},
+            {
+                "pattern": parse("block(2)"),
+                "context": Context.of(6, 6, CPU, key_BK=torch.tensor([[-1, 0, 1, 2, 3, 4]])),
+            },
             "left padding.*use sdpa",
         ),
         (
             "blocked",
-            {"context": Context.of(6, 6, CPU, query_BQ=torch.arange(6)[None])},
+            {"pattern": parse("block(2)"), "context": Context.of(6, 6, CPU, query_BQ=torch.arange(6)[None])},
             "the index of a key is not its position",
         ),
         *((kernel, {"score_mods": [Shaw(2, values=True)]}, WEIGHTS) for kernel in ("sdpa", "flex", "blocked")),
@@ -310,9 +313,9 @@ def test_auto_chooses_by_length_pattern_and_computed_fraction() -> None:
     assert chosen(local, 1, 2048) == "sdpa"
     assert chosen(Full(), 1024, 1024) == chosen(Causal(), 1024, 1024) == "sdpa"
     assert chosen(SameDocument(), 1024, 1024, documents=torch.zeros(1, 1024).long()) == "sdpa"  # its superset is full
-    assert (
-        chosen(local, 1024, 1024, key_BK=torch.arange(1024)[None] - 1) == "sdpa"
-    )  # left padding: blocked does not support it
+    padded = torch.arange(1024)[None] - 1  # on the left, which changes no distance
+    assert chosen(local, 1024, 1024, key_BK=padded) == "blocked"
+    assert chosen(parse("causal & block(64)"), 1024, 1024, key_BK=padded) == "sdpa"
     assert chosen(local, 1024, 1024, probe=Probe()) == "reference"
     assert chosen(local, 1024, 1024, score_mods=(Shaw(2, values=True),)) == "reference"
     chosen_kernels = {}
