@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 from bench.hostile_generated import keep_files_in
 from bench.hostile_inputs import write_sums
 from bench.hostile_types import drawn, values
-from everyformer import Pattern, from_json
+from everyformer import Pattern, from_json, load
 from everyformer.cli.main import main
 from everyformer.data.tokenizer import load as load_tokenizer
 from tests.cli.small_run import train
@@ -86,6 +86,11 @@ def test_a_state_of_another_form_is_refused(run, name, wrong, told, capsys):
     damaged(run, "state.json", lambda content: json.dumps(json.loads(content) | {name: wrong}).encode())
     error = refusal(capsys, "evaluate", str(run))
     assert told in error and "restore the file that train wrote" in error
+
+
+def test_a_state_without_the_count_of_skipped_steps_is_evaluated_as_it_is_resumed(run):
+    damaged(run, "state.json", lambda content: json.dumps(json.loads(content) | {"watch": {"patience": 9}}).encode())
+    assert load(run).skipped_steps == 0
 
 
 def test_a_best_evaluation_without_its_metric_is_refused(run, capsys):

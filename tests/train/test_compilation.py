@@ -21,12 +21,18 @@ def chosen(name: str, size: str, device: torch.device, **fields: Any) -> str:
     return compilation(Run(**fields), everyformer.member(name, size), 256, device).mode
 
 
-def test_a_short_run_is_not_compiled_and_a_long_one_is():
-    assert chosen("gpt2", "small", CPU, steps=2) == "no"
-    assert chosen("gpt2", "tiny", CPU, steps=300) == "no"
-    assert chosen("gpt2", "small", CPU, steps=20_000) == "yes"
-    reason = compilation(Run(steps=2), everyformer.member("gpt2", "small"), 256, CPU).reason
+def test_a_short_run_is_not_compiled_and_a_long_one_is(monkeypatch):
+    monkeypatch.setattr(rule, "find_spec", lambda name: name)
+    assert chosen("gpt2", "small", CUDA, steps=2) == "no"
+    assert chosen("gpt2", "tiny", CUDA, steps=300) == "no"
+    assert chosen("gpt2", "small", CUDA, steps=20_000) == "yes"
+    reason = compilation(Run(steps=2), everyformer.member("gpt2", "small"), 256, CUDA).reason
     assert reason.startswith("compiling takes about") and "would save about" in reason
+
+
+def test_on_a_cpu_auto_does_not_compile():
+    found = compilation(Run(steps=1_000_000), everyformer.member("gpt2", "small"), 256, CPU)
+    assert found == ("no", "auto compiles on a GPU only, and the device is cpu")
 
 
 def test_on_a_gpu_a_small_model_is_captured_and_a_large_one_compiled(monkeypatch):
@@ -41,8 +47,9 @@ def test_on_a_gpu_a_small_model_is_captured_and_a_large_one_compiled(monkeypatch
 def test_auto_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(rule, "find_spec", lambda name: None)
     assert compilation(Run(), everyformer.member("gpt2"), 256, CUDA).reason == "Triton is not installed"
+    monkeypatch.setattr(rule, "find_spec", lambda name: name)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert chosen("gpt2", "small", CPU, steps=20_000) == "no"
+    assert compilation(Run(), everyformer.member("gpt2"), 256, CUDA).reason == "there is no C++ compiler"
 
 
 def test_an_explicit_setting_is_followed():
@@ -53,7 +60,7 @@ def test_an_explicit_setting_is_followed():
 def test_the_choice_does_not_depend_on_the_clock(tmp_path):
     """A resumed run must come to equal bits: the same recipe is compiled in the same way, whatever the machine does meanwhile."""
     value = everyformer.member("gpt2", "small")
-    assert len({compilation(Run(steps=10_000), value, 256, CPU) for _ in range(3)}) == 1
+    assert len({compilation(Run(steps=10_000), value, 256, CUDA) for _ in range(3)}) == 1
 
 
 @pytest.mark.parametrize("compiled", ["auto", "yes"])

@@ -4,9 +4,10 @@ Compiling takes seconds, and then saves a share of each step. Both are estimated
 a compiled step differs by rounding and a resumed run must come to equal bits:
 
     cost    START + PER_LAYER * layers                                        seconds
-    gain    steps * share saved * 6 * parameters * targets per step / RATE    seconds, at least LAUNCHES * layers a step on CUDA
+    gain    steps * share saved * 6 * parameters * targets per step / RATE    seconds, at least LAUNCHES * layers a step
 
-The run is compiled if the gain is at least twice the cost. docs/training.md has the rule, docs/results/training_step.md what was measured.
+The run is compiled if the gain is at least twice the cost, and on CUDA only: on a CPU a compiled step was not faster.
+docs/training.md has the rule, docs/results/training_step.md what was measured.
 Compiled code is kept in the user's cache folder, so that the same model starts faster the next time.
 """
 
@@ -28,9 +29,9 @@ from everyformer.train.cuda_graphs import unsupported_reason
 from everyformer.train.recipe import Run
 
 START, PER_LAYER = 25.0, 2.0  # seconds of compilation
-SAVED = {"cpu": 0.1, "cuda": 0.25}  # share of a step that compilation saves
-RATE = {"cpu": 3e10, "cuda": 2e14}  # operations a second, on one thread of a CPU
-LAUNCHES = 1e-3  # seconds of a step on CUDA for each layer, at least: launching its kernels
+SAVED = 0.25  # share of a step that compilation saves
+RATE = 2e14  # operations a second
+LAUNCHES = 1e-3  # seconds of a step for each layer, at least: launching its kernels
 CONTEXT = 256  # targets of an example, where the task has no context
 WORTHWHILE = 2.0  # the gain, in costs
 
@@ -55,10 +56,8 @@ def compilation(
     side = model.decoder if isinstance(model, EncoderDecoder) else model
     layers = side.body.num_layers if isinstance(side.body, Stack) else len(side.body.layers)
     operations = 6 * parameters(model) * run.batch * (context or CONTEXT) // processes
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
-    computing = operations / (RATE[device.type] * threads)
-    launching = LAUNCHES * layers if device.type == "cuda" else 0.0
-    cost, gain = START + PER_LAYER * layers, run.steps * SAVED[device.type] * max(computing, launching)
+    computing, launching = operations / RATE, LAUNCHES * layers
+    cost, gain = START + PER_LAYER * layers, run.steps * SAVED * max(computing, launching)
     seconds = f"compiling takes about {cost:.0f} s and would save about {gain:.0f} s"
     if gain < WORTHWHILE * cost:
         return Compilation("no", seconds)
@@ -69,9 +68,9 @@ def compilation(
 
 def _missing(device: torch.device) -> str | None:
     """Returns which compiler this machine lacks, or None."""
-    if device.type not in RATE:
-        return f"auto does not compile for {device.type}"
-    if device.type == "cuda" and find_spec("triton") is None:
+    if device.type != "cuda":
+        return f"auto compiles on a GPU only, and the device is {device.type}"
+    if find_spec("triton") is None:
         return "Triton is not installed"
     if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++", "cl"))):
         return "there is no C++ compiler"

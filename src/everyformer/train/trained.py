@@ -31,6 +31,7 @@ from everyformer.train import checkpoint
 from everyformer.train.distributed import find_device
 from everyformer.train.folder import check_data, read_model, read_recipe
 from everyformer.train.imported import is_published, open_published
+from everyformer.train.gradient_watch import GradientWatch
 from everyformer.train.learner import autocast, set_gather
 from everyformer.train.recipe import Recipe
 from everyformer.train.run_data import changed_splits, check_classes, with_data
@@ -282,5 +283,5 @@ def load(
     path = checkpoint.path_of(folder, step)
     network.load_state_dict(checkpoint.fitting(network, checkpoint.load_result(path), path), strict=False)
     network = network.to(find_device(device)).eval()
-    skipped, best = state["watch"]["skipped_steps"], state["best"]
+    skipped, best = msgspec.convert(state["watch"], GradientWatch).skipped_steps, state["best"]
     return TrainedRun(network, task, recipe, step, state, skipped, best=best, open_data=None if data else open_data)
