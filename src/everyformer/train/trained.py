@@ -30,8 +30,8 @@ from everyformer.task.task import FittedTask, Inference
 from everyformer.train import checkpoint
 from everyformer.train.distributed import find_device
 from everyformer.train.folder import check_data, read_model, read_recipe
-from everyformer.train.imported import is_published, open_published
 from everyformer.train.gradient_watch import GradientWatch
+from everyformer.train.imported import is_published, open_published
 from everyformer.train.learner import autocast, set_gather
 from everyformer.train.recipe import Recipe
 from everyformer.train.run_data import changed_splits, check_classes, with_data
