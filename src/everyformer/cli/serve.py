@@ -33,7 +33,7 @@ def serve(
 ) -> int:
     """Serve a run or a saved model over HTTP: completions, embeddings and classes, as OpenAI's clients ask for them.
 
-    Ctrl-C or SIGTERM ends it after the requests that it has begun. docs/serve.md describes the paths.
+    Ctrl-C or SIGTERM ends it after the requests that it has started. docs/serve.md describes the paths.
 
     Parameters
     ----------

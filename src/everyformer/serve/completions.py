@@ -216,7 +216,7 @@ def as_event(content: Any) -> bytes:
 
 
 async def open_completions(engine: Engine, tokens: Any, name: str, request: CompletionRequest) -> Completions:
-    """Returns the sequences of a request, which have begun. `tokens` encodes prompts. Raises RequestError if they cannot begin."""
+    """Returns the sequences of a request, which have started. `tokens` encodes prompts. Raises RequestError if they cannot begin."""
     request.check()
     if (request.max_tokens or 0) > engine.limits.max_tokens:
         raise RequestError(

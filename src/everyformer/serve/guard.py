@@ -34,7 +34,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.monotonic(), 499  # the client has gone before an answer began
+        start, status = time.monotonic(), 499  # the client has gone before an answer started
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -50,12 +50,12 @@ class Guard:
             if not isinstance(error, RequestError):
                 log.exception("a request failed")
                 error = RequestError(500, FAILED)
-            if status != 499:  # an answer has begun: the connection is closed
+            if status != 499:  # an answer has started: the connection is closed
                 raise
             await refusal(error)(scope, receive, counted)
         finally:
             path = scope["path"] if scope["path"] in self.paths else "other"
-            self.metrics.request(path, status, time.monotonic() - began)
+            self.metrics.request(path, status, time.monotonic() - start)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)

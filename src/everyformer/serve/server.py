@@ -1,4 +1,4 @@
-"""Runs a service until it is told to stop; then it finishes what it began."""
+"""Runs a service until it is told to stop; then it finishes what it started."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
 
 
 def serve_forever(service: Service, opened: socket.socket, started: Callable[[], None]) -> None:
-    """Answers requests until SIGTERM or Ctrl-C, which ends it after the requests that it has begun. A second one ends it at once."""
+    """Answers requests until SIGTERM or Ctrl-C, which ends it after the requests that it has started. A second one ends it at once."""
     # uvicorn raises its signals again when it has ended; here they have done their work.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
