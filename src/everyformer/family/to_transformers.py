@@ -40,7 +40,7 @@ NOTHING = object()
 def to_transformers(network: Network | PairNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the config and the weights of a network as transformers stores them.
 
-    Raises ValueError with what differs from the most similar model if transformers has no such model.
+    Raises ValueError if transformers has no such model, with what differs from the most similar one if it has the same parts.
     """
     reasons: list[tuple[int, str]] = []
     for name in MODEL_TYPES:
@@ -48,7 +48,9 @@ def to_transformers(network: Network | PairNetwork) -> tuple[dict[str, Any], dic
             return as_model_type(name, network)
         except NotTheirs as error:
             reasons.append((error.differences, str(error)))
-    _, reason = min(reasons)
+    differences, reason = min(reasons)
+    if differences >= FAR:  # then the most similar one says nothing
+        reason = f"none of {', '.join(MODEL_TYPES)} has the parts of this one"
     raise NotTheirs(0, f"transformers has no such model: {reason}")
 
 
