@@ -46,5 +46,5 @@ clean:
 	    echo 'error: no Python 3.11, 3.12 or 3.13 with the venv module on PATH;' \
 	        'install one (on Debian: python3 and python3-venv) and run make again' >&2; exit 1; }
 	@echo 'installing into .venv (a minute or two)'
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,plot,image,translate,parquet,tensorboard,control,serve,peers]'
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,plot,image,translate,parquet,tensorboard,control,serve,explore,export,peers,docs,browser]'
 	@touch $@
