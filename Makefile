@@ -1,7 +1,7 @@
 # Every target creates .venv if necessary: on a fresh machine `make demo` or `make check` is enough.
 PY := .venv/bin/python
 
-.PHONY: demo test lint check format contracts bench gpu clean
+.PHONY: demo test lint check format contracts bench gpu docs clean
 
 demo: .venv/.installed
 	.venv/bin/everyformer demo
@@ -32,8 +32,13 @@ bench: .venv/.installed
 gpu: .venv/.installed
 	$(PY) -m bench.gpu
 
+# The site, in site/. Nothing is loaded from the network, and a link that leads nowhere is an error.
+docs: .venv/.installed
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
+	@echo 'open site/index.html'
+
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -type d -exec rm -rf {} +
 
 # Each Python is run, not only looked up: the shim of a version manager may exist and still fail to start.

@@ -1,0 +1,42 @@
+"""The site of `make docs` builds without a warning, needs nothing from the network, and its links to the source lead to lines."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?([^\s\">]+)|<link[^>]*?\shref=\"?([^\s\">]+)")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built as `make docs` does: a warning, such as a link that leads nowhere, is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return folder
+
+
+def test_a_page_loads_nothing_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        loaded = [first or second for first, second in LOADED.findall(page.read_text())]
+        assert loaded and not [url for url in loaded if re.match(r"https?:|//", url)], page
+
+
+def test_a_link_to_the_source_leads_to_its_line(site):
+    links = 0
+    for page in site.rglob("*.html"):
+        for file, line in re.findall(r'href="?([^\s">]*?code/[^\s">#]*)(?:#(L\d+))?', page.read_text()):
+            target = page.parent / file
+            assert target.is_file() and (not line or f'id="{line}"' in target.read_text()), (page, file, line)
+            links += 1
+    assert links > 400
