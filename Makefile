@@ -1,7 +1,7 @@
 # Every target creates .venv if necessary: on a fresh machine `make demo` or `make check` is enough.
 PY := .venv/bin/python
 
-.PHONY: demo test lint check format contracts bench gpu docs clean
+.PHONY: demo test browser page lint check format contracts bench gpu docs clean
 
 demo: .venv/.installed
 	.venv/bin/everyformer demo
@@ -9,6 +9,15 @@ demo: .venv/.installed
 # Two workers with one torch thread each.
 test: .venv/.installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -q tests
+
+# Drives the page of `everyformer explore` in Debian's chromium.
+browser: .venv/.installed
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m browser tests
+
+# Builds the page of `everyformer explore` from its sources in explore/. It needs node 20 or newer.
+page:
+	cd explore && npm ci --no-audit --no-fund --loglevel=error && npx vite build --logLevel warn
 
 lint: .venv/.installed
 	$(PY) -m ruff format --check .

@@ -15,7 +15,7 @@ from everyformer.network.network import Network
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "everyformer"
 FILES = sorted(SOURCE.rglob("*.py"))
-ORDER = ("attention", "network", "family", "data", "infer", "task", "train", "study", "serve", "cli")
+ORDER = ("attention", "network", "family", "data", "infer", "task", "train", "study", "serve", "explore", "cli")
 TRITON = SOURCE / "attention" / "kernels" / "programs.py"
 PYTHON = [*FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").glob("*.py")]
 PAGES = [page for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if page.name != "CHANGELOG.md"]

@@ -21,6 +21,7 @@ from everyformer.cli.contracts import contracts
 from everyformer.cli.demo import demo
 from everyformer.cli.embed import embed
 from everyformer.cli.evaluate import evaluate
+from everyformer.cli.explore import explore
 from everyformer.cli.export import export
 from everyformer.cli.family import family
 from everyformer.cli.generate import generate
@@ -67,6 +68,7 @@ app.command(embed)
 app.command(export)
 app.command(import_model, name="import")
 app.command(serve)
+app.command(explore, usage="Usage: everyformer explore [OPTIONS] [RUN...]")
 app.command(family, usage="Usage: everyformer family [OPTIONS] [MEMBER]")
 app.command(show)
 app.command(contracts, usage="Usage: everyformer contracts [OPTIONS] [MEMBER]")

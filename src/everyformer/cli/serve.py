@@ -73,11 +73,12 @@ def _serve(
     # Prompts have many lengths. torch keeps what it compiled for each on a CPU, by default for the last 1,024 shapes.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     try:
-        from everyformer.serve.server import is_local, open_socket, serve_forever
+        from everyformer.serve.server import open_socket, serve_forever
     except ImportError as error:
         raise ValueError(f"serving needs {error.name}; install it with pip install 'everyformer[serve]'") from None
     from everyformer.serve.app import Service
     from everyformer.serve.engine import Limits
+    from everyformer.serve.guard import is_local
     from everyformer.train.trained import load
 
     if not is_local(host) and key is None:

@@ -1,9 +1,11 @@
-"""What every request passes first: the API key, the size of the body, the time it takes to arrive, and the count of requests."""
+"""What every request passes first: its host and origin, the API key, the size of the body, the time it takes to arrive, and the count
+of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import logging
 import time
 from typing import Any
@@ -23,11 +25,31 @@ ARRIVAL = 30.0  # seconds in which a body must arrive, at most
 log = logging.getLogger("everyformer.serve")
 
 
-class Guard:
-    """Wraps an application. Errors of any kind become answers in OpenAI's form."""
+def is_local(host: str) -> bool:
+    """Returns whether a host can be reached from this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
-    def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, paths: frozenset[str], api_key: str | None):
-        self.app, self.limits, self.metrics, self.paths = app, limits, metrics, paths
+
+class Guard:
+    """Wraps an application. Errors of any kind become answers in OpenAI's form.
+
+    With `local`, requests are refused that a page of another site makes: their host is not this machine (a name that was made to point
+    here), or their origin is not the page that this application serves.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        metrics: Metrics,
+        paths: frozenset[str],
+        api_key: str | None = None,
+        local: bool = False,
+    ):
+        self.app, self.limits, self.metrics, self.paths, self.local = app, limits, metrics, paths, local
         self.key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,6 +81,8 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        if self.local:
+            _check_origin(headers)
         if self.key is not None and scope["path"] not in OPEN:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.key):
@@ -97,6 +121,16 @@ class Guard:
             raise RequestError(
                 408, f"the body did not arrive within {min(ARRIVAL, self.limits.timeout):g} seconds"
             ) from None
+
+
+def _check_origin(headers: Headers) -> None:
+    """Raises RequestError unless the request comes from this machine's browser, from a page of this address."""
+    host, origin = headers.get("host", ""), headers.get("origin")
+    name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
+    if not is_local(name.strip("[]")):
+        raise RequestError(403, f"the host {host[:100]!r} is not this machine; open the address that was printed")
+    if origin is not None and origin != f"http://{host}":
+        raise RequestError(403, f"a page of {origin[:100]!r} asks; only the page of this address may")
 
 
 def refusal(error: RequestError) -> JSONResponse:

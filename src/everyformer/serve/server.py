@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from everyformer.serve.app import Service
+from everyformer.serve.engine import Limits
 
 
-def is_local(host: str) -> bool:
-    """Returns whether a host can be reached from this machine alone."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+class Served(Protocol):
+    """What a server serves."""
+
+    @property
+    def app(self) -> ASGIApp: ...
+
+    @property
+    def limits(self) -> Limits: ...
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -44,7 +47,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Answers requests until it is told to stop. `started` is called when it listens."""
 
-    def __init__(self, service: Service, started: Callable[[], None] = lambda: None):
+    def __init__(self, service: Served, started: Callable[[], None] = lambda: None):
         super().__init__(
             uvicorn.Config(
                 service.app,
@@ -65,7 +68,7 @@ class Server(uvicorn.Server):
             self.when_started()
 
 
-def serve_forever(service: Service, opened: socket.socket, started: Callable[[], None]) -> None:
+def serve_forever(service: Served, opened: socket.socket, started: Callable[[], None]) -> None:
     """Answers requests until SIGTERM or Ctrl-C, which ends it after the requests that it has started. A second one ends it at once."""
     # uvicorn raises its signals again when it has ended; here they have done their work.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
