@@ -6,7 +6,8 @@ B  P. Bloem 2019, "Transformers from scratch", with the code of pbloem/former.
 W  L. Weng 2020, "The Transformer Family": the members from Transformer-XL to GTrXL.
 K  D. Katsaros, "Neuro-Fuzzy Computing", lecture 24, after R. Turner 2023, "An Introduction to Transformers".
 
-Docstrings cite them as "Bloem 2019 (source B), section 2". Papers are cited by author and year.
+Docstrings cite them as "Bloem 2019 (source B), section 2". Papers are cited by author and year. A comment such as "eq. T2, W1" marks
+the line that computes equation 2 of source T and 1 of source W; docs/equations.md says how they are counted and lists the lines.
 """
 
 SOURCES = {

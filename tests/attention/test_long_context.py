@@ -215,7 +215,7 @@ def test_the_penalty_of_every_layer_reaches_the_loss() -> None:
     network = model.build()
     spans = [module.fraction_H for module in network.modules() if isinstance(module, SpanModule)]
     penalty = network(torch.randint(0, 7, (2, 5))).aux["penalty"]
-    torch.testing.assert_close(penalty, sum(0.5 / HEADS * (4 * fraction_H).sum() for fraction_H in spans))
+    torch.testing.assert_close(penalty, sum(0.5 / HEADS * (4 * fraction_H).sum() for fraction_H in spans))  # eq. W17
     for gradient in torch.autograd.grad(penalty, spans):
         torch.testing.assert_close(gradient, torch.full((HEADS,), 4 * 0.5 / HEADS))
 

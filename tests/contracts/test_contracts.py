@@ -219,7 +219,7 @@ class Ahead(ScoreModModule):
         return q_BHQE * context.positions.keys, k_BHKE
 
 
-def test_future_notices_a_norm_over_positions():
+def test_future_notices_a_norm_over_positions():  # eq. K6e
     network = tiny()
     step = network.body.layers[0].residuals[0]
     assert isinstance(step, PreNormModule)

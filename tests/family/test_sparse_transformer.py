@@ -139,7 +139,7 @@ def patterns_of(**changes):
     return [layer.sublayers[0].pattern for layer in value.body.layers]
 
 
-def test_sets_are_interleaved_merged_or_split_by_head():
+def test_sets_are_interleaved_merged_or_split_by_head():  # eq. W23
     for kind, (near, far) in KINDS.items():
         sets = strided_sets(STRIDE) if kind == "strided" else fixed_sets(STRIDE, COLUMNS)
         for uses, patterns in {

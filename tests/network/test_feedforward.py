@@ -56,7 +56,7 @@ def test_the_net_is_two_convolutions_of_kernel_1():
 @pytest.mark.spec(28, 119)
 @pytest.mark.parametrize("chunk", [1, 2, 7, 100])
 @pytest.mark.parametrize("gated", [False, True])
-def test_chunks_change_neither_output_nor_gradients(chunk, gated):
+def test_chunks_change_neither_output_nor_gradients(chunk, gated):  # eq. W31
     whole = ready(FeedForward(HIDDEN, gated=gated).build(D))
     chunked = FeedForward(HIDDEN, gated=gated, chunk=chunk).build(D).double()
     chunked.load_state_dict(whole.state_dict())

@@ -105,7 +105,7 @@ def test_a_probe_shows_the_weights_of_equation_19(name, kernel):
             BODIES[name].layers[0].sublayers[0], network.body.layers[0].sublayers[0].cells[0], x_TD
         )
         close(w_BDQK[row].permute(1, 2, 0), torch.stack([torch.stack(w) for w in spec.weights(i, f)]))
-        close(torch.einsum("dqk,kd->qd", w_BDQK[row], torch.stack(new)), torch.stack(c))
+        close(torch.einsum("dqk,kd->qd", w_BDQK[row], torch.stack(new)), torch.stack(c))  # eq. T19
         close(cache.entries[0].tensors[0][row, :, -6:], torch.stack(c))
     assert torch.equal(w_BDQK, w_BDQK.tril())
 

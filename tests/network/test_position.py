@@ -92,7 +92,7 @@ def test_wavelengths_are_2_pi_to_10000_times_2_pi():
 
 @pytest.mark.spec(34)
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])
-def test_sinusoids_are_added_to_the_scaled_embedding(layout):
+def test_sinusoids_are_added_to_the_scaled_embedding(layout):  # eq. T12, M2
     network, x = ready(model(position=Sinusoidal(layout), embed=Tokens(17, scaled=True))), tokens()
     order = list(range(WIDTH)) if layout == "interleaved" else [*range(0, WIDTH, 2), *range(1, WIDTH, 2)]
     literal = math.sqrt(WIDTH) * network.embed.table.weight[x] + sin_cos(torch.arange(6)[None], WIDTH)[..., order]
@@ -155,7 +155,7 @@ def test_sinusoids_have_no_last_position(position):
 
 @pytest.mark.spec(39)
 @pytest.mark.parametrize("step", [0, 3])
-def test_time_and_position_are_ordinary_sums_of_sinusoids(step):
+def test_time_and_position_are_ordinary_sums_of_sinusoids(step):  # eq. W33
     x_BTD = randn(2, LENGTH, WIDTH)
     literal = x_BTD + sin_cos(PLACES, WIDTH) + torch.tensor(spec.sinusoid(step, WIDTH), dtype=torch.float64)
     close(TimePosition().build(WIDTH)(x_BTD, PLACES, step), literal)

@@ -88,7 +88,7 @@ def literal(network: nn.Module, x_TD: Tensor, mode: str, sees: plain.Allows, mem
         list(x_TD),
         lambda x: plain.post_norm(x, sublayers(layer, sees, memory), EPS),
         lambda i, n: torch.tensor([plain.sinusoid(k, WIDTH) for k in (i, n)], dtype=torch.float64).sum(0),
-        lambda s: torch.sigmoid(unit.map.weight[0] @ s + unit.bias[0]) if unit else s,
+        lambda s: torch.sigmoid(unit.map.weight[0] @ s + unit.bias[0]) if unit else s,  # eq. W7
         mode,
         EPSILON,
         STEPS,

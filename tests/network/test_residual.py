@@ -98,7 +98,7 @@ def literal(
 @pytest.mark.spec(5, 6, 8, 20, 21)
 @pytest.mark.parametrize("pattern", ["full", "causal"])
 @pytest.mark.parametrize("residual", BLOCKS)
-def test_the_stack_is_its_equations(residual, pattern):
+def test_the_stack_is_its_equations(residual, pattern):  # eq. K0
     """T eq. 1-8 (post-norm), K (pre-norm) with the norm after the stack that K leaves out."""
     network, x = ready(model(pattern, form=HEADS, net=NET, residual=BLOCKS[residual], width=8)), tokens(length=5)
     sees = (lambda i, j: True) if pattern == "full" else (lambda i, j: j <= i)

@@ -74,7 +74,7 @@ def literal(network: Any, x_BT: Tensor, length: int, memory: int) -> Tensor:
 
 @pytest.mark.spec(86, 87)
 @pytest.mark.parametrize("memory", [1, 3, 5, 20])
-def test_the_segment_memory_is_the_papers(memory: int) -> None:
+def test_the_segment_memory_is_the_papers(memory: int) -> None:  # eq. W11
     """Values and gradients: the maps to keys and values learn from the memory, what was before it does not."""
     network, x_BT = ready(model(residual=PostNorm(), memory=SegmentMemory(memory))), tokens(2, 11)
     found, wanted = read(network, x_BT, 3, Cache(segment_memory=True))[0], literal(network, x_BT, 3, memory)

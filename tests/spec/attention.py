@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 
-def softmax(score_K: Tensor) -> Tensor:
+def softmax(score_K: Tensor) -> Tensor:  # eq. B3, B6
     """exp(s_j) / sum_r exp(s_r); the largest score is subtracted first, which cancels."""
     exp_K = torch.exp(score_K - score_K.max())
     return exp_K / exp_K.sum()
 
 
-def parameter_free(x_TD: Tensor) -> Tensor:
+def parameter_free(x_TD: Tensor) -> Tensor:  # eq. B1, B2, B3
     """Bloem 2019 (source B): w'_ij = x_i . x_j, w = row softmax of w', y_i = sum_j w_ij x_j, without a scale."""
     rows = []
     for x_i in x_TD:
@@ -28,7 +28,7 @@ def parameter_free(x_TD: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def parameter_free_columns(x_DN: Tensor) -> Tensor:
+def parameter_free_columns(x_DN: Tensor) -> Tensor:  # eq. K1, K2, K2a
     """Katsaros (source K): y_n = sum_n' x_n' A_{n',n}, where the columns of A sum to 1; Y = X A."""
     size = x_DN.shape[1]
     a_NN = x_DN.new_zeros(size, size)
@@ -39,7 +39,7 @@ def parameter_free_columns(x_DN: Tensor) -> Tensor:
     return x_DN @ a_NN
 
 
-def weights(q_QE: Tensor, k_KE: Tensor, scale: float) -> Tensor:
+def weights(q_QE: Tensor, k_KE: Tensor, scale: float) -> Tensor:  # eq. T2, M3, B5, B6, B8, W2
     """alpha_ij = softmax_j(scale <q_i, k_j>). The softmax is over the p keys; Thickstun (source T) writes 'd-dimensional'."""
     return torch.stack([softmax(torch.stack([scale * (q @ k) for k in k_KE])) for q in q_QE])
 
@@ -53,7 +53,7 @@ def weights_scaled_outside(q_QE: Tensor, k_KE: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def scaled_dot_product(q_QE: Tensor, k_KE: Tensor, v_KE: Tensor) -> Tensor:
+def scaled_dot_product(q_QE: Tensor, k_KE: Tensor, v_KE: Tensor) -> Tensor:  # eq. M4, M5, B7, W1
     """Vaswani et al. 2017, eq. 1: softmax(Q K^T / sqrt(d_k)) V."""
     rows = []
     for w_K in weights(q_QE, k_KE, 1 / math.sqrt(q_QE.shape[1])):
@@ -67,7 +67,7 @@ def scale_split(q_QE: Tensor, k_KE: Tensor, v_KE: Tensor) -> Tensor:
     return torch.stack([w_K @ v_KE for w_K in weights(q_QE / root, k_KE / root, 1.0)])
 
 
-def over_sets(q_QE: Tensor, k_KE: Tensor, v_KE: Tensor, sets: Sequence[Iterable[int]]) -> Tensor:
+def over_sets(q_QE: Tensor, k_KE: Tensor, v_KE: Tensor, sets: Sequence[Iterable[int]]) -> Tensor:  # eq. W2, W20
     """Weng 2020 (source W): a(x_i, S_i), attention of query i to the keys in S_i only; 0 for an empty S_i."""
     rows = []
     for q, members in zip(q_QE, sets, strict=True):
@@ -76,7 +76,7 @@ def over_sets(q_QE: Tensor, k_KE: Tensor, v_KE: Tensor, sets: Sequence[Iterable[
     return torch.stack(rows)
 
 
-def symmetric(x_TD: Tensor, u_RD: Tensor) -> Tensor:
+def symmetric(x_TD: Tensor, u_RD: Tensor) -> Tensor:  # eq. K2b, K2c
     """Katsaros (source K): A ~ exp(x_n^T U^T U x_n' / sqrt(K)), K the projected width (the slide prints sqrt(D)); values are x."""
     metric_DD = u_RD.T @ u_RD
     rows = []
@@ -86,7 +86,7 @@ def symmetric(x_TD: Tensor, u_RD: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def asymmetric(x_TD: Tensor, u_q_RD: Tensor, u_k_RD: Tensor) -> Tensor:
+def asymmetric(x_TD: Tensor, u_q_RD: Tensor, u_k_RD: Tensor) -> Tensor:  # eq. K3
     """Katsaros (source K), eq. 3: A ~ exp(x_n^T U_k^T U_q x_n' / sqrt(K)); the source absorbs sqrt(K) into U. Values are x."""
     rows = []
     for x_i in x_TD:
@@ -95,6 +95,7 @@ def asymmetric(x_TD: Tensor, u_q_RD: Tensor, u_k_RD: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
+# eq. T1, M2a, M6, B4
 def head_outputs(x_TD: Tensor, source_SD: Tensor, w_q_HDE: Tensor, w_k_HDE: Tensor, w_v_HDE: Tensor) -> list[Tensor]:
     """Thickstun (source T), eq. 1 and 2 and the sum over j, for each head: Q = W_q^T x. Keys and values come from `source_SD`."""
     outputs = []
@@ -130,7 +131,7 @@ def grouped_heads(
     return outputs
 
 
-def sum_of_projected_heads(outputs: Sequence[Tensor], w_c_HED: Tensor) -> Tensor:
+def sum_of_projected_heads(outputs: Sequence[Tensor], w_c_HED: Tensor) -> Tensor:  # eq. T3
     """Thickstun (source T), eq. 3, missing in its text: u'_i = sum_h W_{c,h}^T sum_j alpha_ij V(x_j)."""
     rows = []
     for i in range(len(outputs[0])):
@@ -138,12 +139,12 @@ def sum_of_projected_heads(outputs: Sequence[Tensor], w_c_HED: Tensor) -> Tensor
     return torch.stack(rows)
 
 
-def concat_form(outputs: Sequence[Tensor], w_o_FD: Tensor) -> Tensor:
+def concat_form(outputs: Sequence[Tensor], w_o_FD: Tensor) -> Tensor:  # eq. M6a, W3
     """Weng 2020 (source W) and the report (source M): [head_1; ..; head_h] W^O, the heads concatenated along the width."""
     return torch.stack([torch.cat([output[i] for output in outputs]) @ w_o_FD for i in range(len(outputs[0]))])
 
 
-def sum_form(x_DN: Tensor, u_q_HED: Tensor, u_k_HED: Tensor, v_HDD: Tensor) -> Tensor:
+def sum_form(x_DN: Tensor, u_q_HED: Tensor, u_k_HED: Tensor, v_HDD: Tensor) -> Tensor:  # eq. K4, K5, K6
     """Katsaros (source K), eq. 4-6, tokens as columns: Y = sum_h V_h X A_h; columns of A_h sum to 1; scale 1 / sqrt(K)."""
     y_DN = torch.zeros_like(x_DN)
     for u_q, u_k, v in zip(u_q_HED, u_k_HED, v_HDD, strict=True):

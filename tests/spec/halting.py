@@ -14,7 +14,7 @@ from torch import Tensor
 Rows = list[Tensor]
 
 
-def graves(h: Rows, eps: float) -> tuple[Rows, int, Tensor]:
+def graves(h: Rows, eps: float) -> tuple[Rows, int, Tensor]:  # eq. W8
     """Graves 2016, section 2: p^n, N and R from all halting units. N = min(min{n: sum h >= 1 - eps}, M), R = 1 - sum_(n<N) h^n."""
     limit = len(h)
     enough = [n for n in range(1, limit + 1) if sum(h[:n]) >= 1 - eps]
@@ -40,7 +40,7 @@ def t2t(h: Rows, eps: float) -> tuple[Rows, int, Tensor]:
     return weights, n_updates, remainders
 
 
-def act_rnn(
+def act_rnn(  # eq. W5, W6, W9, W10
     x: Rows,
     S: Callable[[Tensor, Tensor], Tensor],
     unit: Callable[[Tensor], Tensor],
@@ -64,7 +64,7 @@ def act_rnn(
     return results
 
 
-def universal_transformer(
+def universal_transformer(  # eq. W32
     x: Rows,
     layer: Callable[[Rows], Rows],
     signal: Callable[[int, int], Tensor],

@@ -14,19 +14,19 @@ from torch import Tensor
 Rounds = list[list[int]]  # the keys that one query attends to in each round; a key may occur in several
 
 
-def bucket(x_E: Tensor, r_EN: Tensor) -> int:
+def bucket(x_E: Tensor, r_EN: Tensor) -> int:  # eq. W25
     """Section 2: h(x) = argmax([x R; -x R])."""
     rotated = [(x_E @ column).item() for column in r_EN.T]
     directions = rotated + [-y for y in rotated]
     return directions.index(max(directions))
 
 
-def key(q_E: Tensor) -> Tensor:
+def key(q_E: Tensor) -> Tensor:  # eq. W27
     """Shared queries and keys: k = q / |q|."""
     return q_E / torch.sqrt(q_E @ q_E)
 
 
-def hashed(buckets: list[list[int]], window: int) -> list[Rounds]:
+def hashed(buckets: list[list[int]], window: int) -> list[Rounds]:  # eq. W26
     """The last `window` keys before i in its bucket, for each round; i itself, in the first round, if there are none."""
     sets = []
     for i in range(len(buckets[0])):

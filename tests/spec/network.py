@@ -18,7 +18,7 @@ AttentionHead = tuple[Tensor, Tensor, Tensor, Tensor]  # W_q, W_k: d x k; W_v: d
 Sublayer = tuple[Callable[[Rows], Rows], Tensor, Tensor]  # f, gamma, beta
 
 
-def softmax(a: Tensor) -> Tensor:
+def softmax(a: Tensor) -> Tensor:  # eq. T9, K6g
     """Thickstun (source T), eq. 9: exp(a) / sum_k exp(a)_k."""
     e = torch.stack([number.exp() for number in a])
     return e / e.sum()
@@ -65,14 +65,14 @@ def silu(x: Tensor) -> Tensor:
 # Norms
 
 
-def moments(numbers: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+def moments(numbers: Iterable[Tensor]) -> tuple[Tensor, Tensor]:  # eq. T8
     """Thickstun (source T), eq. 8: mean and variance, both with 1/k."""
     z = list(numbers)
     mean = sum(z, torch.zeros(())) / len(z)
     return mean, sum(((n - mean) ** 2 for n in z), torch.zeros(())) / len(z)
 
 
-def layer_norm(z: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
+def layer_norm(z: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:  # eq. T7, K6c
     """Thickstun (source T), eq. 7: gamma (z - mu) / sigma + beta, with an epsilon added to the variance."""
     mean, variance = moments(z)
     return torch.stack([gamma[d] * (z[d] - mean) / (variance + eps).sqrt() + beta[d] for d in range(len(z))])
@@ -118,7 +118,7 @@ def shared_norm(x: Tensor, visible: list[list[bool]], kind: str, gamma: Tensor, 
 # Sublayers and blocks
 
 
-def attention(x: Rows, y: Rows, heads: Sequence[AttentionHead], allows: Allows) -> Rows:
+def attention(x: Rows, y: Rows, heads: Sequence[AttentionHead], allows: Allows) -> Rows:  # eq. T1, T2, T3
     """Thickstun (source T), eq. 1-3: u'_i = sum_h W_c^T sum_j alpha_ij V(y_j), alpha_ij = softmax_j(Q(x_i) . K(y_j) / sqrt(k)).
 
     j runs over the keys that `allows(i, j)`.
@@ -136,19 +136,19 @@ def attention(x: Rows, y: Rows, heads: Sequence[AttentionHead], allows: Allows) 
     return outputs
 
 
-def feed_forward(u: Rows, W_1: Tensor, W_2: Tensor) -> Rows:
+def feed_forward(u: Rows, W_1: Tensor, W_2: Tensor) -> Rows:  # eq. T5, K6a
     """Thickstun (source T), eq. 5: W_2^T ReLU(W_1^T u_i)."""
     return [W_2.T @ relu(W_1.T @ u_i) for u_i in u]
 
 
-def post_norm(x: Rows, sublayers: Sequence[Sublayer], eps: float) -> Rows:
+def post_norm(x: Rows, sublayers: Sequence[Sublayer], eps: float) -> Rows:  # eq. T4, T6
     """Thickstun (source T), eq. 4 and 6: x_i <- LayerNorm(x_i + f(x)_i) for each sublayer in turn."""
     for f, gamma, beta in sublayers:
         x = [layer_norm(x_i + y_i, gamma, beta, eps) for x_i, y_i in zip(x, f(x), strict=True)]
     return x
 
 
-def pre_norm(x: Rows, sublayers: Sequence[Sublayer], eps: float) -> Rows:
+def pre_norm(x: Rows, sublayers: Sequence[Sublayer], eps: float) -> Rows:  # eq. K6b, K6d
     """Katsaros (source K): X <- X + f(LayerNorm X) for each sublayer in turn, without the final norm of the stack."""
     for f, gamma, beta in sublayers:
         normed = [layer_norm(x_i, gamma, beta, eps) for x_i in x]
@@ -164,7 +164,7 @@ def sandwich_norm(x: Rows, sublayers: Sequence[Sublayer], after: Sequence[Tensor
     return x
 
 
-def reversible(x1: Rows, x2: Rows, sublayers: Sequence[Sublayer], eps: float) -> tuple[Rows, Rows]:
+def reversible(x1: Rows, x2: Rows, sublayers: Sequence[Sublayer], eps: float) -> tuple[Rows, Rows]:  # eq. W28, W30
     """Kitaev et al. 2020, eq. 9: Y1 = X1 + F(LN X2), Y2 = X2 + G(LN Y1), where F is attention and G the feed-forward net."""
     attention, net = sublayers
     y1 = add(x1, branch(x2, attention, eps))
@@ -172,7 +172,7 @@ def reversible(x1: Rows, x2: Rows, sublayers: Sequence[Sublayer], eps: float) ->
     return y1, y2
 
 
-def reversible_inverse(y1: Rows, y2: Rows, sublayers: Sequence[Sublayer], eps: float) -> tuple[Rows, Rows]:
+def reversible_inverse(y1: Rows, y2: Rows, sublayers: Sequence[Sublayer], eps: float) -> tuple[Rows, Rows]:  # eq. W29
     """Kitaev et al. 2020, eq. 8: X2 = Y2 - G(LN Y1), X1 = Y1 - F(LN X2)."""
     attention, net = sublayers
     x2 = add(y2, [-y for y in branch(y1, net, eps)])
@@ -188,7 +188,7 @@ def tanh(x: Tensor) -> Tensor:
     return (x.exp() - (-x).exp()) / (x.exp() + (-x).exp())
 
 
-def gate(kind: str, x: Tensor, y: Tensor, w: dict[str, Tensor], b: Tensor | None) -> Tensor:
+def gate(kind: str, x: Tensor, y: Tensor, w: dict[str, Tensor], b: Tensor | None) -> Tensor:  # eq. W34
     """Parisotto et al. 2019, section 3.2: g(x, y) of the residual stream x and the sublayer's output y."""
     if kind == "none":
         return x + y
@@ -234,7 +234,7 @@ def masked_weights(score: Tensor) -> Tensor:
     return torch.stack([softmax(row) for row in score + bias])
 
 
-def masked_columns(score: Tensor) -> Tensor:
+def masked_columns(score: Tensor) -> Tensor:  # eq. K6f
     """Katsaros (source K): A[n', n] is the weight of key n' for query n; columns sum to 1, and A is upper triangular."""
     weights = torch.zeros_like(score)
     for n in range(len(score)):
@@ -245,7 +245,7 @@ def masked_columns(score: Tensor) -> Tensor:
 # Positions
 
 
-def sinusoid(k: float, width: int) -> list[float]:
+def sinusoid(k: float, width: int) -> list[float]:  # eq. T11a, M1, W4
     """Vaswani et al. 2017, section 3.5: p_{k,2i} = sin(k / 10000^(2i/d)), p_{k,2i+1} = cos(the same); k and i count from 0."""
     p = []
     for i in range(width // 2):
@@ -253,12 +253,12 @@ def sinusoid(k: float, width: int) -> list[float]:
     return p
 
 
-def joint_mlp(x: Tensor, k: int, W_x: Tensor, W_e: Tensor, W_z: Tensor) -> Tensor:
+def joint_mlp(x: Tensor, k: int, W_x: Tensor, W_e: Tensor, W_z: Tensor) -> Tensor:  # eq. T10
     """Thickstun (source T), eq. 10: W_z^T ReLU(W_x^T x_k + W_e^T e_k)."""
     return W_z.T @ relu(W_x.T @ x + W_e.T @ unit(k, W_e.shape[0]))
 
 
-def separate_mlp(x: Tensor, k: int, W_x: Tensor, W_e: Tensor, W_zx: Tensor, W_ze: Tensor) -> Tensor:
+def separate_mlp(x: Tensor, k: int, W_x: Tensor, W_e: Tensor, W_zx: Tensor, W_ze: Tensor) -> Tensor:  # eq. T11
     """Thickstun (source T), eq. 11: W_zx^T ReLU(W_x^T x_k) + W_ze^T ReLU(W_e^T e_k)."""
     return W_zx.T @ relu(W_x.T @ x) + W_ze.T @ relu(W_e.T @ unit(k, W_e.shape[0]))
 

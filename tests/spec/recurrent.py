@@ -50,21 +50,21 @@ def lstm_step(
     x_t: Tensor, h: Tensor, c: Tensor, w_x: Maps, w_h: Maps, b: Maps, activation: Activation
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Eq. 13-18 for one step: h, c, c~, i and f from the previous h and c."""
-    c_new = gate("c", activation, x_t, h if w_h else None, w_x, w_h, b)  # 13
-    i = gate("i", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 14
-    f = gate("f", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 15
-    o = gate("o", sigma, x_t, h if w_h else None, w_x, w_h, b)  # 17
-    c = i * c_new + f * c  # 16
-    return o * apply(activation, c), c, c_new, i, f  # 18
+    c_new = gate("c", activation, x_t, h if w_h else None, w_x, w_h, b)  # eq. T13
+    i = gate("i", sigma, x_t, h if w_h else None, w_x, w_h, b)  # eq. T14
+    f = gate("f", sigma, x_t, h if w_h else None, w_x, w_h, b)  # eq. T15
+    o = gate("o", sigma, x_t, h if w_h else None, w_x, w_h, b)  # eq. T17
+    c = i * c_new + f * c  # eq. T16
+    return o * apply(activation, c), c, c_new, i, f  # eq. T18
 
 
-def ablated(x: Rows, w_x: Maps, b: Maps, activation: Activation) -> tuple[Rows, Rows, Rows, Rows, Rows]:
+def ablated(x: Rows, w_x: Maps, b: Maps, activation: Activation) -> tuple[Rows, Rows, Rows, Rows, Rows]:  # eq. T20, T21
     """Eq. 20-21: no recurrence in the candidate and the gates, and no output gate."""
     assert "o" not in w_x
     return lstm(x, w_x, {}, b, activation)
 
 
-def weights(i: Rows, f: Rows) -> list[Rows]:
+def weights(i: Rows, f: Rows) -> list[Rows]:  # eq. T18a
     """Before eq. 19: w_{t,s} = i_s prod_{k=s+1..t} f_k for s <= t, and 0 for s > t."""
     weights = []
     for t in range(len(i)):

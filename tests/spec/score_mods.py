@@ -144,7 +144,7 @@ def sinusoid(position: int, width: int, dtype: torch.dtype) -> Tensor:
     return torch.cat((torch.sin(position * frequency), torch.cos(position * frequency)))
 
 
-def transformer_xl_scores(
+def transformer_xl_scores(  # eq. W13
     q_QE: Tensor,
     k_KE: Tensor,
     w_r_ED: Tensor,
@@ -183,12 +183,12 @@ def relative_shift(x_BHQK: Tensor) -> Tensor:
     return padded[:, :, 1:].reshape(x_BHQK.shape)
 
 
-def soft_mask(z: Tensor, ramp: int, distance: int) -> Tensor:
+def soft_mask(z: Tensor, ramp: int, distance: int) -> Tensor:  # eq. W15
     """Sukhbaatar et al. 2019, eq. 4: m_z(x) = min(max((R + z - x) / R, 0), 1)."""
     return ((ramp + z - distance) / ramp).clamp(0, 1)
 
 
-def adaptive_span(
+def adaptive_span(  # eq. W14, W16
     q_QE: Tensor,
     k_KE: Tensor,
     v_KE: Tensor,
@@ -215,6 +215,6 @@ def adaptive_span(
     return torch.stack(rows)
 
 
-def dynamic_span(x_D: Tensor, v_D: Tensor, b: Tensor, max_span: int) -> Tensor:
+def dynamic_span(x_D: Tensor, v_D: Tensor, b: Tensor, max_span: int) -> Tensor:  # eq. W18
     """Sukhbaatar et al. 2019, eq. 7: z_t = S sigma(v . x_t + b)."""
     return max_span / (1 + torch.exp(-(v_D @ x_D + b)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-def attend(x_TD: Tensor, sets: Sequence[set[int]], w_q: Tensor, w_k: Tensor, w_v: Tensor) -> Tensor:
+def attend(x_TD: Tensor, sets: Sequence[set[int]], w_q: Tensor, w_k: Tensor, w_v: Tensor) -> Tensor:  # eq. W19
     """Eq. 2-4: Attend(X, S) = (a(x_i, S_i))_i, a(x_i, S_i) = softmax((W_q x_i) K_S^T / sqrt(d)) V_S over the keys in S_i."""
     rows = []
     for x_i, keys in zip(x_TD, sets, strict=True):
@@ -28,7 +28,7 @@ def attend(x_TD: Tensor, sets: Sequence[set[int]], w_q: Tensor, w_k: Tensor, w_v
     return torch.stack(rows)
 
 
-def strided(i: int, stride: int) -> tuple[set[int], set[int]]:
+def strided(i: int, stride: int) -> tuple[set[int], set[int]]:  # eq. W21
     """A1 = the last l positions, as in the published kernel; A2 = {j : (i - j) mod l = 0, j <= i}."""
     return set(range(max(0, i - stride + 1), i + 1)), {j for j in range(i + 1) if (i - j) % stride == 0}
 
@@ -38,7 +38,7 @@ def window_as_written(i: int, stride: int) -> set[int]:
     return set(range(max(0, i - stride), i + 1))
 
 
-def fixed(i: int, stride: int, columns: int, head: int = 0) -> tuple[set[int], set[int]]:
+def fixed(i: int, stride: int, columns: int, head: int = 0) -> tuple[set[int], set[int]]:  # eq. W22
     """A1 = {j <= i : floor(j / l) = floor(i / l)}; A2 = {j <= i : j mod l in {t, ..., t + c - 1}}, t = l - c.
 
     The columns of head h start c h columns earlier."""
@@ -46,6 +46,6 @@ def fixed(i: int, stride: int, columns: int, head: int = 0) -> tuple[set[int], s
     return {j for j in past if j // stride == i // stride}, {j for j in past if 0 <= j % stride - first < columns}
 
 
-def merged(first: Sequence[set[int]], second: Sequence[set[int]]) -> list[set[int]]:
+def merged(first: Sequence[set[int]], second: Sequence[set[int]]) -> list[set[int]]:  # eq. W24
     """A merged head attends to the union of both sets of each query."""
     return [one | two for one, two in zip(first, second, strict=True)]

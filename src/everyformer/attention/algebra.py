@@ -166,7 +166,7 @@ class Causal(Pattern, Value, frozen=True):
     """No query attends to a later position: j <= i. Example: `Causal() & Window(8)`."""
 
     def allows(self, b: Index, h: Index, q: Index, k: Index) -> Any:
-        return k <= q
+        return k <= q  # eq. W20
 
     def is_causal(self) -> bool:
         return True

@@ -40,7 +40,7 @@ def four_term_scores(
     content_distance = torch.einsum("bhqe,hed,qkd->bhqk", q_BHQE, w_r_HED, r_QKD)
     global_content = torch.einsum("he,bhke->bhk", u_HE, k_BHKE)[:, :, None]
     global_distance = torch.einsum("he,hed,qkd->hqk", v_HE, w_r_HED, r_QKD)
-    return scale * (content_content + content_distance + global_content + global_distance)
+    return scale * (content_content + content_distance + global_content + global_distance)  # eq. W13
 
 
 class FourTerm(ScoreMod, Value, frozen=True):

@@ -75,7 +75,7 @@ def buckets(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
         for rotation_HEN in rotation_RHEN.to(exact):
             projected_BHKN = k_BHKE.to(exact) @ rotation_HEN
             (most, at), (least, opposite) = projected_BHKN.max(-1), projected_BHKN.min(-1)
-            of_rounds.append(torch.where(most >= -least, at, opposite + projected_BHKN.shape[-1]))
+            of_rounds.append(torch.where(most >= -least, at, opposite + projected_BHKN.shape[-1]))  # eq. W25
     return torch.stack(of_rounds, dim=3)
 
 

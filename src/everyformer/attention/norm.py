@@ -58,7 +58,7 @@ class LayerNormModule(nn.LayerNorm):
         super().__init__(width, eps, bias=bias)
 
     def forward(self, x: Tensor, visible_BT: Tensor | None = None) -> Tensor:
-        return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)  # eq. T7, T8, K6c
 
 
 class RMSNormModule(nn.RMSNorm):

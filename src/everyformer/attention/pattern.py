@@ -57,7 +57,7 @@ __all__ = [  # with the names of algebra.py
 ]
 
 
-class Window(Pattern, Value, frozen=True):
+class Window(Pattern, Value, frozen=True):  # eq. W14
     """Neighbours: |i - j| < size. `causal & window(s)` is the last s positions, the query's own included.
 
     Example: `Causal() & Window(8)`.
@@ -279,7 +279,7 @@ class Hashed(BoundPattern, Value, frozen=True):
             allowed = (q == k) & (at(self.rounds, q) == 1)  # no round has another key
             for number in range(self.rounds):
                 back = at(number, q) - at(number, k)
-                allowed = allowed | ((back > 0) & (back <= self.window))
+                allowed = allowed | ((back > 0) & (back <= self.window))  # eq. W26
             return allowed
 
         return allows
@@ -337,7 +337,7 @@ class Visible(Pattern, Value, frozen=True):
         return (k >= 0) & ((q <= k) | (q > k))
 
 
-def strided(stride: int) -> tuple[Pattern, Pattern]:
+def strided(stride: int) -> tuple[Pattern, Pattern]:  # eq. W21
     """Child et al. 2019: the last l positions, and every l-th one before; for data with a period (images, sound).
 
     Example: `strided(16)`.
@@ -345,7 +345,7 @@ def strided(stride: int) -> tuple[Pattern, Pattern]:
     return Causal() & Window(stride), Causal() & Stride(stride)
 
 
-def fixed(stride: int, columns: int, skip: int = 0) -> tuple[Pattern, Pattern]:
+def fixed(stride: int, columns: int, skip: int = 0) -> tuple[Pattern, Pattern]:  # eq. W22
     """Child et al. 2019: the same block of l positions, and the last c columns of every block; for text. Several heads can have
     different columns: each skips another number of the last ones.
     Example: `fixed(16, 4)`.

@@ -77,7 +77,7 @@ class ProjectionModule(nn.Module):
 
     def merge(self, y_BHTE: Tensor) -> Tensor:
         y_BTD = y_BHTE.transpose(1, 2).flatten(2)
-        return y_BTD if self.out is None else self.out(y_BTD)
+        return y_BTD if self.out is None else self.out(y_BTD)  # eq. T3, M6a, W3
 
     def _heads(self, x_BTF: Tensor, heads: int | None = None) -> Tensor:
         heads = heads or self.heads
@@ -146,7 +146,7 @@ class Wide(Projection, Value, frozen=True):
         return LinearProjectionModule(width, self.heads, width, width)
 
 
-class Sum(Projection, Value, frozen=True):
+class Sum(Projection, Value, frozen=True):  # eq. K4
     """The sum form of Katsaros (source K): Y = sum_h V_h X A_h. Default rank: full D x D matrices V_h.
 
     Example: `Attention(Sum(8, rank=16))`.
@@ -159,7 +159,7 @@ class Sum(Projection, Value, frozen=True):
         return LinearProjectionModule(width, self.heads, head_width(width, self.heads), self.rank, merge_bias=False)
 
 
-class ParameterFree(Projection, Value, frozen=True):
+class ParameterFree(Projection, Value, frozen=True):  # eq. B2, K2a
     """Basic self-attention: queries, keys and values are the tokens themselves. Example: `Attention(ParameterFree())`."""
 
     @property
@@ -170,7 +170,7 @@ class ParameterFree(Projection, Value, frozen=True):
         return LinearProjectionModule(width, 1, None, None, merge_bias=None)
 
 
-class Symmetric(Projection, Value, frozen=True):
+class Symmetric(Projection, Value, frozen=True):  # eq. K2b, K2c
     """Query and key are the same projection U x of width `rank`; the values are the tokens. Example: `Attention(Symmetric(rank=16))`."""
 
     rank: Size
@@ -183,7 +183,7 @@ class Symmetric(Projection, Value, frozen=True):
         return LinearProjectionModule(width, 1, self.rank, None, merge_bias=None, keys="queries")
 
 
-class Asymmetric(Projection, Value, frozen=True):
+class Asymmetric(Projection, Value, frozen=True):  # eq. K3
     """Query U_q x and key U_k x of width `rank`; the values are the tokens. Example: `Attention(Asymmetric(rank=16))`."""
 
     rank: Size
@@ -278,7 +278,7 @@ class LinearProjectionModule(ProjectionModule):
     def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.keys and self.values:
             assert self.qkv is not None
-            q, k, v = self.qkv(x_BTD).split((self.queries, self.keys, self.values), dim=-1)
+            q, k, v = self.qkv(x_BTD).split((self.queries, self.keys, self.values), dim=-1)  # eq. T1, M2a, B4, K6
             return self._normed_query(q), self._normed_key(k), self._heads(v, self.key_heads)
         if self.share_keys and self.values:
             assert self.qkv is not None
@@ -307,7 +307,7 @@ class LinearProjectionModule(ProjectionModule):
         k_BHTE = self._heads(k_BTF, self.key_heads)
         return k_BHTE if self.k_norm is None else self.k_norm(k_BHTE).to(k_BHTE.dtype)
 
-    def _unit(self, k_BHTE: Tensor) -> Tensor:
+    def _unit(self, k_BHTE: Tensor) -> Tensor:  # eq. W27
         if not self.unit_keys:
             return k_BHTE
         return F.normalize(k_BHTE, dim=-1).to(k_BHTE.dtype)  # CUDA's autocast computes a norm in float32

@@ -82,7 +82,7 @@ class SpanModule(ScoreModModule):
         return SoftMask(z_H[None, :, None], self.value, context, q_BHQE.dtype)
 
     def penalty(self, context: Context) -> Tensor:
-        return self.value.cost * self._spans().mean()
+        return self.value.cost * self._spans().mean()  # eq. W17
 
     def visible_keys(self, context: Context | None) -> Pattern:
         fraction_H = self.fraction_H.full_tensor() if hasattr(self.fraction_H, "full_tensor") else self.fraction_H
@@ -134,7 +134,7 @@ class DynamicSpanModule(ScoreModModule):
             raise ValueError("a dynamic span reads the input vectors of the queries; give a context with query_inputs=")
         x_BQD = at_least_float32(context.side.query_inputs)
         logit_BQH = x_BQD @ self.v_HD.to(x_BQD.dtype).T + self.b_H.to(x_BQD.dtype)
-        return self.value.max_span * logit_BQH.sigmoid().transpose(1, 2)
+        return self.value.max_span * logit_BQH.sigmoid().transpose(1, 2)  # eq. W18
 
 
 @dataclass(frozen=True, eq=False)  # torch.compile asks a callable for its hash before its fields are set
@@ -149,10 +149,10 @@ class SoftMask:
     def __call__(self, b: Any, h: Any, i: Any, j: Any) -> Tensor:
         distance = (self.context.positions.query_at(b, i) - self.context.positions.key_at(b, j)).abs()
         z = self.z_BHQ[b % self.z_BHQ.shape[0], h, i % self.z_BHQ.shape[2]]
-        m = ((self.value.ramp + z - distance) / self.value.ramp).clamp(0, 1)
+        m = ((self.value.ramp + z - distance) / self.value.ramp).clamp(0, 1)  # eq. W15
         visible = (m > 0) & (distance <= self.value.max_span)
         # The gradient of log m at 0 is infinite, and infinity times a weight of 0 is NaN: no gradient there.
-        return torch.where(visible, m, 1).log().masked_fill(~visible, -torch.inf).to(self.dtype)
+        return torch.where(visible, m, 1).log().masked_fill(~visible, -torch.inf).to(self.dtype)  # eq. W16
 
 
 def windows(z_H: Tensor, value: Span | DynamicSpan, assumed: float | None = None) -> Pattern:

@@ -55,11 +55,11 @@ def column_groups(stride: int, columns: int, heads: int) -> int:
 
 
 def interleaved(near: Pattern, far: Sequence[Pattern]) -> Patterns:
-    return near, _by_head(far)
+    return near, _by_head(far)  # eq. W23
 
 
 def merged(near: Pattern, far: Sequence[Pattern]) -> Patterns:
-    return (_by_head([near | pattern for pattern in far]),)
+    return (_by_head([near | pattern for pattern in far]),)  # eq. W24
 
 
 def split_by_head(near: Pattern, far: Sequence[Pattern]) -> Patterns:

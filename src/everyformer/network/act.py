@@ -33,7 +33,7 @@ class HaltingUnit(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         a_BT: Tensor = (self.map(x_BTD) + self.bias).squeeze(-1)
-        return a_BT.to(torch.promote_types(a_BT.dtype, torch.float32)).sigmoid()
+        return a_BT.to(torch.promote_types(a_BT.dtype, torch.float32)).sigmoid()  # eq. W7
 
 
 @dataclass
@@ -53,12 +53,12 @@ class ActState:
         enough_BT = total_BT > 1 - self.epsilon if t2t else total_BT >= 1 - self.epsilon
         halts_BT = self.running_BT & enough_BT if t2t or not last else self.running_BT
         remainder_BT = 1 - self.halted_sum_BT + torch.zeros_like(h_BT)
-        weight_BT = torch.where(halts_BT, remainder_BT, h_BT).where(self.running_BT, 0.0)
-        self.ponder_BT = self.ponder_BT + self.running_BT + remainder_BT.where(halts_BT, 0.0)
+        weight_BT = torch.where(halts_BT, remainder_BT, h_BT).where(self.running_BT, 0.0)  # eq. W8
+        self.ponder_BT = self.ponder_BT + self.running_BT + remainder_BT.where(halts_BT, 0.0)  # eq. W10
         self.running_BT = self.running_BT & ~halts_BT
         self.halted_sum_BT = self.halted_sum_BT + h_BT.where(self.running_BT, 0.0)
         kept_BTD = self.y_BTD * (1 - weight_BT[..., None]) if t2t else self.y_BTD
-        self.y_BTD = kept_BTD + weight_BT[..., None] * s_BTD
+        self.y_BTD = kept_BTD + weight_BT[..., None] * s_BTD  # eq. W9
         return weight_BT
 
 

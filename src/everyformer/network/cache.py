@@ -133,7 +133,7 @@ class LayerInputs(Growing):
     normalize: Callable[[Tensor], Tensor] | None = field(default=None, compare=False, repr=False)  # the residual's norm
 
     def append(self, x_BTD: Tensor) -> LayerInputs:
-        x_BTD = x_BTD.detach() if self.detached else x_BTD
+        x_BTD = x_BTD.detach() if self.detached else x_BTD  # eq. W11
         if self.tensors and self.tensors[0].shape[::2] != x_BTD.shape[::2]:
             raise ValueError(
                 f"the cache has layer inputs of the shape {tuple(self.tensors[0].shape)} (batch, positions, width), the new ones have "

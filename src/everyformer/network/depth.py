@@ -132,7 +132,7 @@ class DepthModule(nn.Module):
         new_entries: list[Entry | None] = []
         for layer in self.layer_modules()[start:end]:
             count = sum(layer.keeps)
-            stream, new = layer(stream, context, left[:count])
+            stream, new = layer(stream, context, left[:count])  # eq. K0
             left, new_entries = left[count:], new_entries + new
         return stream, new_entries
 

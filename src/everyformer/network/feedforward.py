@@ -63,13 +63,13 @@ class FeedForwardModule(SublayerModule):
     ) -> tuple[Tensor, Entry | None]:
         if self.chunk is None:
             return self._net(x_BTD), None
-        return torch.cat([self._net(part) for part in x_BTD.split(self.chunk, dim=1)], dim=1), None
+        return torch.cat([self._net(part) for part in x_BTD.split(self.chunk, dim=1)], dim=1), None  # eq. W31
 
     def _net(self, x_BTD: Tensor) -> Tensor:
         x = x_BTD
         for layer in self.hidden:
             x = self._activate(layer(x))
-        return self.out(self.dropout(x) if self.training else x)
+        return self.out(self.dropout(x) if self.training else x)  # eq. T5, K6a
 
     def _activate(self, x: Tensor) -> Tensor:
         if self.gated:

@@ -41,7 +41,7 @@ class LogitMap:
 
     def logits(self) -> Tensor:
         """Returns the logits ..., V."""
-        return self.capped(F.linear(self.hidden, self.weight_VD, self.bias_V))
+        return self.capped(F.linear(self.hidden, self.weight_VD, self.bias_V))  # eq. T9, K6g
 
     def capped(self, logits: Tensor) -> Tensor:
         """Returns the output of the linear map within the soft cap, if there is one."""

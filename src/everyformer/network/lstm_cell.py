@@ -84,9 +84,9 @@ class LstmCell(nn.Module):
         """Returns i, f, c~ and o. The state accumulates over many positions, so it is kept in float32 or better."""
         maps = dict(zip(self.gates, total.unflatten(-1, (len(self.gates), self.hidden)).unbind(-2), strict=True))
         one = torch.ones_like(maps["c"])
-        i, f, o = (torch.sigmoid(maps[name]) if name in maps else one for name in "ifo")
+        i, f, o = (torch.sigmoid(maps[name]) if name in maps else one for name in "ifo")  # eq. T14, T15, T17, T20
         exact = torch.promote_types(total.dtype, torch.float32)
-        return i.to(exact), f.to(exact), self.activation(maps["c"]).to(exact), o
+        return i.to(exact), f.to(exact), self.activation(maps["c"]).to(exact), o  # eq. T13, T20
 
     def _steps(self, x_BTD: Tensor, visible_BT: Tensor | None, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, Tensor]:
         """The equations, position by position."""
@@ -106,8 +106,8 @@ class LstmCell(nn.Module):
     def _step(self, sum_BF: Tensor, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, Tensor]:
         recurrent = sum_BF if self.of_h is None else sum_BF + self.of_h(h_BD.to(sum_BF.dtype))
         i_BD, f_BD, new_BD, o_BD = self._gates(recurrent)
-        next_BD = i_BD * new_BD + f_BD * c_BD
-        return (o_BD * self.activation(next_BD)).to(sum_BF.dtype), next_BD
+        next_BD = i_BD * new_BD + f_BD * c_BD  # eq. T16, T21
+        return (o_BD * self.activation(next_BD)).to(sum_BF.dtype), next_BD  # eq. T18, T21
 
     def _fused(self, x_BTD: Tensor, visible_BT: Tensor | None, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, Tensor]:
         """Returns h of every position, and c after the last. Padding is moved to the end, and h is gathered from there."""
@@ -162,7 +162,7 @@ class LstmCell(nn.Module):
         i_BTD, f_BTD, new_BTD = self._input_gates(x_BTD, visible_BT, before_BTD)
         add_BTD = i_BTD * new_BTD
         first_B1D = add_BTD[:, :1] + f_BTD[:, :1] * c_BD[:, None].to(add_BTD.dtype)
-        return scan(f_BTD, torch.cat((first_B1D, add_BTD[:, 1:]), dim=1))
+        return scan(f_BTD, torch.cat((first_B1D, add_BTD[:, 1:]), dim=1))  # eq. T19
 
     def _named_gates(self, x_BTD: Tensor, before_BTD: Tensor) -> dict[str, Tensor]:
         """Returns the gates that have a map, from the h before each position."""
@@ -174,6 +174,6 @@ class LstmCell(nn.Module):
     def _weights(self, x_BTD: Tensor, visible_BT: Tensor | None, before_BTD: Tensor) -> Tensor:
         """Returns w_{t,s} of each feature of the state as B, D, Q, K: a scan over one-hot positions scaled by i."""
         i_BTD, f_BTD, _ = self._input_gates(x_BTD, visible_BT, before_BTD)
-        own_BDQK = torch.diag_embed(i_BTD.transpose(1, 2))
+        own_BDQK = torch.diag_embed(i_BTD.transpose(1, 2))  # eq. T18a
         weights_BQDK = scan(f_BTD[..., None].expand(*f_BTD.shape, f_BTD.shape[1]), own_BDQK.transpose(1, 2))
         return weights_BQDK.transpose(1, 2)

@@ -154,14 +154,14 @@ class AttentionModule(SublayerModule):
     def forward(
         self, x_BTD: Tensor, context: Context, entry: Entry | None, hashes: list[Tensor] | None = None
     ) -> tuple[Tensor, Entry | None]:
-        q_BHQE, k_BHTE, v_BHTE = self.heads.project(x_BTD)
+        q_BHQE, k_BHTE, v_BHTE = self.heads.project(x_BTD)  # eq. M6
         new = self._hashed(KVCache((k_BHTE, v_BHTE)))
         transformed = isinstance(entry, KVCache) and self.caches_transformed
         if transformed:
             q_BHQE, new = self._transformed(q_BHQE, new, context)
         if isinstance(entry, LayerInputs):
             context, memory = self._from_memory(context, entry)
-            keys = memory.append(new)
+            keys = memory.append(new)  # eq. W11
         elif entry is None or isinstance(entry, KVCache):
             keys = new if entry is None else self._hashed(entry).append(new)
         else:

@@ -57,7 +57,7 @@ class RnnCell(nn.Module):
         self.of_x, self.of_h = nn.Linear(width, hidden), nn.Linear(hidden, hidden, bias=False)
 
     def step(self, sum_BF: Tensor, state_BC: Tensor) -> Tensor:
-        return torch.tanh(sum_BF + self.of_h(state_BC.to(sum_BF.dtype)))
+        return torch.tanh(sum_BF + self.of_h(state_BC.to(sum_BF.dtype)))  # eq. W5
 
 
 class PonderCell(nn.Module):
@@ -87,7 +87,7 @@ class PonderCell(nn.Module):
             for step in range(self.max_steps):
                 if step and all_halted(act.running_BT):
                     break
-                step_BC = self.cell.step(inputs[min(step, 1)], step_BC)
+                step_BC = self.cell.step(inputs[min(step, 1)], step_BC)  # eq. W6
                 step_B1C = step_BC[:, None]
                 halt_B1 = self.unit(step_B1C[..., :hidden].to(x_BTD.dtype))
                 weights.append(act.add(halt_B1, step_B1C, step + 1 == self.max_steps))

@@ -145,7 +145,7 @@ class AddedPositionModule(nn.Module):
         self.table = table
 
     def forward(self, x_BTD: Tensor, position_BT: Tensor, step: int = 0) -> Tensor:
-        return x_BTD + self.table(position_BT).to(x_BTD.dtype)
+        return x_BTD + self.table(position_BT).to(x_BTD.dtype)  # eq. T12, M2
 
 
 class ConcatenatedModule(nn.Module):
@@ -171,8 +171,8 @@ class MlpPositionModule(nn.Module):
     def forward(self, x_BTD: Tensor, position_BT: Tensor, step: int = 0) -> Tensor:
         x_BTF, e_BTF = self.x(x_BTD), self.e(position_BT)
         if self.ze is None:
-            return self.zx(F.relu(x_BTF + e_BTF))
-        return self.zx(F.relu(x_BTF)) + self.ze(F.relu(e_BTF))
+            return self.zx(F.relu(x_BTF + e_BTF))  # eq. T10
+        return self.zx(F.relu(x_BTF)) + self.ze(F.relu(e_BTF))  # eq. T11
 
 
 class OneHotModule(nn.Module):

@@ -123,7 +123,7 @@ class RepeatModule(DepthModule):
                 break
             placed = stream
             if self.position is not None:
-                placed = self.position(stream, context.positions.query_positions().clamp(min=0), step)
+                placed = self.position(stream, context.positions.query_positions().clamp(min=0), step)  # eq. W32
             if halted and self.freezes:
                 new_entries += self._frozen_entries(placed, context, given, new_entries)
                 continue

@@ -160,7 +160,7 @@ class PostNormModule(ResidualModule):
 
     def forward(self, stream: Tensor, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[Tensor, Kept]:
         y_BTD, kept = f(stream)
-        return self.norm(stream + (self.dropout(y_BTD) if self.training else y_BTD), visible_BT), kept
+        return self.norm(stream + (self.dropout(y_BTD) if self.training else y_BTD), visible_BT), kept  # eq. T4, T6
 
 
 class NormedResidualModule(ResidualModule):
@@ -178,7 +178,7 @@ class NormedResidualModule(ResidualModule):
 class PreNormModule(NormedResidualModule):
     def forward(self, stream: Tensor, f: Branch[Kept], visible_BT: Tensor | None) -> tuple[Tensor, Kept]:
         y_BTD, kept = f(self.normalize(stream, visible_BT))
-        return stream + (self.dropout(y_BTD) if self.training else y_BTD), kept
+        return stream + (self.dropout(y_BTD) if self.training else y_BTD), kept  # eq. K6b, K6d
 
 
 class NormedStreamModule(StreamModule):
@@ -253,6 +253,7 @@ class Gate(nn.Module):
             return _mix(y_BTD, x_BTD, gates["stream"])
         if self.kind == "sigmoid_tanh":
             return x_BTD + gates["sublayer"] * maps["u"](y_BTD).tanh()
+        # eq. W34
         return _mix(x_BTD, (maps["w_h"](y_BTD) + maps["u_h"](gates["reset"] * x_BTD)).tanh(), gates["update"])
 
 
@@ -322,7 +323,7 @@ class ReversibleTape:
 
     def _recover(self, number: int, y_BTD: Tensor) -> None:
         if number:
-            self.streams[number] = self.streams[number + 2] - y_BTD
+            self.streams[number] = self.streams[number + 2] - y_BTD  # eq. W29
         for done in (number + 2, *(() if number else (1,))):
             if done < self.steps:  # the last two are kept for a second backward pass
                 del self.streams[done]
@@ -349,7 +350,7 @@ class ReversibleModule(NormedResidualModule):
 
         x1_BTD, x2_BTD, steps, tape = stream
         y_BTD, kept = branch(x2_BTD) if tape is None else tape.run(steps, x2_BTD, branch)
-        return TwoStreams(x2_BTD, x1_BTD + y_BTD, steps + 1, tape), kept
+        return TwoStreams(x2_BTD, x1_BTD + y_BTD, steps + 1, tape), kept  # eq. W28, W30
 
 
 class ReversibleStreamModule(StreamModule):

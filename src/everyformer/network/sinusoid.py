@@ -53,6 +53,7 @@ class SinusoidalModule(nn.Module):
         self.width, self.layout, self.base = width, layout, base
 
     def forward(self, position_BT: Tensor) -> Tensor:
+        # eq. T11a, M1, W4
         pairs = torch.stack(sin_cos(position_BT, self.width, self.base, torch.float64), dim=-1)[:, 0]
         return (pairs if self.layout == "interleaved" else pairs.transpose(-1, -2)).flatten(-2)
 
@@ -64,4 +65,4 @@ class TimePositionModule(nn.Module):
 
     def forward(self, x_BTD: Tensor, position_BT: Tensor, step: int = 0) -> Tensor:
         step_11 = torch.full((1, 1), step, device=x_BTD.device)
-        return x_BTD + (self.table(position_BT) + self.table(step_11)).to(x_BTD.dtype)
+        return x_BTD + (self.table(position_BT) + self.table(step_11)).to(x_BTD.dtype)  # eq. W33

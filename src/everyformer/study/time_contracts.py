@@ -23,7 +23,7 @@ from everyformer.study.example import Example
 OFFSETS = 9  # first positions that `future` tries
 
 
-def future(network: Network, inputs: Example) -> float | None:
+def future(network: Network, inputs: Example) -> float | None:  # eq. K6e
     if not (network.value.body.is_causal() and inputs.is_sequence):
         return None
     worst, half = 0.0, inputs.length // 2

@@ -95,7 +95,7 @@ class Request:
 
     def products(self, q: Tensor, k: Tensor) -> Tensor:
         """Returns scale q k^T, bounded by the soft cap."""
-        score = q @ k.transpose(-1, -2) * self.scale
+        score = q @ k.transpose(-1, -2) * self.scale  # eq. B5, B8
         return score if self.soft_cap is None else self.soft_cap * (score / self.soft_cap).tanh()
 
     def softmax_reason(self) -> str | None:
