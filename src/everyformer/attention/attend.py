@@ -87,12 +87,13 @@ def attend(
     transformed  whether q and k are as the score modifications transform them already
 
     Raises ValueError if the inputs do not fit together, and UnsupportedKernel if the named kernel does not support the request.
-    Under `torch.compile` a kernel that plans in Python runs outside the graph.
+    Under `torch.compile` a kernel that plans in Python runs outside the graph; `torch.export` has no outside, and `auto` takes none.
     Example: `attend(q, k, v, Causal() & Window(64))`.
     """
     context = context or Context.of(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
     name, attention = kernel or context.call.kernel, _attend
-    if torch.compiler.is_compiling() and _plans(pattern, q_BHQE.shape[2], name):
+    traces = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    if traces and _plans(pattern, q_BHQE.shape[2], name):
         attention = _attend_outside
     return attention(q_BHQE, k_BHKE, v_BHKE, pattern, score_mods, context, scale, dropout, name, transformed)
 

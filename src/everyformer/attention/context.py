@@ -218,6 +218,8 @@ class Context:
 
     def within(self, distance: int) -> int:
         """The distance, or a smaller one if no query attends to a key that far away."""
+        if torch.compiler.is_exporting():  # the number of keys is open
+            return distance
         if self.max_distance is not None:
             distance = min(distance, self.max_distance)
         return min(distance, self.positions.keys - 1) if self.positions.in_order else distance
@@ -256,6 +258,8 @@ class Context:
         """Returns what `make` returns, computed once for all attentions of a call that have these positions."""
         # The positions are kept beside the result, so that no other object gets their id.
         key = (id(self.positions), *key)
+        if torch.compiler.is_exporting():  # the sizes in it are symbols, which have no hash
+            key = (repr(key),)
         if key not in self.call.memo:
             self.call.memo[key] = (make(), self.positions)
         memoized: T = self.call.memo[key][0]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # `export(trained, folder)`, which writes into an empty folder and returns notes.
 FORMATS = {
     "hf": ("Hugging Face transformers", "everyformer.train.export_hf"),
+    "torch": ("a graph of torch.export", "everyformer.train.export_torch"),
 }
 
 

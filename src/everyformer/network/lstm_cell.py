@@ -1,8 +1,9 @@
 """The LSTM cell and the cell of the ablated LSTM: one direction, all positions.
 
-Equations and papers are in network/lstm.py. There are three ways to compute a cell. With kernel="reference", the equations position
-by position. Otherwise, with tanh, torch's fused LSTM: one call for all positions. It returns c_t of the last position only; where
-all are needed, the gates are computed from its h in one product and c by `scan`. The ablated LSTM is a scan altogether.
+Equations and papers are in network/lstm.py. There are three ways to compute a cell. With kernel="reference", and in a graph of
+torch.export, the equations position by position. Otherwise, with tanh, torch's fused LSTM: one call for all positions. It returns
+c_t of the last position only; where all are needed, the gates are computed from its h in one product and c by `scan`. The ablated
+LSTM is a scan altogether.
 Padding does not change the state.
 """
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from everyformer.attention.context import Context
 from everyformer.attention.has_data import is_transformed
 from everyformer.network.initial import keep_initialized
-from everyformer.network.scan import scan
+from everyformer.network.scan import Tensors, scan, steps
 
 SATURATED = 100.0  # its sigmoid is 1 in every precision
 
@@ -51,7 +52,8 @@ class LstmCell(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns h of every position and, with `keep`, their states [h; c] (c alone if ablated), or the last state alone."""
         h_BD, c_BD = self._split(initial_state(x_BTD, before_BC, self.state_size))
-        step_by_step = context.call.kernel == "reference" or x_BTD.shape[1] == 1 or (self.fuses and is_transformed())
+        step_by_step = context.call.kernel == "reference" or torch.compiler.is_exporting()
+        step_by_step = step_by_step or x_BTD.shape[1] == 1 or (self.fuses and is_transformed())
         if step_by_step or (self.of_h is not None and not self.fuses):
             h_BTD, c_BTD = self._steps(x_BTD, visible_BT, h_BD, c_BD)
         elif self.of_h is None:
@@ -90,18 +92,18 @@ class LstmCell(nn.Module):
 
     def _steps(self, x_BTD: Tensor, visible_BT: Tensor | None, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, Tensor]:
         """The equations, position by position."""
-        hs, cs = [], []
-        for time, sum_BF in enumerate(
-            self.of_x(x_BTD).unbind(1)
-        ):  # indexing would give each position a gradient of the whole tensor
-            h_next_BD, next_BD = self._step(sum_BF, h_BD, c_BD)
+
+        def step(state: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+            h_BD, c_BD = state
+            next_state: Tensors = self._step(inputs[0], h_BD, c_BD)
             if visible_BT is not None:
-                seen_B1 = visible_BT[:, time, None]
-                next_BD, h_next_BD = torch.where(seen_B1, next_BD, c_BD), torch.where(seen_B1, h_next_BD, h_BD)
-            h_BD, c_BD = h_next_BD, next_BD
-            hs.append(h_BD)
-            cs.append(c_BD)
-        return torch.stack(hs, dim=1), torch.stack(cs, dim=1)
+                pairs = zip(next_state, state, strict=True)
+                next_state = tuple(torch.where(inputs[1][:, None], new, old) for new, old in pairs)
+            return next_state, next_state
+
+        sum_BTF = self.of_x(x_BTD)
+        h_BTD, c_BTD = steps(step, (h_BD, c_BD), (sum_BTF,) if visible_BT is None else (sum_BTF, visible_BT))
+        return h_BTD, c_BTD
 
     def _step(self, sum_BF: Tensor, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, Tensor]:
         recurrent = sum_BF if self.of_h is None else sum_BF + self.of_h(h_BD.to(sum_BF.dtype))

@@ -27,6 +27,7 @@ from everyformer.attention.context import Context
 from everyformer.network.act import ActState, Epsilon, HaltingUnit, all_halted, mean_ponder, not_padding, step_weights
 from everyformer.network.lstm import RecurrentModule
 from everyformer.network.lstm_cell import LstmCell, initial_state
+from everyformer.network.scan import Tensors, steps
 from everyformer.network.sublayer import Sublayer, SublayerModule
 from everyformer.value import NotNegative, Size, Value
 
@@ -80,10 +81,12 @@ class PonderCell(nn.Module):
         running_BT, hidden = not_padding(x_BTD, visible_BT), self.cell.hidden
         later_BTF = self.cell.of_x(F.pad(x_BTD, (0, 1)))
         first_BTF = later_BTF + self.cell.of_x.weight[:, -1]  # the flag's part
-        states, ponders, halts = [], [], []
-        for time, inputs in enumerate(zip(first_BTF.unbind(1), later_BTF.unbind(1), strict=True)):
-            act, weights = ActState("graves", self.value.epsilon, running_BT[:, time, None]), []
-            step_BC, visible_B1 = state_BC, act.running_BT
+        halts: list[Tensor] = []  # of each position, if they are probed
+
+        def ponder(state: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+            act, weights = ActState("graves", self.value.epsilon, inputs[2][:, None]), []
+            (state_BC,), visible_B1 = state, act.running_BT
+            step_BC = state_BC
             for step in range(self.max_steps):
                 if step and all_halted(act.running_BT):
                     break
@@ -93,14 +96,14 @@ class PonderCell(nn.Module):
                 weights.append(act.add(halt_B1, step_B1C, step + 1 == self.max_steps))
             mean_B1C, ponder_B1 = act.y_BTD, act.ponder_BT
             assert isinstance(mean_B1C, Tensor) and isinstance(ponder_B1, Tensor)
+            if context.call.probe is not None:
+                halts.append(step_weights(weights, self.value.steps))
             state_BC = torch.where(visible_B1, mean_B1C[:, 0], state_BC)
-            states.append(state_BC)
-            ponders.append(ponder_B1)
-            halts.append(weights)
+            return (state_BC,), (state_BC, ponder_B1[:, 0])
+
+        state_BTC, ponder_BT = steps(ponder, (state_BC,), (first_BTF, later_BTF, running_BT))
         if self.value.cost:
-            loss = self.value.cost * mean_ponder(torch.cat(ponders, dim=1), visible_BT)
-            context.call.losses.append(("ponder", loss))
+            context.call.losses.append(("ponder", self.value.cost * mean_ponder(ponder_BT, visible_BT)))
         if context.call.probe is not None:
-            context.call.probe.halts.append(torch.cat([step_weights(one, self.value.steps) for one in halts], dim=1))
-        state_BTC = torch.stack(states, dim=1)
+            context.call.probe.halts.append(torch.cat(halts, dim=1))
         return state_BTC[..., :hidden].to(x_BTD.dtype), state_BTC if keep else None

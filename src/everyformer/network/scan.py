@@ -1,13 +1,43 @@
-"""A linear recurrence computed in parallel: c_t = x_t + f_t c_{t-1} for all t."""
+"""Recurrences: any step, position by position, and a linear one computed in parallel: c_t = x_t + f_t c_{t-1} for all t."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from everyformer.attention.has_data import is_transformed
+
+Tensors = tuple[Tensor, ...]
+
+
+def steps(step: Callable[[Tensors, Tensors], tuple[Tensors, Tensors]], state: Tensors, inputs: Tensors) -> Tensors:
+    """Returns the outputs of all positions, B, T, ..., of `state, outputs = step(state, inputs of the position)`.
+
+    torch.export records the loop as one operation, so that the length stays open.
+    """
+    if torch.compiler.is_exporting():
+        return _recorded_steps(step, state, inputs)
+    outputs: list[Tensors] = []
+    for of_position in zip(*(x.unbind(1) for x in inputs), strict=True):  # indexing would give each a gradient of all
+        state, output = step(state, of_position)
+        outputs.append(output)
+    return tuple(torch.stack(x, dim=1) for x in zip(*outputs, strict=True))
+
+
+def _recorded_steps(
+    step: Callable[[Tensors, Tensors], tuple[Tensors, Tensors]], state: Tensors, inputs: Tensors
+) -> Tensors:
+    from torch._higher_order_ops.scan import scan as recorded_loop
+
+    def body(state: Tensors, of_position: Tensors) -> tuple[Tensors, Tensors]:
+        state, output = step(state, of_position)
+        return state, tuple(x.clone() for x in output)  # an output must not be the state itself
+
+    outputs: Tensors = recorded_loop(body, tuple(x.clone() for x in state), inputs, dim=1)[1]
+    return outputs
 
 
 def scan(f_BTD: Tensor, x_BTD: Tensor) -> Tensor:

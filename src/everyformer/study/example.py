@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +10,8 @@ from torch import Tensor
 
 from everyformer.attention.context import SideInputs
 from everyformer.attention.pattern import Graph, Prefix, SameDocument
-from everyformer.attention.score_mod import ImageBias
+from everyformer.infer.signature import grid_of
 from everyformer.network.embed import Embed, Features, Mixed, Nodes, Patches, Tokens
-from everyformer.network.grid import Grid
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import EncoderOutput, Network, Output, PairNetwork
 
@@ -105,7 +103,7 @@ def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source
     random = torch.Generator().manual_seed(seed)
     limit = value.limit()
     length = min(length, (limit or length + 1) - value.class_token)
-    inputs = _inputs(value.embed, _grid(value, length), batch, length, random)
+    inputs = _inputs(value.embed, grid_of(value, length), batch, length, random)
     length = _tokens(value.embed, inputs)
     patterns = list(value.body.patterns())
     per_token: dict[str, Tensor] = {}
@@ -139,18 +137,6 @@ def parts(network: Network | PairNetwork) -> list[tuple[Network, int | None]]:
 def models(value: Model | EncoderDecoder) -> list[Model]:
     """The models inside: encoder and decoder, or the model itself."""
     return [value.encoder, value.decoder] if isinstance(value, EncoderDecoder) else [value]
-
-
-def _grid(value: Model, length: int) -> tuple[int, int]:
-    """The rows and columns of patches of an image for this model, at most `length` if its positions have no end."""
-    score_mods = [one for sublayer in value.body.sublayers() for one in getattr(sublayer, "score_mods", ())]
-    positions = [value.position, *(layer.position for layer in value.body.layers)]
-    limit = value.limit()
-    for one in (*score_mods, *positions):
-        if isinstance(one, ImageBias | Grid) and limit in (None, one.rows * one.columns + value.class_token):
-            return one.rows, one.columns
-    side = math.isqrt(length if limit is None else limit - value.class_token)
-    return (side, side) if limit is None or side * side + value.class_token == limit else (1, limit - value.class_token)
 
 
 def _inputs(embed: Embed, grid: tuple[int, int], batch: int, length: int, random: torch.Generator) -> Any:

@@ -49,9 +49,9 @@ def export(trained: TrainedRun, folder: Path) -> tuple[str, ...]:
     files: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
     if tokenizer is not None:
-        files |= _tokenizer_files(tokenizer, trained.network.value)
+        files |= tokenizer_files(tokenizer, trained.network.value)
         notes += ("the data are token ids, so there is no tokenizer",) if not files else ()
-    config |= _token_ids(tokenizer) | _labels(trained)
+    config |= _token_ids(tokenizer) | class_names(trained)
     files |= _pooling_files(trained)
     if "language" in str(config["architectures"]).lower() or config["architectures"][0].endswith("LMHeadModel"):
         files["generation_config.json"] = _token_ids(tokenizer)
@@ -97,7 +97,7 @@ def _pooling_files(trained: TrainedRun) -> dict[str, Any]:
     return {"modules.json": modules, "1_Pooling/config.json": pooling, "sentence_bert_config.json": length}
 
 
-def _labels(trained: TrainedRun) -> dict[str, Any]:
+def class_names(trained: TrainedRun) -> dict[str, Any]:
     """The names of the classes, or that a number is predicted."""
     target = getattr(trained.task.data, "target", None)
     if isinstance(target, NumberTarget):
@@ -127,7 +127,8 @@ def _image_files(trained: TrainedRun) -> dict[str, Any]:
     return {"preprocessor_config.json": {"image_processor_type": "ViTImageProcessor", **resizing, **scaling}}
 
 
-def _tokenizer_files(tokenizer: Tokenizer, model: Any) -> dict[str, Any]:
+def tokenizer_files(tokenizer: Tokenizer, model: Any) -> dict[str, Any]:
+    """Returns tokenizer.json and its settings; nothing if the ids are the data."""
     inner = _inner(tokenizer)
     if inner is None:
         return {}

@@ -86,7 +86,7 @@ class Request:
     @property
     def is_long(self) -> bool:
         """Whether `auto` considers kernels that plan for the pattern: not for short sequences, nor inside torch.compile."""
-        return self.context.positions.queries >= LONG and not torch.compiler.is_compiling()
+        return not torch.compiler.is_compiling() and self.context.positions.queries >= LONG
 
     @property
     def is_sparse(self) -> bool:

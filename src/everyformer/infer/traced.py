@@ -1,0 +1,104 @@
+"""Records a network as a graph of `torch.export`, in which the sizes of the batch and of the sequences stay open.
+
+While it records, no Python cache is keyed by a length, nothing depends on data, attention is dense and a recurrence is one loop of
+the graph: `torch.compiler.is_exporting()` is asked where that matters. The recorded graph is compared with the network at other sizes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from inspect import Parameter
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+
+from everyformer.infer.signature import Signature, call
+from everyformer.network.network import Network, PairNetwork
+
+BATCH, LENGTH = 3, 7  # of the recorded call
+OTHER_SIZES = ((1, 3), (2, 12))  # at which the graph is compared with the network
+Outputs = Tensor | tuple[Tensor, ...]
+TOLERANCE = 1e-4  # of the largest output
+
+
+class Named(nn.Module):
+    """A module whose `forward` has parameters with these names, for a function of a dictionary of tensors.
+
+    torch.export reads the names from the signature; it cannot take them from `**given`.
+    """
+
+    def __init__(self, network: nn.Module, compute: Callable[[dict[str, Tensor]], Outputs], names: Sequence[str]):
+        super().__init__()
+        self.network = network  # whose weights `compute` reads
+
+        def forward(*args: Tensor, **given: Tensor) -> Outputs:
+            return compute(dict(zip(names, args, strict=False)) | given)
+
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        self.forward = forward
+
+
+def trace(network: Network | PairNetwork, signature: Signature) -> ExportedProgram:
+    """Returns the graph of the network's call. Raises ValueError if it does not compute what the network computes."""
+    bare = without_training_parts(network)
+
+    def compute(given: dict[str, Tensor]) -> Outputs:
+        outputs = call(bare, given)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    module = Named(bare, compute, [one.name for one in signature.inputs]).eval()
+    program = record(module, signature, signature.example(BATCH, LENGTH))
+    compare(module, program.module(), signature)
+    return program
+
+
+def record(module: nn.Module, signature: Signature, given: dict[str, Tensor]) -> ExportedProgram:
+    """Returns the graph of a module that takes the named tensors, in which the named axes are open."""
+    sizes = {
+        axis: size
+        for one in signature.inputs
+        for axis, size in zip(one.axes, given[one.name].shape, strict=True)
+        if isinstance(axis, str) and size > 1
+    }
+    open_axes = {axis: Dim(axis, max=signature.limits.get(axis)) for axis in sizes}
+    shapes = {
+        one.name: {i: open_axes[axis] for i, axis in enumerate(one.axes) if axis in sizes} for one in signature.inputs
+    }
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch's own tracing
+        return export(module, (), given, dynamic_shapes=shapes, strict=False)
+
+
+def compare(network: Callable[..., Outputs], graph: Callable[..., Outputs], signature: Signature) -> None:
+    for batch, length in OTHER_SIZES:
+        given = signature.example(batch, length, seed=1)
+        with torch.no_grad():
+            pairs = zip(_tuple(network(**given)), _tuple(graph(**given)), strict=True)
+        for expected, found in pairs:
+            error, size = float((expected - found).abs().max()), float(expected.abs().max())
+            if not error <= TOLERANCE * size:
+                raise ValueError(
+                    f"the recorded graph differs from the network by {error:.2g} at batch {batch}, length {length}; please report the model"
+                )
+
+
+def without_training_parts(network: Network | PairNetwork) -> Network | PairNetwork:
+    """The network with the same weights, without the parts that serve training alone."""
+    copy = object.__new__(type(network))
+    modules = dict(network._modules)
+    for name in ("encoder", "decoder"):
+        if isinstance(network, PairNetwork):
+            modules[name] = without_training_parts(modules[name])  # type: ignore[arg-type]
+    for name in ("generator", "auxiliary"):
+        if modules.get(name) is not None:
+            modules[name] = None
+    copy.__dict__ = network.__dict__ | {"_modules": modules}
+    return copy
+
+
+def _tuple(outputs: Outputs) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
