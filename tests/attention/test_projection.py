@@ -264,5 +264,5 @@ def test_cost_depends_on_the_heads_only_with_full_rank_values() -> None:
 @pytest.mark.spec(11)
 @pytest.mark.parametrize("form", [Standard(5), Sliced(5), Narrow(5), Sum(5)], ids=repr)
 def test_a_width_that_the_heads_do_not_divide_is_refused(form: Projection) -> None:
-    with pytest.raises(ValueError, match="width of 24 does not divide into 5 heads; take for example 4 heads"):
+    with pytest.raises(ValueError, match="width of 24 does not divide into 5 heads; take for example heads=4"):
         form.build(D)

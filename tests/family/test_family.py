@@ -152,7 +152,7 @@ def test_a_changed_width_changes_the_default_number_of_heads():
         (lambda: build("gpt2", dropout=1.0), "gpt2.dropout is 1.0: expected float < 1.0"),
         (
             lambda: build("gpt2", "tiny", heads=5),
-            "a width of 64 does not divide into 5 heads; take for example 4 heads",
+            "a width of 64 does not divide into 5 heads; take for example heads=4",
         ),
         (lambda: build("vit", image=225), "an image of 225 does not divide into patches of 16"),
     ],

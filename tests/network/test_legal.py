@@ -136,7 +136,7 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         [model(position=Concatenated(Sinusoidal(), 4))],
     ),
     (
-        "a width of 8 does not divide into 3 heads; take for example 2 heads",
+        "a width of 8 does not divide into 3 heads; take for example heads=2",
         model(form=Standard(3)),
         [model(form=Standard(2)), model(form=Standard(3, key_width=2, value_width=2))],
     ),
@@ -166,7 +166,7 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         [model(score_mods=(SoftCap(2.0), Sinks()))],
     ),
     (
-        "4 heads cannot share 3 key heads equally; take a divisor, for example key_heads=2",
+        "heads=4 cannot share key_heads=3 equally; take a divisor, for example key_heads=2",
         model(form=Standard(4, key_heads=3)),
         [model(form=Standard(4, key_heads=2)), model(form=Standard(6, 2, 2, key_heads=3))],
     ),

@@ -34,7 +34,7 @@ def huge(value):
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (changed(width=LARGEST), r"does not divide into 4 heads; take for example 1 heads, or a width of 2147483648"),
+        (changed(width=LARGEST), r"does not divide into 4 heads; take for example heads=1, or a width of 2147483648"),
         (changed(width=LARGEST, heads=1), r"more than 2\^63 bytes; choose a smaller width"),
         (changed(width=LARGEST - 1, heads=2**30 - 1), r"heads is 1073741823|<= 65536"),
         (changed(num_layers=LARGEST), r"<= 65536"),

@@ -227,7 +227,7 @@ def head_width(width: int, heads: int) -> int:
         divisor = min((*small, *(width // n for n in small)), key=lambda n: (abs(n - heads), n))
         multiple = max(1, round(width / heads)) * heads
         raise ValueError(
-            f"a width of {width} does not divide into {heads} heads; take for example {divisor} heads, or a width of {multiple}"
+            f"a width of {width} does not divide into {heads} heads; take for example heads={divisor}, or a width of {multiple}"
         )
     return width // heads
 
@@ -236,7 +236,7 @@ def few_key_heads(heads: int, key_heads: int) -> str:
     """Why heads cannot share these key heads equally, with a remedy."""
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
     near = min(divisors, key=lambda n: (abs(n - key_heads), n))
-    return f"{heads} heads cannot share {key_heads} key heads equally; take a divisor, for example key_heads={near}"
+    return f"heads={heads} cannot share key_heads={key_heads} equally; take a divisor, for example key_heads={near}"
 
 
 class LinearProjectionModule(ProjectionModule):

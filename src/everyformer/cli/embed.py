@@ -60,7 +60,7 @@ def embed(
     with atomic_write(out) as file:
         np.save(file, np.concatenate(vectors))
     screen = console()
-    screen.print(f"{len(rows):,} vectors of {vectors[0].shape[1]} numbers: {out}", soft_wrap=True)
+    screen.print(f"{len(rows):,} vectors of {vectors[0].shape[1]} numbers: {out}")
     next_command(screen, "show", "attention", run, hint="--out attention.png")
     return 0
 

@@ -66,7 +66,7 @@ def evaluate(
     options = {name: number for name, number in (("stride", stride), ("memory", memory)) if number is not None}
     trained = load(run, step=step, device=device, data=data or True, **options)
     if trained.step and (change := describe_change(trained.changed_splits())):  # else nothing was trained here
-        error_console().print(f"note: {change}", style="yellow", soft_wrap=True)
+        error_console().print(f"note: {change}", style="yellow")
     if compiled:
         trained.network.compile()
     with show_evaluation(error_console()) as progress:

@@ -62,11 +62,11 @@ def export(
         raise ValueError(f"{run} cannot be exported to {to}: {reason}; {remedy}")
     notes = _write(to, trained, out)
     for note in notes:
-        error_console().print(f"note: {note}", style="yellow", soft_wrap=True)
+        error_console().print(f"note: {note}", style="yellow")
     files = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     screen = console()
     count = parameters(trained.network.value)
-    screen.print(f"{to}: {out}  ({count:,} parameters, {files / 2**20:.1f} MiB)", soft_wrap=True)
+    screen.print(f"{to}: {out}  ({count:,} parameters, {files / 2**20:.1f} MiB)")
     next_command(screen, "evaluate", run)
     return 0
 

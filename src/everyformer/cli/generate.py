@@ -90,7 +90,7 @@ def _generate(run: Path, data: RunData, step: Step, device: str, options: dict[s
     screen = console()
     if trained.task.inference.generates_images:
         file = options.pop("out", run / trained.task.inference.file)
-        screen.print(trained.generate_images(file, **options), soft_wrap=True)
+        screen.print(trained.generate_images(file, **options))
     else:
         prompt = str(options.pop("prompt", "\n"))
         if options.pop("stream", False):

@@ -27,11 +27,11 @@ def import_model(source: Path, /, *, out: Path | None = None, leave_out: tuple[s
     folder = run_folder(out, source.expanduser().resolve().name)
     imported = import_run(source, folder, leave_out)
     for note in imported.notes:
-        error_console().print(f"note: {note}", style="yellow", soft_wrap=True)
+        error_console().print(f"note: {note}", style="yellow")
     screen = console()
     model = imported.network.value
     task = type(imported.task).__name__.lower()
-    screen.print(f"run: {folder}  ({parameters(model):,} parameters, task {task})", soft_wrap=True)
+    screen.print(f"run: {folder}  ({parameters(model):,} parameters, task {task})")
     if task == "language":
         next_command(screen, "generate", folder, hint="--prompt 'Once'")
     elif task in ("classify", "regress"):

@@ -34,7 +34,7 @@ from everyformer.cli.predict import predict
 from everyformer.cli.serve import serve
 from everyformer.cli.settings import settings
 from everyformer.cli.show import show
-from everyformer.cli.terminal import discard_output
+from everyformer.cli.terminal import discard_output, write_error
 from everyformer.cli.train import resume, train
 
 # Waiting threads sleep: beside another program, spinning threads make each step several times slower.
@@ -107,5 +107,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         if isinstance(error, PermissionError) and error.filename is not None:
             message = f"cannot use {error.filename} ({error.strerror}); choose another path, or change its permissions"
-        sys.stderr.write(f"error: {' '.join(message.split())}\n")  # one write: other processes write there too
+        write_error(message)
         return 2

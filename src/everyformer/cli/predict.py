@@ -71,7 +71,7 @@ def predict(
     count = _predict(trained, data, column, out, limit)
     if out is not None:
         screen = console()
-        screen.print(f"{count:,} prediction{'s' * (count != 1)}: {out}", soft_wrap=True)
+        screen.print(f"{count:,} prediction{'s' * (count != 1)}: {out}")
         next_command(screen, "evaluate", run)
     return 0
 

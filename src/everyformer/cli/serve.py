@@ -91,10 +91,8 @@ def _serve(
         url = f"http://{address}:{opened.getsockname()[1]}"
 
         def started() -> None:
-            console().print(f"{service.name} at {url}/v1: {', '.join(service.verbs)}", soft_wrap=True)
-            error_console().print(
-                f"\nnext: curl {url}/v1/models   (Ctrl-C ends the service)", style="dim", soft_wrap=True
-            )
+            console().print(f"{service.name} at {url}/v1: {', '.join(service.verbs)}")
+            error_console().print(f"\nnext: curl {url}/v1/models   (Ctrl-C ends the service)", style="dim")
 
         serve_forever(service, opened, started)
     finally:

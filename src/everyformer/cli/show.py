@@ -16,6 +16,7 @@ from rich.text import Text
 
 from everyformer.cli.options import AsJson, Step
 from everyformer.cli.own_parts import Imports, import_parts
+from everyformer.cli.tables import print_labelled
 from everyformer.cli.terminal import console, next_command
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _draw_inner(
 
 def _finish(trained: TrainedRun, run: Path, kind: str, out: Path) -> None:
     screen = console()
-    screen.print(f"{kind}: {out}", soft_wrap=True)
+    screen.print(f"{kind}: {out}")
     if trained.can_generate:
         next_command(screen, "generate", run, hint=trained.task.inference.example)
     else:
@@ -223,15 +224,15 @@ def spans(
     for layer, spans_H in enumerate(result.each):
         table.add_row(str(layer), *(f"{z:.1f}" for z in spans_H))
     screen.print(table)
-    for label, fact in {
+    facts = {
         "span": f"{result.mean:.1f} on average",
         "keys": f"{result.keys:.1f} of {result.most:,.0f} that a head could attend to ({result.keys / result.most:.1%})",
         "operations": f"{result.flops:.3g} per token, {result.most_flops:.3g} if every span had its maximum "
         f"({result.flops / result.most_flops:.1%})",
-    }.items():
-        screen.print(f"{label:<16}{fact}", soft_wrap=True)
+    }
+    print_labelled(screen, facts)
     if out is not None:
-        screen.print(f"wrote {out}", soft_wrap=True)
+        screen.print(f"wrote {out}")
     next_command(screen, *(("evaluate", run) if out else ("show", "spans", run, "--out", "spans.png")))
 
 
@@ -293,26 +294,26 @@ def _draw_pattern(value: Pattern, length: int, heads: int, out: Path | None) -> 
         notes.append(
             f"a cell stands for {scale} x {scale} positions; it is filled if any query in it attends to any key in it"
         )
-    screen.print(str(value), style="bold", soft_wrap=True)
+    screen.print(str(value), style="bold")
     screen.print("rows are queries, columns are keys", style="dim")
     grids = [Text("\n".join(grid(cells_QK, scale)), no_wrap=True) for cells_QK in pool(allowed_HQK, scale)]
     if heads > 1:
         for head in range(heads):
-            screen.print(f"head {head}: {value.for_head(head)}", soft_wrap=True)
+            screen.print(f"head {head}: {value.for_head(head)}")
         grids = [Text(f"\nhead {head}\n", no_wrap=True) + one for head, one in enumerate(grids)]
     screen.print(Columns(grids, padding=(0, 2)) if heads > 1 else grids[0], width=width)
 
     request = Request.of(value, length, length, heads)
     computed_HNN, fraction = pool(allowed_HQK, FINEST), computed_fraction(request)
-    for label, fact in {
+    facts = {
         "allowed": f"{allowed_HQK.float().mean():.1%} of the pairs ({int(allowed_HQK.sum()):,} of {allowed_HQK.numel():,})",
         "sees future": "yes" if value.attends_to_future(heads=heads) else "no",
         "computed blocks": f"{int(computed_HNN.sum()):,} of {computed_HNN.numel():,} blocks of {FINEST} x {FINEST}",
         "blocked kernel": f"computes {fraction:.1%} of all scores" + ", with padding" * (fraction > 1),
-    }.items():
-        screen.print(f"{label:<16}{fact}", soft_wrap=True)
+    }
+    print_labelled(screen, facts)
     for note in notes:
-        screen.print(f"note: {note}", style="dim", soft_wrap=True)
+        screen.print(f"note: {note}", style="dim")
     if out is not None:
         draw(value, allowed_HQK).savefig(out)
-        screen.print(f"wrote {out}", soft_wrap=True)
+        screen.print(f"wrote {out}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Iterable, Mapping
 
 from rich.console import Console, RenderableType
 from rich.text import Text
+
+from everyformer.cli.terminal import fold
 
 INDENT = " " * 4
 
@@ -15,18 +17,28 @@ def print_labelled(screen: Console, lines: Mapping[str, str]) -> None:
     """Labels and texts in two columns; a long text continues below itself."""
     wide = max(map(len, lines), default=0) + 2
     for label, text in lines.items():
-        pieces = textwrap.wrap(text, max(8, screen.width - wide)) or [""]
-        for number, piece in enumerate(pieces):
+        for number, piece in enumerate(fold(text, screen.width - wide)):
             screen.print(f"{'' if number else label:<{wide}}{piece}", soft_wrap=True)
 
 
 def print_blocks(screen: Console, entries: Iterable[tuple[str | Text, Iterable[str]]]) -> None:
-    """A heading per entry, and its texts below it, indented."""
+    """A heading per entry, and its texts below it, indented. A long heading is a path, which is broken behind its points."""
     for heading, texts in entries:
-        screen.print(heading)
+        for piece in _fold_path(heading if isinstance(heading, Text) else Text(heading), screen.width):
+            screen.print(piece)
         for text in texts:
-            for piece in textwrap.wrap(text, max(8, screen.width - len(INDENT))):
+            for piece in fold(text, screen.width - len(INDENT)):
                 screen.print(INDENT + piece, soft_wrap=True)
+
+
+def _fold_path(path: Text, width: int) -> Iterable[Text]:
+    cuts, start, before = list[int](), 0, 0
+    for point in re.finditer(r"\.|$", path.plain):
+        if point.end() - start > width and before > start:
+            start = before
+            cuts.append(start)
+        before = point.end()
+    return path.divide(cuts)
 
 
 def width_of(screen: Console, table: RenderableType) -> int:

@@ -8,14 +8,31 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from everyformer.cli.own_parts import imported
 
 
-class UnbreakableConsole(Console):
+def fold(text: str, width: int) -> list[str]:
+    """A text as lines that break between words only; a longer word, such as a path, stays whole."""
+    return textwrap.wrap(text, max(8, width), break_long_words=False, break_on_hyphens=False) or [""]
+
+
+class WordConsole(Console):
+    """A console that breaks texts between words only."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if len(objects) == 1 and isinstance(objects[0], str) and not {"soft_wrap", "no_wrap"} & options.keys():
+            lines = [line for text in objects[0].split("\n") for line in fold(text, self.width)]
+            objects, options = ("\n".join(lines),), options | {"soft_wrap": True}
+        super().print(*objects, **options)
+
+
+class UnbreakableConsole(WordConsole):
     """A console for long work: it continues when the reader of a pipe exits, as after `| head -1`."""
 
     def on_broken_pipe(self) -> None:
@@ -27,7 +44,7 @@ def discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def console(kind: type[Console] = Console, *, stderr: bool = False) -> Console:
+def console(kind: type[Console] = WordConsole, *, stderr: bool = False) -> Console:
     """A console on standard output, or on standard error. In a pipe lines are not wrapped, unless COLUMNS is set.
 
     Of the processes that torchrun starts, only the first prints.
@@ -40,6 +57,14 @@ def console(kind: type[Console] = Console, *, stderr: bool = False) -> Console:
 def error_console() -> Console:
     """A console on standard error."""
     return console(stderr=True)
+
+
+def write_error(message: str) -> None:
+    """Write an error to standard error: one line in a pipe, whole words in a terminal. One write: other processes write there too."""
+    line = f"error: {' '.join(message.split())}"
+    if sys.stderr.isatty():
+        line = "\n".join(fold(line, error_console().width))
+    sys.stderr.write(f"{line}\n")
 
 
 def escape_controls(text: str) -> str:

@@ -42,7 +42,7 @@ def train(
         A size of the member. Default: the member's own, see everyformer family --json.
     task
         language, masked, classify, regress, translate, denoise, replaced, image or control; or an environment, for example
-        popgym:RepeatPreviousEasy, minigrid:MemoryS7 or gymnasium:CartPole. Default: the member's task.
+        popgym:AutoencodeEasy, minigrid:MemoryS7 or gymnasium:CartPole. Default: the member's task.
     out
         The folder of the run; it must not exist yet. Default: runs/MEMBER-1, runs/MEMBER-2, ...
     init_from
@@ -105,7 +105,7 @@ def resume(
 
     def say_start(line: dict[str, Any]) -> None:
         if line["kind"] == "begin" and not has_checkpoint:
-            screen.print(f"{run} has no checkpoint, so it starts from step 0", soft_wrap=True)
+            screen.print(f"{run} has no checkpoint, so it starts from step 0")
 
     from everyformer.train.progress import show_progress
 

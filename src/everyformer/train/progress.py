@@ -61,17 +61,17 @@ class _Printer:
             left = line["steps"] - line["step"]
             text = f"{left:,} step{'s' * (left > 1)} left" if left > 0 else "no steps left; extend the run with --steps"
             for note in line.get("notes", ()):
-                self.screen.print(note, style="yellow", soft_wrap=True)
+                self.screen.print(note, style="yellow")
             self.screen.print(f"{line['parameters']:,} parameters, {text}{_tokens(line)}")
             if chosen := line.get("compilation"):
-                self.screen.print(f"{COMPILED[chosen['mode']]}: {chosen['reason']}", style="dim", soft_wrap=True)
+                self.screen.print(f"{COMPILED[chosen['mode']]}: {chosen['reason']}", style="dim")
             if line.get("changed"):
                 self.screen.print(
                     f"the data differ from those before this step: {', '.join(line['changed'])}", style="yellow"
                 )
         elif kind == "step":
             for text in line.get("kernels", ()):
-                self.screen.print(text, style="yellow" if "mask" in text else "dim", soft_wrap=True)
+                self.screen.print(text, style="yellow" if "mask" in text else "dim")
             if line["step"] == self.state.total:
                 self.last = -math.inf
             self._print_state()
