@@ -24,8 +24,8 @@ def print_labelled(screen: Console, lines: Mapping[str, str]) -> None:
 def print_blocks(screen: Console, entries: Iterable[tuple[str | Text, Iterable[str]]]) -> None:
     """A heading per entry, and its texts below it, indented. A long heading is a path, which is broken behind its points."""
     for heading, texts in entries:
-        for piece in _fold_path(heading if isinstance(heading, Text) else Text(heading), screen.width):
-            screen.print(piece)
+        for part in _fold_path(heading if isinstance(heading, Text) else Text(heading), screen.width):
+            screen.print(part)
         for text in texts:
             for piece in fold(text, screen.width - len(INDENT)):
                 screen.print(INDENT + piece, soft_wrap=True)
