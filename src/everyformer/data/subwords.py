@@ -22,6 +22,7 @@ Kind = Literal["bpe", "wordpiece", "unigram", "words"]
 Marks = tuple[tuple[int, ...], tuple[int, ...]]  # tokens before a text, and after it
 KINDS: dict[str, Kind] = {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "words"}
 OTHER_NAMES = {"[PAD]": "<pad>", "[UNK]": "<unk>", "[CLS]": "<s>", "[SEP]": "</s>", "[MASK]": "<mask>"}
+ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")  # names of tokens at which published models end a text
 PROBES = ("a", "A", "1", "the")  # texts that show which tokens are put around a text
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's sign of a space
@@ -43,6 +44,7 @@ class HuggingFaceTokenizer:
         self.special = frozenset(int(one["id"]) for one in tree["added_tokens"] if one["special"])
         self.has_template = inner.post_processor is not None
         self.marks = self._marks()
+        self.end = tuple(names[name] for name in ENDS if name in names)
         self.bytes_per_token: NDArray[np.int64] | None = _bytes_per_token(tree, names, self.vocabulary)
 
     def _marks(self) -> Marks:

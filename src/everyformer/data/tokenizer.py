@@ -42,6 +42,7 @@ class Tokenizer(Protocol):
     vocabulary: int
     marks: Marks  # the tokens that are put before and after a text that a model reads as a whole
     special: frozenset[int]  # the ids of tokens that are no text
+    end: tuple[int, ...]  # the tokens that end a text; the first is the one that is written
     key: str  # a cache key; equal keys encode alike
     bytes_per_token: NDArray[np.int64] | None  # bytes of text in each token; None if decoding does not restore the text
 
@@ -73,6 +74,7 @@ class ByteTokenizer:
     marks: Marks = NO_MARKS
     start: tuple[int, ...] = ()
     special: frozenset[int] = frozenset()
+    end: tuple[int, ...] = ()
     vocabulary = 256
     key = "bytes"
     bytes_per_token: NDArray[np.int64] | None = np.ones(256, dtype=np.int64)
@@ -98,6 +100,7 @@ class CharacterTokenizer:
 
     kind: Kind | SubwordKind = "characters"
     start: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
 
     def __init__(self, characters: str, names: Sequence[str] = ()):
         self.characters, self.names = characters, list(names)  # names: special tokens, with the lowest ids
@@ -140,6 +143,7 @@ class TokenIds:
     marks: Marks = NO_MARKS
     start: tuple[int, ...] = ()
     special: frozenset[int] = frozenset()
+    end: tuple[int, ...] = ()
     key = "ids"
 
     def __init__(self, vocabulary: int):

@@ -113,7 +113,7 @@ DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "attention_dropout": 0.0,
     "head_dim": None,
-    "rmsnorm.eps": 1e-6,
+    "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "max_position_embeddings": 32768,
 }
@@ -161,6 +161,7 @@ def _model_type(name: str, theirs: str, **changes: Any) -> ModelType:
 # Gemma: layers that attend to a window and layers that attend to all take turns.
 GEMMA: Mapping[str, str | Field] = {
     **{name: field for name, field in OWN_WIDTH.items() if name != "tied"},
+    "key_heads": "num_key_value_heads",
     "window": "sliding_window",
     "scale": Field("query_pre_attn_scalar", _scale),
 }

@@ -19,7 +19,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from everyformer import __version__
-from everyformer.serve.completions import END_MARKS, Completions, as_event, open_completions
+from everyformer.data.subwords import ENDS
+from everyformer.serve.completions import Completions, as_event, open_completions
 from everyformer.serve.engine import Engine, Limits
 from everyformer.serve.error import RequestError
 from everyformer.serve.guard import Guard, refusal
@@ -177,7 +178,7 @@ class Service:
     async def tokenizer_info(self, request: Request) -> Response:
         """What lm-evaluation-harness asks before it uses /tokenize. A text is taken to begin after a line end if there is no mark."""
         tokenizer = self._tokenizer().tokenizer
-        end = next((mark for mark in END_MARKS if tokenizer.special_id(mark) is not None), "\n")
+        end = next((mark for mark in ENDS if tokenizer.special_id(mark) is not None), "\n")
         return as_json(
             {"tokenizer_class": tokenizer.kind, "vocab_size": tokenizer.vocabulary, "eos_token": end, "bos_token": end}
         )

@@ -18,7 +18,6 @@ from everyformer.serve.error import RequestError
 from everyformer.serve.request import CompletionRequest, inputs_of
 from everyformer.serve.text import TextStream, token_text
 
-END_MARKS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")  # at which published models end a text
 DONE = b"data: [DONE]\n\n"
 
 
@@ -121,7 +120,6 @@ class Completions:
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer, name: str, request: CompletionRequest, prompts: list[list[int]]
     ):
-        ends = [token for mark in END_MARKS if (token := tokenizer.special_id(mark)) is not None]
         self.request, self.prompts, self.choices = request, prompts, list[Choice]()
         self.head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -135,7 +133,7 @@ class Completions:
         options = {
             "temperature": 1.0 if request.temperature is None else request.temperature, "top_k": request.top_k,
             "top_p": request.top_p, "min_p": request.min_p, "seed": request.seed, "logprobs": request.logprobs,
-            "echo": bool(request.echo), "stop": ends,
+            "echo": bool(request.echo), "stop": tokenizer.end,
         }  # fmt: skip
         tokens = 16 if request.max_tokens is None else request.max_tokens
         try:
