@@ -77,8 +77,9 @@ def t5_pair(gated: bool, folder: Any) -> tuple[Any, Any]:
     torch.manual_seed(0)
     theirs = noisy(t5_model(gated, **T5_TINY))
     sizes = {"width": 32, "heads": 4, "head_width": 6, "layers": 2, "hidden": 40, "vocabulary": 97, "gated": gated}
-    ours = everyformer.build("t5", "tiny", **sizes).double().eval()
-    ours.load_state_dict(renamed(theirs, "t5 v1.1" if gated else "t5", folder, 2))
+    theirs.save_pretrained(folder)
+    ours = everyformer.from_pretrained(folder)
+    assert ours.value == everyformer.member("t5", "tiny", **sizes)
     return theirs, ours
 
 

@@ -230,12 +230,12 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     "config, reason",
     [
-        ({"n_embd": 10**12}, "gpt2.width is 1000000000000"),
-        ({"n_embd": "16"}, "gpt2.width is '16'"),
-        ({"n_embd": [16]}, r"gpt2.width is [16]"),
+        ({"n_embd": 10**12}, "n_embd is 1000000000000"),
+        ({"n_embd": "16"}, "n_embd is '16'"),
+        ({"n_embd": [16]}, r"n_embd is [16]"),
         ({"n_layer": 60000}, "they have 2 layers, but n_layer is 60000"),
         ({"n_layer": 1}, "they have 2 layers, but n_layer is 1"),
-        ({"n_layer": None}, "gpt2.layers is None"),
+        ({"n_layer": None}, "n_layer is None"),
         ({"vocab_size": 10**9}, "transformer.wte.weight"),
         ({"n_inner": {"a": 1}}, "n_inner is {'a': 1}"),
         ({"n_inner": 10**9}, "c_fc.weight is 24 x 16, not 1000000000 x 16"),

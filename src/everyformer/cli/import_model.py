@@ -34,6 +34,8 @@ def import_model(source: Path, /, *, out: Path | None = None, leave_out: tuple[s
     screen.print(f"run: {folder}  ({parameters(model):,} parameters, task {task})")
     if task == "language":
         next_command(screen, "generate", folder, hint="--prompt 'Once'")
+    elif task == "denoise":
+        next_command(screen, "generate", folder, hint="--prompt 'Once upon a ___.'")
     elif task in ("classify", "regress"):
         next_command(screen, "predict", folder, hint="--data FILE")
     else:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from everyformer.family import names_bert, names_gpt2, names_image, names_rotary, names_shared
-from everyformer.family.names import ModelType
+from everyformer.family import names_bert, names_gpt2, names_image, names_pair, names_rotary, names_shared
+from everyformer.family.names import Config, ModelType
 from everyformer.value import nearest
 
 MODEL_TYPES: dict[str, ModelType] = {
     **names_gpt2.MODEL_TYPES,
     **names_rotary.MODEL_TYPES,
     **names_bert.MODEL_TYPES,
+    **names_pair.MODEL_TYPES,
     **names_shared.MODEL_TYPES,
     **names_image.MODEL_TYPES,
 }
+
+
+def row_of(config: Config) -> str:
+    """Returns the name of the row that reads a config. Raises ValueError if there is none."""
+    name = config.get("model_type")
+    if not isinstance(name, str) or name not in MODEL_TYPES:
+        raise ValueError(
+            f"model_type is {name!r} in config.json, which everyformer cannot read; {nearest(str(name), MODEL_TYPES)}"
+        )
+    return MODEL_TYPES[name].variant(config) or name
 
 
 def model_type(name: str) -> ModelType:

@@ -77,9 +77,11 @@ class ModelType:
     # Where a model has the settings of our member: a field of a part, or a function; PATHS has those of most members.
     paths: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
     always: Mapping[str, Any] = field(default_factory=dict)  # settings that every model of this type has
-    normal: Callable[[Config], Config] = lambda config: (
-        config
-    )  # a config with the fields of this table, from an old one
+    # A config with the fields of this table, from an old one and the weights.
+    normal: Callable[[Config, Mapping[str, Tensor]], Config] = lambda config, weights: config
+    side: str = ""  # of a model with an encoder and a decoder: that of the output heads
+    model_type: str = ""  # of the config; default: the name of the row
+    variant: Callable[[Config], str | None] = lambda config: None  # the other row that a config of this type belongs to
 
 
 def from_transformers(
@@ -95,7 +97,7 @@ def from_transformers(
     kind = model_type(name)
     weights = plain_names(kind, state)
     rows = dict(kind.rows) | {
-        f"outputs.{number}.{one}": theirs
+        f"{kind.side}outputs.{number}.{one}": theirs
         for number, key in enumerate(heads_of(kind, weights))
         for one, theirs in kind.heads[key].rows.items()
     }

@@ -63,13 +63,11 @@ _ELECTRA: Rows = _EMBEDDING | {
 
 ROWS: dict[str, Rows] = {
     "t5": dict(_t5(gated=False)),
-    "t5 v1.1": dict(_t5(gated=True)) | {"decoder.outputs.0.map.weight": ("lm_head.weight",)},  # gated-gelu
+    "t5 v1.1": dict(_t5(gated=True)),  # with gated nets
     "albert": _ALBERT,
     "electra": _ELECTRA,
 }
 HEADS: dict[str, dict[str, Rows]] = {
-    "t5": {},  # the shared table
-    "t5 v1.1": {},
     "albert": {
         "predictions.bias": {
             "map.*": ("predictions.dense.*",),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from everyformer.attention.pattern import Window
 from everyformer.attention.softmax import SoftCap
@@ -33,7 +34,7 @@ SCALINGS: dict[str, dict[str, str]] = {  # fields of our scalings, by rope_type:
 }
 
 
-def _normal(config: Config) -> Config:
+def _normal(config: Config, weights: Mapping[str, Tensor]) -> Config:
     """A config of today: rotary positions in one field, and no field that is left out because it follows from others."""
     if ROPE in config:
         return config
@@ -205,11 +206,11 @@ def _sliding(types: Any, config: Config) -> int:
     return int(sliding)
 
 
-def _alternating(config: Config) -> Config:
+def _alternating(config: Config, weights: Mapping[str, Tensor]) -> Config:
     types = config.get("layer_types")
     if types is not None and (not isinstance(types, list) or _sliding(types, config) != 1):
         raise ValueError(f"layer_types is {types}, but the layers of gemma2 take turns one by one")
-    return _normal(config)
+    return _normal(config, weights)
 
 
 def _of(side: str, field: Field) -> Field:

@@ -7,6 +7,7 @@ What the config asks for and a member has not is refused. `model_types.py` has t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from everyformer.family.model_types import MODEL_TYPES
+from everyformer.family.model_types import MODEL_TYPES, row_of
 from everyformer.family.names import Config, Field, Head, ModelType, from_transformers, heads_of, plain_names
 from everyformer.family.table import member
 from everyformer.family.weight_files import read_config, read_weights
@@ -23,7 +24,6 @@ from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.size import NoInit
 from everyformer.network.store import model_from_json
-from everyformer.value import nearest
 
 
 def from_pretrained(folder: str | Path) -> Network | PairNetwork:
@@ -40,12 +40,13 @@ def from_pretrained(folder: str | Path) -> Network | PairNetwork:
 def read_network(folder: Path, config: Config, state: Mapping[str, Tensor]) -> Network | PairNetwork:
     """Returns the network of a config and the weights of its folder."""
     model = model_of(config, state)
-    kind = MODEL_TYPES[config["model_type"]]
+    name = row_of(config)
+    kind = MODEL_TYPES[name]
     _check_layers(kind, config, state, folder)
     with torch.device("meta"), NoInit():
         shapes = model.build().state_dict()
     try:
-        weights = from_transformers(config["model_type"], state, shapes)
+        weights = from_transformers(name, state, shapes)
     except ValueError as error:
         raise ValueError(f"the weights of {folder} do not fit its config.json: {error}") from None
     dtypes = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
@@ -56,15 +57,11 @@ def read_network(folder: Path, config: Config, state: Mapping[str, Tensor]) -> N
 
 def model_of(config: Config, state: Mapping[str, Tensor]) -> Model | EncoderDecoder:
     """Returns the model that a config describes, with the heads that the weights have."""
-    name = config.get("model_type")
-    if not isinstance(name, str) or name not in MODEL_TYPES:
-        raise ValueError(
-            f"model_type is {name!r} in config.json, which everyformer cannot read; {nearest(str(name), MODEL_TYPES)}"
-        )
+    name = row_of(config)
     kind = MODEL_TYPES[name]
     weights = plain_names(kind, state)
     heads = [kind.heads[key] for key in heads_of(kind, weights)]
-    config = {**kind.fixed, **kind.defaults, **kind.normal(config)}
+    config = {**kind.fixed, **kind.defaults, **kind.normal(config, weights)}
     for field, ours in kind.fixed.items():
         if config[field] != ours:
             raise ValueError(
@@ -75,7 +72,8 @@ def model_of(config: Config, state: Mapping[str, Tensor]) -> Model | EncoderDeco
     try:
         settings = {ours: _read(theirs, config) for ours, theirs in kind.settings.items()}
         tree = msgspec.to_builtins(member(kind.member, **settings | dict(kind.always)))
-        own = {one["type"]: one for one in tree.get("outputs", ()) if one["type"] == "language"}
+        side = tree["decoder"] if kind.side else tree
+        own = {one["type"]: one for one in side.get("outputs", ()) if one["type"] == "language"}
         outputs = [
             {
                 **own.get(head.output["type"], {}),
@@ -85,10 +83,14 @@ def model_of(config: Config, state: Mapping[str, Tensor]) -> Model | EncoderDeco
             for head in heads
         ]
         if outputs or "language" not in kind.heads:
-            tree["outputs"] = outputs
+            side["outputs"] = outputs
         return _with_parts(tree, kind, config)
     except ValueError as error:
-        raise ValueError(f"config.json does not describe a {name}: {error}; restore it") from None
+        reason = str(error)
+        for ours, theirs in kind.settings.items():
+            field = theirs if isinstance(theirs, str) else theirs.name
+            reason = re.sub(rf"^{re.escape(kind.member)}\.{ours} is ", f"{field} is ", reason)
+        raise ValueError(f"config.json does not describe a {name}: {reason}; restore it") from None
 
 
 def _with_parts(tree: Any, kind: ModelType, config: Config) -> Model | EncoderDecoder:

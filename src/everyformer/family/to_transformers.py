@@ -131,7 +131,7 @@ def _heads(name: str, kind: ModelType, model: Model | EncoderDecoder) -> list[st
 
 def _config(name: str, kind: ModelType, model: Model | EncoderDecoder) -> dict[str, Any]:
     tree = msgspec.to_builtins(model)
-    config: dict[str, Any] = {"model_type": name, **kind.fixed, **kind.defaults}
+    config: dict[str, Any] = {"model_type": kind.model_type or name, **kind.fixed, **kind.defaults}
     found = list[tuple[str | Field, Any]]()
     for setting, theirs in kind.settings.items():
         path = {**PATHS, **kind.paths}[setting]
@@ -171,9 +171,8 @@ def _find(tree: Any, path: str) -> Iterator[Any]:
 
 def _weights(name: str, kind: ModelType, network: Network | PairNetwork, heads: list[str]) -> dict[str, Tensor]:
     """Our weights under their names; tied ones once."""
-    side = "decoder." if isinstance(network, PairNetwork) else ""
     rows = dict(kind.rows) | {
-        f"{side}outputs.{number}.{ours}": theirs
+        f"{kind.side}outputs.{number}.{ours}": theirs
         for number, key in enumerate(heads)
         for ours, theirs in kind.heads[key].rows.items()
     }

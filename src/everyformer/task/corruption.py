@@ -35,6 +35,7 @@ class SpanMarks:
                 "--init-from"
             )
         self.start, self.end = start, end
+        self.published = tokenizer.special_id("[CLS]") is None  # a tokenizer of T5
         self.number = {id_: number for number, id_ in enumerate(self.spans)}
 
 

@@ -230,9 +230,12 @@ class DenoiseInference(Inference):
         self.data, self.tokenizer, self.marks = data, data.tokenizer, data.marks
 
     def source(self, text: str) -> Ids:
-        """Returns a text as the encoder reads it: each blank (___ or <extra_id_0>) is the mark of a span."""
+        """Returns a text as the encoder reads it: each blank (___ or <extra_id_0>) is the mark of a span.
+
+        A published T5 has learned tasks too, so that it also answers a text without blanks.
+        """
         parts = BLANK.split(text)
-        if len(parts) == 1:
+        if len(parts) == 1 and not self.marks.published:
             raise ValueError(f"the text {text!r} has no blank to fill; write ___ where text is missing")
         if len(parts) - 1 > len(self.marks.spans):
             raise ValueError(f"the text has {len(parts) - 1} blanks; give at most {len(self.marks.spans)}")
@@ -270,17 +273,21 @@ class DenoiseInference(Inference):
 
     @torch.no_grad()
     def fill(self, network: PairNetwork, texts: Sequence[str], tokens: int = TOKENS, **sampling: Any) -> list[str]:
-        """Returns the texts with their blanks filled."""
+        """Returns the texts with their blanks filled; of a text without blanks the answer."""
         sources = [self.source(text) for text in texts]
         filled = []
         for source, target in zip(sources, self.targets(network, sources, tokens, **sampling), strict=True):
+            if not set(self.marks.number) & set(source.tolist()):
+                answer = target[: target.index(self.marks.end)] if self.marks.end in target else target
+                filled.append(self.tokenizer.decode(answer))
+                continue
             spans = self.spans(target)
             pieces = (spans.get(token, []) if token in self.marks.number else [token] for token in source[:-1].tolist())
             filled.append(self.tokenizer.decode(list(chain.from_iterable(pieces))))
         return filled
 
     def generate_text(self, network: Network | PairNetwork, prompt: str, tokens: int = TOKENS, **sampling: Any) -> str:
-        """Returns the prompt with its blanks filled."""
+        """Returns the prompt with its blanks filled, or the answer to a prompt without blanks."""
         assert isinstance(network, PairNetwork)
         return self.fill(network, [prompt], tokens, **sampling)[0]
 

@@ -16,11 +16,13 @@ from everyformer.data.subwords import HuggingFaceTokenizer
 from everyformer.data.tokenizer import ByteTokenizer, CharacterTokenizer, Tokenizer
 from everyformer.family.to_transformers import NotTheirs, to_transformers
 from everyformer.network.embed import Patches
-from everyformer.network.model import Model
+from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.task.classify_images import LabelledImageData
+from everyformer.task.denoise import DenoiseInference
 from everyformer.task.embed_texts import POOLINGS, EmbedTexts
 from everyformer.task.target import NumberTarget
+from everyformer.task.task import Inference
 from everyformer.train.trained import TrainedRun
 
 ROLES = {  # of special tokens, by BERT's names
@@ -51,10 +53,10 @@ def export(trained: TrainedRun, folder: Path) -> tuple[str, ...]:
     if tokenizer is not None:
         files |= tokenizer_files(tokenizer, trained.network.value)
         notes += ("the data are token ids, so there is no tokenizer",) if not files else ()
-    config |= _token_ids(tokenizer) | class_names(trained)
+    config |= _token_ids(tokenizer, trained.task.inference) | class_names(trained)
     files |= _pooling_files(trained)
-    if "language" in str(config["architectures"]).lower() or config["architectures"][0].endswith("LMHeadModel"):
-        files["generation_config.json"] = _token_ids(tokenizer)
+    if config["architectures"][0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+        files["generation_config.json"] = _token_ids(tokenizer, trained.task.inference)
     files |= _image_files(trained)
     for name, content in (files | {"config.json": config}).items():
         text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
@@ -73,10 +75,13 @@ def tokenizer_of(trained: TrainedRun) -> Tokenizer | None:
     return None
 
 
-def _token_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _token_ids(tokenizer: Tokenizer | None, inference: Inference) -> dict[str, Any]:
     """The ids of the tokens that begin, end and pad a text; null where there is none."""
     if tokenizer is None:
         return {}
+    if isinstance(inference, DenoiseInference):
+        marks, pad = inference.marks, tokenizer.special_id("[PAD]")
+        return {"decoder_start_token_id": marks.start, "eos_token_id": marks.end, "pad_token_id": pad}
     start = tokenizer.start[0] if tokenizer.start else None
     return {"bos_token_id": start, "eos_token_id": None, "pad_token_id": tokenizer.special_id("[PAD]")}
 
@@ -135,13 +140,8 @@ def tokenizer_files(tokenizer: Tokenizer, model: Any) -> dict[str, Any]:
     roles = {role: name for name, role in ROLES.items() if inner.token_to_id(name) is not None}
     if isinstance(tokenizer, HuggingFaceTokenizer):
         roles = {role: _name(tokenizer, name) for name, role in ROLES.items() if tokenizer.special_id(name) is not None}
-        if (
-            not tokenizer.has_template
-            and any(tokenizer.marks)
-            and isinstance(model, Model)
-            and not model.body.is_causal()
-        ):
-            inner = _with_marks(inner)
+        if not tokenizer.has_template and any(tokenizer.marks):
+            inner = _with_marks(inner, model)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **roles}
     limit = model.limit() if isinstance(model, Model) else None
     settings |= {"model_max_length": limit} if limit else {}
@@ -183,9 +183,13 @@ def _letters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-def _with_marks(inner: Any) -> Any:
-    """The tokenizer with BERT's marks around a text, which our tasks put there themselves."""
+def _with_marks(inner: Any, model: Any) -> Any:
+    """The tokenizer with BERT's marks around a text, or T5's mark after it, which our tasks put there themselves."""
     from tokenizers import processors
 
-    inner.post_processor = processors.BertProcessing(*((name, inner.token_to_id(name)) for name in ("[SEP]", "[CLS]")))
+    end, start = ((name, inner.token_to_id(name)) for name in ("[SEP]", "[CLS]"))
+    if isinstance(model, EncoderDecoder):
+        inner.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[end])
+    elif not model.body.is_causal():
+        inner.post_processor = processors.BertProcessing(end, start)
     return inner

@@ -29,6 +29,8 @@ from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Classify, Language, Masked, Reading, Regress
 from everyformer.task.classify import Classify as ClassifyTask
 from everyformer.task.classify import Regress as RegressTask
+from everyformer.task.corruption import MARKS
+from everyformer.task.denoise import Denoise
 from everyformer.task.embed_texts import POOLINGS, EmbedTexts
 from everyformer.task.masked import Masked as MaskedTask
 from everyformer.task.table import task_for
@@ -177,7 +179,14 @@ def _task(
 ) -> tuple[Task, dict[str, Any], Network | PairNetwork]:
     """What the first output head is used for, and the classes, if it predicts any."""
     model = network.value
-    heads = model.outputs if isinstance(model, Model) else ()
+    if isinstance(model, EncoderDecoder):
+        if tokenizer is None or tokenizer.special_id(MARKS[0]) is None:
+            raise ValueError(
+                f"{source} has no tokenizer with marks of spans ({MARKS[0]}, ...), as T5's has; copy its tokenizer.json there, or open "
+                "the network in Python with everyformer.from_pretrained"
+            )
+        return Denoise(), {}, network
+    heads = model.outputs
     first = heads[0] if heads else None
     marked = tokenizer is not None and None not in map(tokenizer.special_id, ("[CLS]", "[SEP]", "[MASK]"))
     if isinstance(first, Masked) and marked:
@@ -186,7 +195,7 @@ def _task(
         return task_for(model), {}, network
     if isinstance(first, Classify):
         return _classify(source, config, network, first, tokenizer)
-    if isinstance(model, Model) and isinstance(model.embed, Tokens):
+    if isinstance(model.embed, Tokens):
         return _embed_texts(source, model), {}, network
     raise ValueError(
         f"{source} has no output head that decides a task; open it in Python with everyformer.from_pretrained, or give a model with a "
