@@ -178,7 +178,7 @@ def test_a_prompt_that_is_not_utf8_is_named(run, capsys):
 def test_attention_is_drawn_of_an_example_of_the_data(place, capsys):
     words = ["--size", "tiny", "--out", "run", *TINY, "run.evaluate=0"]
     assert main(["train", "graph-classifier", *words]) == 0
-    assert main(["show", "attention", "run"]) == 0 and (place / "attention.png").exists()
+    assert main(["show", "attention", "run", "--out", "attention.png"]) == 0 and (place / "attention.png").exists()
 
 
 def test_a_character_without_a_token_is_refused(tmp_path):

@@ -234,5 +234,5 @@ def test_the_commands_draw_the_pictures_of_a_run(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["show", "buckets", "run"]) == 2
     assert "does not hash its keys" in capsys.readouterr().err
-    assert main(["show", "gates", "run", "--text", "to be " * 20]) == 2
+    assert main(["show", "gates", "run", "--text", "to be " * 20, "--out", "gates.png"]) == 2
     assert "120 positions, but at most 64 can be drawn" in capsys.readouterr().err

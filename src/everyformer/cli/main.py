@@ -33,7 +33,7 @@ from everyformer.cli.plan import plan
 from everyformer.cli.predict import predict
 from everyformer.cli.serve import serve
 from everyformer.cli.settings import settings
-from everyformer.cli.show import show
+from everyformer.cli.show_run import show
 from everyformer.cli.terminal import discard_output, write_error
 from everyformer.cli.train import resume, train
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +18,52 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 MAX_TOKENS = 64  # whose labels are legible
-MAX_NODES = 40  # of a graph, around the node of interest
+MAX_NODES, FEW_NODES = 40, 24  # of a graph, around the node of interest: of an image, and in a terminal
 DPI = 160
+
+
+class HeadMatrix(NamedTuple):
+    """The weights of one head as they are drawn in a terminal: of an image its cells, of a graph the nodes around one."""
+
+    title: str
+    value_QK: Tensor
+    queries: Sequence[str]
+    keys: Sequence[str]
+
+
+def selected(maps: AttentionMaps, layer: int | None = None, head: int | None = None) -> AttentionMaps:
+    """The maps of one layer, one head, or both. Raises ValueError if there is none of that number."""
+    weight_LHQK = list(maps.weight_LHQK)
+    chosen = []
+    for name, number, count in ((maps.row, layer, len(weight_LHQK)), (maps.column, head, len(weight_LHQK[0]))):
+        if number is not None and not 0 <= number < count:
+            raise ValueError(f"there is no {name} {number}; give 0 to {count - 1}")
+        chosen.append(slice(0, count) if number is None else slice(number, number + 1))
+    layers, heads = chosen
+    return replace(
+        maps, weight_LHQK=[weight_HQK[heads] for weight_HQK in weight_LHQK[layers]], first=(layers.start, heads.start)
+    )
+
+
+def matrices(maps: AttentionMaps) -> tuple[str, list[HeadMatrix]]:
+    """The title of maps, and what a terminal shows of each head. Raises ValueError if there are too many tokens to label."""
+    _cell_size(maps)
+    title, queries, keys = _title(maps), list(maps.queries), list(maps.keys)
+    image, graph, found = maps.image, maps.graph, []
+    if graph is not None:
+        nodes = neighbourhood(graph.edge_NN, graph.node, FEW_NODES)
+        queries = keys = [str(node) for node in nodes]
+        title = f"attention along the edges of {len(nodes)} nodes around node {graph.node}: rows are queries, columns are keys"
+    for layer, weight_HQK in enumerate(maps.weight_LHQK, maps.first[0]):
+        for head, weight_QK in enumerate(weight_HQK, maps.first[1]):
+            name = f"{maps.row} {layer}, {maps.column} {head}"
+            if image is not None:
+                value_QK = image_heat(image, weight_QK)
+                queries, keys = ([""] * length for length in value_QK.shape)
+            else:
+                value_QK = weight_QK if graph is None else weight_QK[nodes][:, nodes]
+            found.append(HeadMatrix(name, value_QK, queries, keys))
+    return title, found
 
 
 def draw(*maps: AttentionMaps) -> Figure:
@@ -56,22 +101,38 @@ def _cell_size(maps: AttentionMaps) -> tuple[float, float]:
 def _draw_one(figure: SubFigure, maps: AttentionMaps) -> None:
     layers, heads = len(maps.weight_LHQK), maps.weight_LHQK[0].shape[0]
     plots = figure.subplots(layers, heads, squeeze=False)
-    title, painter = maps.title, _grid_painter(maps)
+    painter = _grid_painter(maps)
     if maps.image is not None:
-        title, painter = _image_title(maps.image), _image_painter(maps.image)
+        painter = _image_painter(maps.image)
     elif maps.graph is not None:
-        title, painter = _graph_title(maps.graph), _graph_painter(maps.graph, maps.weight_LHQK)
-    figure.suptitle(fill(title, max(30, 18 * heads)), fontsize=10)
+        painter = _graph_painter(maps.graph, maps.weight_LHQK)
+    figure.suptitle(fill(_title(maps), max(30, 18 * heads)), fontsize=10)
     for layer, weight_HQK in enumerate(maps.weight_LHQK):
         for head, weight_QK in enumerate(weight_HQK):
             plot = plots[layer][head]
             scale = painter(plot, weight_QK, layer == layers - 1, head == 0)
             if layer == 0:
-                plot.set_title(f"{maps.column} {head}", fontsize=8)
-        plots[layer][0].set_ylabel(f"{maps.row} {layer}", fontsize=8)
+                plot.set_title(f"{maps.column} {maps.first[1] + head}", fontsize=8)
+        plots[layer][0].set_ylabel(f"{maps.row} {maps.first[0] + layer}", fontsize=8)
     bar = figure.colorbar(scale, ax=plots, shrink=1 / layers, fraction=0.02, pad=0.01, aspect=15)
     bar.ax.tick_params(labelsize=6)
     bar.set_label("weight" if maps.image is None else "weight / largest", fontsize=8)
+
+
+def _title(maps: AttentionMaps) -> str:
+    """What the picture shows."""
+    if maps.graph is not None:
+        shown = len(neighbourhood(maps.graph.edge_NN, maps.graph.node))
+        whole = shown == len(maps.graph.class_N)
+        part = "the graph" if whole else f"{shown} nodes around node {maps.graph.node}"
+        return f"attention along the edges of {part}: colours of nodes are classes"
+    if maps.image is None:
+        return maps.title
+    if maps.image.query is None:
+        return "attention over the image: mean of all queries"
+    if maps.image.cell_P2[maps.image.query, 0] < 0:
+        return "attention of the class token over the image"
+    return "attention over the image of the query that predicts the marked pixel"
 
 
 Painter = Callable[[Any, Tensor, bool, bool], Any]  # draws Q, K weights; whether in the last row, in the first column
@@ -89,26 +150,22 @@ def _grid_painter(maps: AttentionMaps) -> Painter:
     return paint
 
 
-def _image_title(image: ImageCells) -> str:
-    if image.query is None:
-        return "attention over the image: mean of all queries"
-    if image.cell_P2[image.query, 0] < 0:
-        return "attention of the class token over the image"
-    return "attention over the image of the query that predicts the marked pixel"
+def image_heat(image: ImageCells, weight_QK: Tensor) -> Tensor:
+    """The weights of the query of interest on each cell of the image, relative to the largest."""
+    heat_YX = torch.zeros([length // image.size for length in image.pixel_CYX.shape[1:]])
+    weight_K = weight_QK.mean(0) if image.query is None else weight_QK[image.query]
+    reads_P = image.cell_P2[:, 0] >= 0
+    row_P, column_P = image.cell_P2[reads_P].unbind(1)
+    heat_YX.index_put_((row_P, column_P), weight_K[reads_P], accumulate=True)
+    return heat_YX / heat_YX.max().clamp(min=1e-12)
 
 
 def _image_painter(image: ImageCells) -> Painter:
     """Red where the query attends to: the weights of the cells, over the image in grey."""
-    rows, columns = (length // image.size for length in image.pixel_CYX.shape[1:])
     grey_YX = image.pixel_CYX.mean(0).numpy()
-    reads_P = image.cell_P2[:, 0] >= 0
 
     def paint(plot: Any, weight_QK: Tensor, last: bool, first: bool) -> Any:
-        weight_K = weight_QK.mean(0) if image.query is None else weight_QK[image.query]
-        heat_YX = torch.zeros(rows, columns)
-        row_P, column_P = image.cell_P2[reads_P].unbind(1)
-        heat_YX.index_put_((row_P, column_P), weight_K[reads_P], accumulate=True)
-        heat_YX = heat_YX / heat_YX.max().clamp(min=1e-12)
+        heat_YX = image_heat(image, weight_QK)
         extent = (-0.5, grey_YX.shape[1] - 0.5, grey_YX.shape[0] - 0.5, -0.5)
         plot.imshow(grey_YX, cmap="gray", vmin=0, vmax=1, extent=extent)
         alpha_YX = 0.15 + 0.6 * heat_YX.numpy()
@@ -121,12 +178,6 @@ def _image_painter(image: ImageCells) -> Painter:
         return heat
 
     return paint
-
-
-def _graph_title(graph: GraphNodes) -> str:
-    shown = len(neighbourhood(graph.edge_NN, graph.node))
-    part = "the graph" if shown == len(graph.class_N) else f"{shown} nodes around node {graph.node}"
-    return f"attention along the edges of {part}: colours of nodes are classes"
 
 
 def neighbourhood(edge_NN: Tensor, node: int, limit: int = MAX_NODES) -> list[int]:

@@ -1,15 +1,19 @@
-"""The curves of a run: training and validation in one unit, on one axis."""
+"""The curves of runs: training and validation in one unit, on one axis."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everyformer.train.record import read
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Point = tuple[int, float]  # step and value
 NATS = "loss in nats per target"
@@ -107,13 +111,51 @@ def smooth(points: list[Point]) -> list[Point]:
     return result
 
 
+def curves_of(folders: Sequence[Path]) -> list[Curves]:
+    """The curves of several runs. Raises ValueError if a folder is no run, or if their units differ."""
+    for folder in folders:
+        if not (folder / "records.jsonl").is_file():
+            raise ValueError(f"{folder} has no records of a training; give the folder of a run that train has written")
+    found = [curves(read(folder / "records.jsonl")) for folder in folders]
+    for folder, one in zip(folders, found, strict=True):
+        if one.unit != found[0].unit:
+            raise ValueError(
+                f"the curves of {folders[0]} are in the unit {found[0].unit!r}, those of {folder} in {one.unit!r}, which share no axis; "
+                "draw them one by one"
+            )
+    return found
+
+
 def draw(folder: Path) -> Path:
     """Draw `curves.png` from the records of a run and return its path."""
+    path = folder / "curves.png"
+    figure_of([folder]).savefig(path, dpi=120)
+    return path
+
+
+def figure_of(folders: Sequence[Path]) -> Figure:
+    """Draw the curves of one run with its intervals, or those of several runs over each other, a colour for each."""
     from matplotlib.figure import Figure
 
-    run = curves(read(folder / "records.jsonl"))
+    found = curves_of(folders)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
+    if len(found) == 1:
+        _draw_one(axes, found[0])
+    else:
+        for index, (folder, run) in enumerate(zip(folders, found, strict=True)):
+            _draw_over(axes, run, str(folder), f"C{index % 10}")
+    title = folders[0].resolve().name if len(found) == 1 else "lines: training (moving average); points: validation"
+    axes.set(xlabel="step", ylabel=found[0].unit)
+    axes.set_title(title, fontsize=10)
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+    return figure
+
+
+def _draw_one(axes: Axes, run: Curves) -> None:
     if run.train:
         axes.plot(*zip(*run.train, strict=True), "-", color="#9db7d1", lw=0.8, alpha=0.6)
         axes.plot(*zip(*smooth(run.train), strict=True), "-", color="#1f5a96", lw=1.5, label=run.training)
@@ -122,15 +164,20 @@ def draw(folder: Path) -> Path:
         (run.final, "D", "#b23a48", "final validation, on more examples"),
     ):
         if points:
-            steps, values = zip(*points, strict=True)
-            bounds = [run.intervals.get(point, (point[1], point[1])) for point in points]
-            bars = [[abs(value - bound[side]) for value, bound in zip(values, bounds, strict=True)] for side in (0, 1)]
-            axes.errorbar(steps, values, bars, fmt=style, color=color, ms=4, capsize=2, elinewidth=1, label=label)
-    axes.set(xlabel="step", ylabel=run.unit, title=folder.name)
-    axes.locator_params(axis="x", integer=True)
-    axes.grid(alpha=0.3)
-    if axes.get_lines():
-        axes.legend(frameon=False)
-    path = folder / "curves.png"
-    figure.savefig(path, dpi=120)
-    return path
+            _draw_points(axes, run, points, fmt=style, color=color, label=label)
+
+
+def _draw_over(axes: Axes, run: Curves, name: str, color: str) -> None:
+    """The curves of one of several runs."""
+    smoothed = smooth(run.train) or [(0, math.nan)]
+    axes.plot(*zip(*smoothed, strict=True), "-", color=color, lw=1.2, label=name)
+    for points, style in ((run.valid, "o--"), (run.final, "D")):
+        if points:
+            _draw_points(axes, run, points, fmt=style, color=color, lw=0.8)
+
+
+def _draw_points(axes: Axes, run: Curves, points: list[Point], **style: Any) -> None:
+    steps, values = zip(*points, strict=True)
+    bounds = [run.intervals.get(point, (point[1], point[1])) for point in points]
+    bars = [[abs(value - bound[side]) for value, bound in zip(values, bounds, strict=True)] for side in (0, 1)]
+    axes.errorbar(steps, values, bars, ms=4, capsize=2, elinewidth=1, **style)

@@ -1,4 +1,4 @@
-"""What a network computes inside besides attention weights: halting, hash buckets and gates, as arrays and as pictures.
+"""What a network computes inside besides attention weights: halting, hash buckets, gates and spans, as arrays and as pictures.
 
 inputs = run.task.inference.probe_input(run.network, "To be")
 halting_maps(run.network, inputs)[0].value_RT          # rows are steps, columns positions
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,20 +24,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FEATURES = 8  # rows of a gate: its features are sorted by their mean and averaged in so many groups
-ROW, COLUMN = {"weight": 0.16, "bucket": 0.16, "gate": 0.08}, 0.16  # inches: a bucket's number is legible
-COLOUR_MAPS = {"weight": "Blues", "bucket": "tab20", "gate": "RdYlBu"}
+ROW, COLUMN = {"gate": 0.08}, 0.16  # inches: a bucket's number is legible
+COLOUR_MAPS = {"weight": "Blues", "bucket": "tab20", "gate": "RdYlBu", "span": "viridis"}
+SCALES = {"weight": "weight of the step", "gate": "open", "span": "span in positions"}
 COLOURS = 20  # of tab20: buckets beyond them repeat the colours
 
 
 @dataclass(frozen=True)
 class InnerMap:
-    """Numbers by position: rows R are steps, rounds of hashing, or groups of features of a gate."""
+    """Numbers by position: rows R are steps, rounds of hashing, groups of features of a gate, or heads."""
 
     title: str
     value_RT: Tensor
     rows: Sequence[str]  # labels
     labels: Sequence[str]  # of the positions
-    kind: str  # of the numbers: weight, bucket or gate
+    kind: str  # of the numbers: weight, bucket, gate or span
     count_T: Tensor | None = None  # steps taken at each position
 
 
@@ -86,6 +88,19 @@ def gate_maps(network: Network | PairNetwork, inputs: ProbeInput) -> list[InnerM
     return maps
 
 
+def span_maps(network: Network | PairNetwork, inputs: ProbeInput) -> list[InnerMap]:
+    """The span of each head at each position, of each layer. Raises ValueError if no span is learned."""
+    maps = []
+    for side in probe(network, inputs):
+        for index, z_BHQ in enumerate(side.probe.spans):
+            z_HQ = z_BHQ[0, :, : len(side.labels)].float().cpu()
+            title = f"{side.name} {side.row} {index}: {z_HQ.mean():.1f} positions on average".strip()
+            maps.append(InnerMap(title, z_HQ, [f"head {head}" for head in range(len(z_HQ))], side.labels, "span"))
+    if not maps:
+        raise ValueError("the model has no learned spans; give the run of adaptive-span")
+    return maps
+
+
 def _named_gates(side: ProbedSide) -> list[tuple[str, dict[str, Tensor]]]:
     """The gates with the layer and the sublayer that they belong to, in the order of execution."""
     body = side.network.body
@@ -104,6 +119,13 @@ def _by_mean(gate_DT: Tensor) -> Tensor:
     return torch.stack([part.mean(0) for part in gate_DT[order_D].tensor_split(min(FEATURES, len(order_D)))])
 
 
+def as_shares(one: InnerMap, maps: Sequence[InnerMap]) -> Tensor:
+    """The numbers of a map from 0 to 1, spans relative to the longest of all maps; buckets as they are."""
+    if one.kind != "span":
+        return one.value_RT
+    return one.value_RT / max(1e-12, *(float(other.value_RT.max()) for other in maps))
+
+
 def draw(maps: Sequence[InnerMap], title: str) -> Figure:
     """Draw maps below each other, with a column per position. Raises ValueError if there are too many positions."""
     from matplotlib.figure import Figure
@@ -111,15 +133,17 @@ def draw(maps: Sequence[InnerMap], title: str) -> Figure:
     count = max(len(one.labels) for one in maps)
     if count > MAX_TOKENS:
         raise ValueError(f"the input has {count} positions, but at most {MAX_TOKENS} can be drawn; give a shorter one")
-    heights = [ROW[one.kind] * len(one.rows) + 0.75 for one in maps]
+    heights = [ROW.get(one.kind, COLUMN) * len(one.rows) + 0.75 for one in maps]
     figure = Figure((max(4.0, COLUMN * count + 2.2), sum(heights) + 0.5), dpi=DPI, layout="constrained")
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(fill(title, int(11 * figure.get_figwidth())), fontsize=10)
+    largest = max(1.0, *(float(one.value_RT.max()) for one in maps)) if maps[0].kind == "span" else 1.0
     plots = figure.subplots(len(maps), 1, squeeze=False, height_ratios=heights)[:, 0]
     for plot, one in zip(plots, maps, strict=True):
         buckets = one.kind == "bucket"
         shown_RT = one.value_RT % COLOURS / COLOURS if buckets else one.value_RT
-        image = plot.imshow(shown_RT.numpy(), cmap=COLOUR_MAPS[one.kind], vmin=0, vmax=1, aspect="auto")
-        plot.set_title(one.title, fontsize=8, loc="left")
+        image = plot.imshow(shown_RT.numpy(), cmap=COLOUR_MAPS[one.kind], vmin=0, vmax=largest, aspect="auto")
+        halts = "" if one.count_T is None else "; red: where it halts"
+        plot.set_title(one.title + halts, fontsize=8, loc="left")
         plot.tick_params(length=0, labelsize=6)
         rotation = 90 if max(map(len, one.labels)) > 1 else 0
         plot.set_xticks(range(len(one.labels)), one.labels, fontfamily="monospace", rotation=rotation)
@@ -133,5 +157,5 @@ def draw(maps: Sequence[InnerMap], title: str) -> Figure:
     if maps[0].kind != "bucket":
         bar = figure.colorbar(image, ax=plots, fraction=0.02, pad=0.01, aspect=15, shrink=min(1.0, 1.5 / sum(heights)))
         bar.ax.tick_params(labelsize=6)
-        bar.set_label("weight of the step" if maps[0].kind == "weight" else "open", fontsize=8)
+        bar.set_label(SCALES[maps[0].kind], fontsize=8)
     return figure

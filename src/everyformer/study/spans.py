@@ -98,7 +98,8 @@ def draw_spans(result: Spans) -> Figure:
         columns = [layer + SPREAD * ((head + 0.5) / heads - 0.5) for head in range(heads)]
         plot.scatter(columns, spans_H, s=14, color="tab:blue", alpha=0.7, clip_on=False, zorder=3)
     plot.set_xticks(range(len(result.each)))
+    plot.set_title(f"learned span of each head: {result.mean:.1f} positions on average", fontsize=10)
     plot.set_xlabel("layer")
-    plot.set_ylabel("span of each head")
+    plot.set_ylabel("span in positions")
     plot.set_ylim(0, 1.1 * max(1.0, *map(max, result.each)))
     return figure

@@ -39,6 +39,7 @@ class AttentionMaps:
     row: str = "layer"  # label of the rows
     image: ImageCells | None = None  # of which the keys read cells
     graph: GraphNodes | None = None  # whose nodes are queries and keys
+    first: tuple[int, int] = (0, 0)  # the numbers of the first layer and of the first head
 
 
 @dataclass(frozen=True)
