@@ -36,9 +36,13 @@ class Probe:
 
     records_weights: bool = True  # with False, the fast kernels stay in use
     records_layers: bool = False
+    records_products: bool = False
     logits: bool = True  # with False, output heads with a vocabulary return a `LogitMap`, which is not computed yet
     weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each self-attention
     cross_weights: list[Tensor] = field(default_factory=list)  # B, H, Q, S of each cross-attention
+    products: list[Tensor] = field(
+        default_factory=list
+    )  # B, H, Q, K of each self-attention: scale q_i . k_j, if `records_products`
     buckets: list[Tensor] = field(default_factory=list)  # B, H, R, K of each attention that hashes: bucket of each key
     gates: list[dict[str, Tensor]] = field(default_factory=list)  # B, T, D by name, of each gated residual
     cell_gates: list[dict[str, Tensor]] = field(default_factory=list)  # B, T, D by name, of each LSTM

@@ -15,7 +15,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from everyformer.explore.answer import Answer, Ask
+from everyformer.explore.generate import Generate
+from everyformer.explore.inside import Inside
+from everyformer.explore.library import Library
 from everyformer.explore.patterns import Patterns
+from everyformer.explore.runs import Runs
 from everyformer.serve.engine import Limits
 from everyformer.serve.error import RequestError
 from everyformer.serve.guard import Guard, refusal
@@ -37,9 +41,14 @@ HEADERS = {
 class Explorer:
     """The page for some runs. `app` is the ASGI application, `answer` what it is asked."""
 
-    def __init__(self) -> None:
-        self.limits, self.metrics = Limits(body=BODY), Metrics()
-        self.asks: dict[str, Ask] = {**Patterns().asks}
+    def __init__(self, library: Library) -> None:
+        self.library, self.limits, self.metrics = library, Limits(body=BODY), Metrics()
+        self.asks: dict[str, Ask] = {
+            **Patterns().asks,
+            **Inside(library).asks,
+            **Generate(library).asks,
+            **Runs(library).asks,
+        }
         files = {"/" if path.name == "index.html" else f"/{path.name}": path for path in sorted(PAGE.iterdir())}
         routes = [Route(path, partial(_file, file=file)) for path, file in files.items()]
         routes += [Route(path, self._asked, methods=["POST"]) for path in self.asks]

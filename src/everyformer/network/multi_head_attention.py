@@ -272,6 +272,7 @@ class CrossAttentionModule(SublayerModule):
             scale=self.heads.scale,
             dropout=self.value.dropout if self.training else 0.0,
         )
-        if context.call.probe is not None:
-            context.call.probe.cross_weights.append(context.call.probe.weights.pop())
+        if (probe := context.call.probe) is not None:
+            probe.cross_weights.append(probe.weights.pop())
+            del probe.products[len(probe.weights) :]
         return self.heads.merge(output_BHQE), entry

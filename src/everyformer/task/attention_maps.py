@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,6 +60,7 @@ class ProbedSide:
     network: Network
     probe: Probe
     labels: Sequence[str]  # of the positions; padding follows them
+    output: Any = None  # of the network: an `Output`, or of an encoder an `EncoderOutput`
 
     @property
     def row(self) -> str:
@@ -68,20 +70,23 @@ class ProbedSide:
 
 
 @torch.no_grad()
-def probe(network: Network | PairNetwork, inputs: ProbeInput) -> list[ProbedSide]:
-    """Run a network on one example. Returns what was recorded: of the network, or of its encoder and its decoder."""
+def probe(network: Network | PairNetwork, inputs: ProbeInput, products: bool = False) -> list[ProbedSide]:
+    """Run a network on one example. Returns what was recorded: of the network, or of its encoder and its decoder. With `products`, the
+    products of queries and keys too."""
     if isinstance(network, Network):
-        recorded = Probe()
-        network(*inputs.inputs, **inputs.options, probe=recorded)
-        return [ProbedSide("", network, recorded, [CLASS_TOKEN] * network.value.class_token + list(inputs.labels))]
-    (source, target), options, probes = inputs.inputs, dict(inputs.options), (Probe(), Probe())
+        recorded = Probe(records_products=products)
+        output = network(*inputs.inputs, **inputs.options, probe=recorded)
+        labels = [CLASS_TOKEN] * network.value.class_token + list(inputs.labels)
+        return [ProbedSide("", network, recorded, labels, output)]
+    (source, target), options = inputs.inputs, dict(inputs.options)
+    probes = (Probe(records_products=products), Probe(records_products=products))
     visible, offset = options.pop("source_visible", None), options.get("position_offset")
     encoded = network.encode(source, visible=visible, position_offset=offset, probe=probes[0])
-    network.decode(target, encoded, **options, probe=probes[1])
+    output = network.decode(target, encoded, **options, probe=probes[1])
     source_labels = inputs.source_labels or [str(index) for index in range(source.shape[1])]
     return [
-        ProbedSide("encoder", network.encoder, probes[0], source_labels),
-        ProbedSide("decoder", network.decoder, probes[1], inputs.labels),
+        ProbedSide("encoder", network.encoder, probes[0], source_labels, encoded),
+        ProbedSide("decoder", network.decoder, probes[1], inputs.labels, output),
     ]
 
 
@@ -92,14 +97,19 @@ def attention_maps(network: Network | PairNetwork, inputs: ProbeInput, part: str
     of the state counts as a head; the elements are sorted by their mean distance and averaged in groups.
     Raises ValueError if the network has no such weights.
     """
-    if isinstance(network, Network):
+    return maps_of(probe(network, inputs), inputs, part)
+
+
+def maps_of(sides: Sequence[ProbedSide], inputs: ProbeInput, part: str | None = None) -> AttentionMaps:
+    """Returns the attention weights of what a probe recorded, as `attention_maps` does."""
+    if len(sides) == 1:
         if part is not None:
             raise ValueError(f"the model has no encoder, so {part} is not a part of it; leave --part out")
-        return _single_maps(probe(network, inputs)[0], inputs)
+        return _single_maps(sides[0], inputs)
     part = part or "cross"
     if part not in PARTS:
         raise ValueError(f"no part of an encoder-decoder is named {part!r}; {nearest(part, PARTS)}")
-    encoder, decoder = probe(network, inputs)
+    encoder, decoder = sides
     if part == "cross":
         title = "cross-attention: rows are positions of the decoder, columns of the encoder"
         maps = _cropped(decoder.probe.cross_weights, decoder.labels, encoder.labels)

@@ -25,6 +25,8 @@ def run(request: Request) -> Tensor:
     context, request = request.context, request.ungrouped()
     b, h, i, j = context.positions.indices(request.batch, request.heads)
     score_BHQK = request.products(request.q_BHQE, request.k_BHKE)
+    if context.call.probe is not None and context.call.probe.records_products:
+        context.call.probe.products.append(score_BHQK.detach())
     for term in request.terms:
         score_BHQK = score_BHQK + term(b, h, i, j)
     allowed_BHQK = context.mask(request.pattern, request.batch, request.heads)

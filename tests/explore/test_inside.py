@@ -1,0 +1,143 @@
+"""What the page shows of a model equals what the library computes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import everyformer
+from tests.explore.conftest import unpack
+
+TEXT = "To be, or not to be"
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return everyformer.load(folder / "first", device="cpu")
+
+
+def ask(client, path, **body):
+    answer = client.post(path, json={"run": "first"} | body)
+    assert answer.status_code == 200, answer.text
+    return unpack(answer.content) if "octet" in answer.headers["Content-Type"] else (answer.json(), [])
+
+
+def test_the_weights_of_a_head_are_the_librarys(client, model):
+    weights = model.attention(TEXT).weights
+    for layer, head in ((0, 1), (1, 0)):
+        data, (code_QK, product_QK) = ask(client, "/api/inside/head", text=TEXT, layer=layer, head=head)
+        assert np.abs(code_QK * (data["largest"] / 65535) - weights[layer][head]).max() < 1e-5
+        allowed = np.tril(np.ones_like(product_QK, bool))
+        score_QK = np.where(allowed, product_QK, -np.inf)
+        softmax_QK = np.exp(score_QK - score_QK.max(1, keepdims=True))
+        assert np.abs(softmax_QK / softmax_QK.sum(1, keepdims=True) - weights[layer][head]).max() < 1e-5
+
+
+def test_the_surprisal_is_the_librarys_score(client, model):
+    data, arrays = ask(client, "/api/inside", text=TEXT)
+    bits_T = arrays[data["predicted"]["surprisal"]]
+    assert math.isnan(bits_T[0])
+    score = model.score([list(TEXT.encode())])[0]
+    assert np.nansum(bits_T) == pytest.approx(-score.log_likelihood / math.log(2), rel=1e-4)
+    assert data["predicted"]["total"] == pytest.approx(float(np.nansum(bits_T)), rel=1e-4)
+
+
+def test_the_predictions_are_the_softmax_of_the_logits(client, model):
+    data, arrays = ask(client, "/api/inside", text=TEXT)
+    logits_TV = model.network(torch.tensor([list(TEXT.encode())])).logits[0]
+    ids, shares = (arrays[data["predicted"]["at"] + number] for number in (0, 1))
+    expected = logits_TV.softmax(-1).gather(1, torch.from_numpy(ids.astype(np.int64)))
+    assert np.abs(expected.detach().numpy() - shares).max() < 1e-5
+    assert (np.diff(shares) <= 0).all()
+
+
+def test_a_head_that_is_switched_off_adds_nothing(client, model):
+    off = [["", 0, 0]]
+    data, arrays = ask(client, "/api/inside", text=TEXT, off=off)
+    out, width = model.network.body.layer_modules()[0].sublayers[0].heads.out, 8
+    kept = out.weight.detach().clone()
+    with torch.no_grad():
+        out.weight[:, :width] = 0  # the columns of head 0
+        expected = model.network(torch.tensor([list(TEXT.encode())])).logits[0].softmax(-1)
+        out.weight.copy_(kept)
+    top = arrays[data["predicted"]["at"] + 1]
+    assert np.abs(expected.topk(top.shape[1]).values.detach().numpy() - top).max() < 1e-5
+    again, _ = ask(client, "/api/inside", text=TEXT)
+    assert again["predicted"]["total"] != pytest.approx(data["predicted"]["total"], abs=1e-6)
+
+
+def test_segments_that_the_memory_covers_give_the_weights_of_one_pass(client):
+    whole, (one_QK, *_) = ask(client, "/api/inside/head", run="memory", text=TEXT[:16], layer=1, head=1)
+    parts, (two_QK, *_) = ask(client, "/api/inside/head", run="memory", text=TEXT[:16], layer=1, head=1, segment=5)
+    first = one_QK * (whole["largest"] / 65535)
+    assert np.abs(first - two_QK * (parts["largest"] / 65535)).max() < 1e-4
+
+
+def test_a_segment_does_not_reach_beyond_the_memory(client):
+    _, (code_QK, *_) = ask(client, "/api/inside/head", run="memory", text="x" * 60, layer=0, head=0, segment=4)
+    assert (code_QK[56:, :40] == 0).all() and (code_QK[56:60, 40] > 0).any()
+
+
+def test_the_next_token_is_the_librarys(client, model):
+    prompt = list(b"ROMEO")
+    for seed in range(3):
+        tokens = list(prompt)
+        for _ in range(3):
+            data, _ = ask(client, "/api/generate/step", tokens=tokens, temperature=0.8, top_k=5, seed=seed)
+            assert sum(one["kept"] for one in data["candidates"]) == pytest.approx(1)
+            assert sum(one["kept"] > 0 for one in data["candidates"]) == 5
+            tokens.append(data["chosen"])
+    data, _ = ask(client, "/api/generate/step", tokens=prompt, temperature=0)
+    assert [*prompt, data["chosen"]] == everyformer.generate(model.network, [prompt], 1, temperature=0)[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/api/inside", {"run": "../first"}, "there is no run"),
+        ("/api/inside", {"run": "/etc"}, "there is no run"),
+        ("/api/inside", {"run": "notes"}, "there is no run"),
+        ("/api/inside", {"text": "x" * 40}, "positions"),
+        ("/api/inside", {"off": [["", 0, 9]]}, "has no head 9"),
+        ("/api/inside", {"off": [["encoder", 0, 0]]}, "no part"),
+        ("/api/inside/head", {"layer": 7, "head": 0}, "no head 0 in layer 7"),
+        ("/api/inside/inner", {"kind": "halting"}, "does not halt"),
+        ("/api/inside/inner", {"kind": "x"}, "nothing named 'x'"),
+        ("/api/generate/step", {"tokens": [300]}, "below 256"),
+        ("/api/generate/prompt", {"text": ""}, "empty"),
+        ("/api/runs/curves", {"runs": ["no"]}, "there is no run"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_with_the_reason(client, path, body, says):
+    body = body if path.startswith("/api/runs") else {"run": "first"} | body
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400 and says in answer.json()["error"]["message"]
+
+
+def test_a_text_whose_weights_do_not_fit_is_refused(client):
+    answer = client.post("/api/inside", json={"run": "memory", "text": "x" * 20_000})
+    assert answer.status_code == 400 and "give at most" in answer.json()["error"]["message"]
+
+
+def test_the_list_of_runs_has_what_the_folders_have(client):
+    runs = {one["name"]: one for one in client.post("/api/runs", json={}).json()["runs"]}
+    assert set(runs) == {"first", "memory", "<script>alert(1)<|script>"}
+    assert (runs["first"]["step"], runs["first"]["steps"], runs["first"]["state"]) == (6, 6, "ended")
+
+
+def test_the_curves_are_those_of_the_records(client):
+    answer = client.post("/api/runs/curves", json={"runs": ["first", "memory"]})
+    data, arrays = unpack(answer.content)
+    run = data["runs"][0]
+    assert run["unit"] == "bits per byte" and run["step"] == 6 and run["samples"]
+    assert arrays[run["series"]["learning rate"]].tolist() == [1, 2, 3, 4, 5, 6]
+    assert arrays[run["series"]["valid"]].tolist() == [3, 6]
+
+
+def test_recipes_are_compared_without_the_paths_of_this_machine(client, folder):
+    data = client.post("/api/runs/recipes", json={"runs": ["first", "memory"]}).json()
+    assert {"path": "member", "values": ["byte-language", "transformer-xl"]} in data["different"]
+    assert str(folder) not in str(data)
