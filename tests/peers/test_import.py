@@ -1,4 +1,7 @@
-"""`everyformer import`: a folder of transformers becomes a run like any other, with equal tokens and equal outputs."""
+"""`everyformer import`: a folder of transformers becomes a run like any other, with equal tokens and equal outputs.
+
+It holds the first commands of docs/import_export.md.
+"""
 
 from __future__ import annotations
 

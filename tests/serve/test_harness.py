@@ -1,4 +1,5 @@
-"""lm-evaluation-harness itself measures a service: extra `harness`, or LM_EVAL_PYTHON names a Python that has it.
+"""lm-evaluation-harness itself measures a service: extra `harness`, or LM_EVAL_PYTHON names a Python that has it
+(docs/serve.md).
 
 python -m pytest -m slow tests/serve/test_harness.py
 """

@@ -1,4 +1,7 @@
-"""The service answers what the model computes, to OpenAI's client and to any other."""
+"""The service answers what the model computes, to OpenAI's client and to any other.
+
+It holds the first commands of docs/serve.md.
+"""
 
 from __future__ import annotations
 
