@@ -46,6 +46,7 @@ import torch
 from bench.hostile_generated import GENERATED, example, keep_files_in
 from bench.hostile_generated_data import save_published
 from bench.hostile_inputs import KINDS, RUN, SMALL, WORDS, write_sums
+from bench.hostile_requests import send
 from everyformer.cli.main import main as command_line
 from everyformer.train.provenance import COMMIT, header, provenance
 
@@ -185,7 +186,7 @@ def call(words: list[str], folder: Path, output: Path) -> tuple[int | None, str]
     os.set_inheritable(handle, False)
     code: int | None
     try:
-        code = command_line(words)
+        code = send(words[1]) if words[0] == "request" else command_line(words)
     except SystemExit as stop:
         code = int(stop.code or 0)
     except BaseException:

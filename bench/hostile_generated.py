@@ -348,7 +348,7 @@ FIRST = {  # what each command is given first
 
 
 @st.composite
-def requests(draw: DrawFn) -> list[str]:
+def commands(draw: DrawFn) -> list[str]:
     """A command with some of its options, whose values have the declared type, or not."""
     verb = draw(st.sampled_from(sorted(FIRST)))
     given = [*verb, draw(st.sampled_from(FIRST[verb]))]
@@ -369,6 +369,6 @@ def requests(draw: DrawFn) -> list[str]:
     return given
 
 
-@generated("request, generated", requests())
-def request(example: list[str], folder: Path) -> list[str]:
+@generated("command, generated", commands())
+def command(example: list[str], folder: Path) -> list[str]:
     return example

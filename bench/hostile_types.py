@@ -58,7 +58,7 @@ def _legal(kind: Any, depth: int) -> SearchStrategy[Any]:
         return st.sampled_from(inner)
     if origin in (Union, types.UnionType):
         return st.one_of(*(values(one, depth) for one in inner))
-    if origin is tuple and inner[-1] is Ellipsis:
+    if origin is list or (origin is tuple and inner[-1] is Ellipsis):
         return st.lists(values(inner[0], depth), min_size=0 if depth < DEPTH else 1, max_size=3)
     if origin is tuple:
         return st.tuples(*(values(one, depth) for one in inner)).map(list)
@@ -69,7 +69,7 @@ def _legal(kind: Any, depth: int) -> SearchStrategy[Any]:
     }  # fmt: skip
     if kind in plain:
         return plain[kind]
-    if issubclass(kind, Value):
+    if issubclass(kind, msgspec.Struct):
         return _value(kind, depth)
     kinds = list(named(kind).values())
     flat = [one for one in kinds if not any(_holds_values(field.type) for field in msgspec.structs.fields(one))]
@@ -86,11 +86,11 @@ def _bounded(kind: Any, limits: msgspec.Meta) -> SearchStrategy[Any]:
     return st.floats(least, most) | st.sampled_from(ends or [0.0])
 
 
-def _value(kind: type[Value], depth: int) -> SearchStrategy[dict[str, Any]]:
+def _value(kind: type[msgspec.Struct], depth: int) -> SearchStrategy[dict[str, Any]]:
     fields = msgspec.structs.fields(kind)
     needed = {field.name: values(field.type, depth - 1) for field in fields if field.required}
     others = {field.name: values(field.type, depth - 1) for field in fields if not field.required}
-    tag = {"type": st.just(str(kind.__struct_config__.tag))}
+    tag = {"type": st.just(str(kind.__struct_config__.tag))} if kind.__struct_config__.tag else {}
     return st.fixed_dictionaries(tag | needed, optional=others)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.hostile_requests import ask, message
 from everyformer.serve.request import (
     ClassifyRequest,
     CompletionRequest,
@@ -77,3 +79,19 @@ def test_other_paths_and_methods_are_refused(client):
     for method, path in OTHERS:
         answer = client.request(method, path)
         assert answer.status_code in (404, 405) and answer.json()["error"]["message"]
+
+
+WRONG = {
+    b"\x16\x03\x01\x02\x00 no request\r\n\r\n": "not a request of HTTP/1.1; send one",
+    message("/tokenize", b"{}", headers=("Content-Length: 1e3",), length=False): "not a request of HTTP/1.1; send one",
+    message(
+        "/tokenize", '{"prompt": "é"}'.encode("latin-1")
+    ): "is not valid JSON (it is not text in UTF-8); send one JSON object",
+    message("/v1/models/%00%1b[2J", b"{}", "PUT"): r"'/v1/models/\x00\x1b[2J' does not take PUT",
+}
+
+
+@pytest.mark.parametrize("content", WRONG, ids=WRONG.values())
+def test_bytes_on_the_wire_are_refused_with_a_sentence_in_json(address, content):
+    status, text = ask(int(address.rpartition(":")[2]), content)
+    assert 400 <= status < 500 and WRONG[content] in json.loads(text)["error"]["message"]

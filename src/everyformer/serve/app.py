@@ -116,7 +116,7 @@ class Service:
     async def _not_found(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path, method = request.url.path[:100], request.method[:20]
-        message = f"there is no path {path!r}" if error.status_code == 404 else f"{path} does not take {method}"
+        message = f"there is no path {path!r}" if error.status_code == 404 else f"{path!r} does not take {method}"
         return refusal(RequestError(error.status_code, f"{message}; see docs/serve.md"))
 
     async def completions(self, request: Request) -> Response:

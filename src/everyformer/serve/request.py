@@ -125,7 +125,8 @@ def read_body(body: bytes, kind: type[T]) -> T:
         what = message.replace("`", "")
         raise RequestError(400, f"{path or 'the body'}: {what[0].lower()}{what[1:300]}", path) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        kinds = {RecursionError: "it is nested too deeply", UnicodeDecodeError: "it is not text in UTF-8"}
+        reason = kinds.get(type(error), str(error))
         raise RequestError(400, f"the body is not valid JSON ({reason}); send one JSON object") from None
 
 

@@ -7,10 +7,14 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everyformer.serve.engine import Limits
+from everyformer.serve.error import RequestError
+from everyformer.serve.guard import refusal
 
 
 class Served(Protocol):
@@ -44,6 +48,17 @@ def open_socket(host: str, port: int) -> socket.socket:
     return opened
 
 
+class Http(H11Protocol):
+    """HTTP/1.1. Bytes that are no request are refused in the form of every refusal."""
+
+    def send_400_response(self, msg: str) -> None:
+        answer = refusal(RequestError(400, "the bytes received are not a request of HTTP/1.1; send one"))
+        parts = h11.Response(status_code=400, headers=[*answer.raw_headers, (b"connection", b"close")])
+        for event in (parts, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+
 class Server(uvicorn.Server):
     """Answers requests until it is told to stop. `started` is called when it listens."""
 
@@ -51,6 +66,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 service.app,
+                http=Http,
                 lifespan="on",
                 log_level="warning",
                 access_log=False,
