@@ -57,7 +57,6 @@ def run(options: argparse.Namespace, name: str, words: Sequence[str], seed: int)
             f"model.width={options.width}",
             f"model.heads={options.heads}",
             "model.dropout=0.0",
-            "task.smoothing=0.0",
             f"task.shift={options.shift}",
             f"run.steps={options.steps}",
             f"run.batch={options.batch}",

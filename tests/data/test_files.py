@@ -101,7 +101,7 @@ def test_the_fingerprint_depends_on_every_byte():
 
 def test_a_missing_path_raises():
     with pytest.raises(
-        ValueError, match=r"copy is a set of pairs, which needs an encoder and a decoder; choose transformer"
+        ValueError, match="copy is a generated problem, which only the task answer reads; leave --task out"
     ):
         files.existing_path("copy")
     with pytest.raises(ValueError, match=r"no file or folder /no/such; give a path, .*enwik8.*multi30k"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from everyformer.data import synthetic
 
@@ -40,12 +39,3 @@ def test_german_sentences_put_the_verb_second():
         verb = next(synthetic.VERBS[word] for word in one.split() if word in synthetic.VERBS)
         assert other.split()[1 if other.startswith(("heute", "oft")) else 2] == verb
         assert ("twenty-two" in one) == ("zweiundzwanzig" in other)
-
-
-@pytest.mark.parametrize("name", synthetic.ALGORITHMS)
-def test_no_source_of_an_algorithm_is_in_two_splits(name):
-    sources = [source for of_split, _ in synthetic.algorithm(name, count=3000).values() for source in of_split]
-    train = set(sources[:3000])
-    held_out = sources[3000:]
-    assert not train & set(held_out)
-    assert len(set(held_out)) == len(held_out) == 200 * 6

@@ -20,6 +20,7 @@ from everyformer.task.classify import Classify
 from everyformer.task.masked import Masked
 from everyformer.task.table import task_for
 from everyformer.task.task import FittedTask
+from everyformer.task.translate import Translate
 from everyformer.train.recipe import Recipe, override
 
 
@@ -61,9 +62,9 @@ def test_a_masked_model_reads_its_marks_and_segments():
 
 
 def test_a_pair_is_drawn_with_its_own_translation():
-    network, fitted = ready("transformer", None, "copy")
-    inputs = fitted.inference.probe_input(network, "314159")
-    assert list(inputs.source_labels) == [*"314159", "[SEP]"] and inputs.labels[0] == "[CLS]"
+    network, fitted = ready("transformer", Translate(tokenizer="characters", context=20))
+    inputs = fitted.inference.probe_input(network, "apples")
+    assert list(inputs.source_labels) == [*"apples", "[SEP]"] and inputs.labels[0] == "[CLS]"
     for part, queries, keys in (
         (None, inputs.labels, inputs.source_labels),
         ("encoder", inputs.source_labels, inputs.source_labels),

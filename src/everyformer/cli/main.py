@@ -18,6 +18,7 @@ from everyformer import __version__
 from everyformer.cli.bench import bench
 from everyformer.cli.complete import complete, completion
 from everyformer.cli.contracts import contracts
+from everyformer.cli.data import data
 from everyformer.cli.demo import demo
 from everyformer.cli.embed import embed
 from everyformer.cli.evaluate import evaluate
@@ -71,6 +72,7 @@ app.command(serve)
 app.command(explore, usage="Usage: everyformer explore [OPTIONS] [RUN...]")
 app.command(family, usage="Usage: everyformer family [OPTIONS] [MEMBER]")
 app.command(show)
+app.command(data, usage="Usage: everyformer data [OPTIONS] [NAME]")
 app.command(contracts, usage="Usage: everyformer contracts [OPTIONS] [MEMBER]")
 app.command(bench)
 app.command(demo)

@@ -41,8 +41,9 @@ def train(
     size
         A size of the member. Default: the member's own, see everyformer family --json.
     task
-        language, masked, classify, regress, translate, denoise, replaced, image or control; or an environment, for example
-        popgym:AutoencodeEasy, minigrid:MemoryS7 or gymnasium:CartPole. Default: the member's task.
+        language, masked, classify, regress, translate, denoise, replaced, image, control or answer; or an environment, for
+        example popgym:AutoencodeEasy, minigrid:MemoryS7 or gymnasium:CartPole. Default: the member's task; answer for the
+        generated problems of everyformer data.
     out
         The folder of the run; it must not exist yet. Default: runs/MEMBER-1, runs/MEMBER-2, ...
     init_from

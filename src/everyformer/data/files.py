@@ -234,15 +234,12 @@ def existing_path(data: str) -> Path:
     path = Path(data).expanduser()
     if not path.exists():
         from everyformer.data.datasets import DATASETS, GPT2_FILES
-        from everyformer.data.synthetic import ALGORITHMS
+        from everyformer.data.problems import PROBLEMS
 
-        if data in ALGORITHMS:
-            raise ValueError(
-                f"{data} is a set of pairs, which needs an encoder and a decoder; choose transformer, or universal-transformer "
-                "with --size tiny-pair"
-            )
+        if data in PROBLEMS:
+            raise ValueError(f"{data} is a generated problem, which only the task answer reads; leave --task out")
         raise ValueError(
             f"there is no file or folder {path}; give a path, - for standard input, nothing for the embedded data, or the name "
-            f"of a data set: {', '.join(sorted({*DATASETS, *ALGORITHMS} - {GPT2_FILES}))}"
+            f"of a data set: {', '.join(sorted({*DATASETS, *PROBLEMS} - {GPT2_FILES}))}"
         )
     return path

@@ -1,7 +1,4 @@
-"""Opens pairs of sentences: Multi30k, a folder of line-aligned files (train.en, train.de, ...), TSV, records, embedded sentences.
-
-The algorithmic tasks (copy, reverse and addition of digits) are generated, the same each time.
-"""
+"""Opens pairs of sentences: Multi30k, a folder of line-aligned files (train.en, train.de, ...), TSV, records, embedded sentences."""
 
 from __future__ import annotations
 
@@ -33,7 +30,6 @@ class Pairs:
     name: str
     splits: dict[str, Sides]
     fingerprint: str
-    exact: bool = False  # each source has one correct target: nothing is truncated, and there is a test set per length
     notes: tuple[str, ...] = ()  # what was decided about the columns, for the user
 
 
@@ -42,13 +38,9 @@ def open_pairs(data: str | None, source: str, target: str, valid: float) -> Pair
 
     `valid` is the fraction held out for validation where the data have no validation split.
     """
-    if data in synthetic.ALGORITHMS and not Path(data).exists():
-        return replace(_make_pairs(data, synthetic.algorithm(data), valid), exact=True)
     name = dataset_name(data)
     if name not in (None, "multi30k"):
-        raise ValueError(
-            f"{name} does not hold pairs of sentences; give multi30k, copy, reverse, addition, a folder, or a .tsv file"
-        )
+        raise ValueError(f"{name} does not hold pairs of sentences; give multi30k, a folder, or a .tsv file")
     if data is None:
         if {source, target} != {"en", "de"}:
             raise ValueError(

@@ -5,7 +5,6 @@ sets         points around three centres; the class is the centre that most poin
 shapes       images of 28 x 28 pixels; the class is the shape drawn, the number its radius
 communities  a graph with more edges inside groups than between them, and words that indicate the group only roughly; the number is
              the mean group of a node and its neighbours
-algorithm    digits to copy, reverse or add, tested on longer sequences than trained on: Dehghani et al. 2019
 sentences    simple sentences in English and German: "twenty-two" is "zweiundzwanzig", and word order differs
 """
 
@@ -132,40 +131,6 @@ def communities(nodes: int = 240, groups: int = 4, words: int = 40, numbers: boo
         "val": order[40:120],
         "test": order[120:],
     }
-
-
-ALGORITHMS = ("copy", "reverse", "addition")
-MAX_TRAIN_LENGTH = 40
-TEST_LENGTHS = (40, 80, 120, 200, 400)
-
-
-def algorithm(name: str, count: int = 100_000, held_out: int = 200) -> dict[str, tuple[list[str], list[str]]]:
-    """Returns `count` training pairs of lengths up to 40, `held_out` validation pairs, and as many test pairs of each test length.
-
-    No source is in two splits, so the shortest ones, all of which training has, are in training only.
-    Numbers are written with the lowest digit first, as in tensor2tensor; the length of a sum counts both numbers and the sign.
-    """
-    random = np.random.RandomState(ALGORITHMS.index(name))
-    shortest = 3 if name == "addition" else 1
-
-    def pair(length: int) -> tuple[str, str]:
-        digits = (random.randint(10, size=length) + ord("0")).astype(np.uint8).tobytes().decode()
-        if name == "addition":
-            sign = random.randint(1, length - 1)
-            first, second = digits[:sign], digits[sign + 1 :]
-            return f"{first}+{second}", str(int(first[::-1]) + int(second[::-1]))[::-1]
-        return digits, digits if name == "copy" else digits[::-1]
-
-    train = [pair(length) for length in random.randint(shortest, MAX_TRAIN_LENGTH + 1, size=count).tolist()]
-    splits, used = {"train": train}, {source for source, _ in train}
-    for split, length in (("valid", None), *((f"test{length}", length) for length in TEST_LENGTHS)):
-        splits[split] = []
-        while len(splits[split]) < held_out:
-            one = pair(length or int(random.randint(shortest, MAX_TRAIN_LENGTH + 1)))
-            if one[0] not in used:
-                used.add(one[0])
-                splits[split].append(one)
-    return {split: ([source for source, _ in rows], [target for _, target in rows]) for split, rows in splits.items()}
 
 
 SUBJECTS = {

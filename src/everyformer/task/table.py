@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from everyformer.attention.pattern import Graph
+from everyformer.data.problems import problem_name
 from everyformer.family.table import find
 from everyformer.network.embed import Features, Nodes, Patches
 from everyformer.network.grid import Grid
@@ -14,6 +15,7 @@ from everyformer.network.output_head import Language as LanguageHead
 from everyformer.network.output_head import Logistics, PerToken, ReplacedToken
 from everyformer.network.output_head import Masked as MaskedHead
 from everyformer.network.output_head import Regress as RegressHead
+from everyformer.task.answer import Answer
 from everyformer.task.classify import Classify, InputKind, Regress
 from everyformer.task.control import Control
 from everyformer.task.denoise import Denoise
@@ -36,6 +38,7 @@ TASKS: dict[str, type[Task]] = {
     "replaced": Replaced,
     "image": Image,
     "control": Control,
+    "answer": Answer,
 }
 BY_HEAD: dict[type, str] = {
     LanguageHead: "language",
@@ -48,11 +51,16 @@ BY_HEAD: dict[type, str] = {
 }
 
 
-def task_for(member: str | Model | EncoderDecoder, size: str | None = None, name: str | None = None) -> Task:
-    """Returns the task of a name, or the default task of a member. The name of an environment stands for control in it."""
+def task_for(
+    member: str | Model | EncoderDecoder, size: str | None = None, name: str | None = None, data: str | None = None
+) -> Task:
+    """Returns the task of a name, or of a generated problem, or the default task of a member.
+
+    The name of an environment stands for control in it.
+    """
     row = find(member)
     value = row.value(size)
-    name = name or row.task or _default_task(value)
+    name = name or ("answer" if problem_name(data) else row.task) or _default_task(value)
     if ":" in name or name == Control().environment:
         return Control(environment=name)
     if name not in TASKS:

@@ -2,11 +2,7 @@
 
 Teacher forcing: the decoder reads [CLS] y_1 ... y_n and predicts y_1 ... y_n [SEP]. The loss of one token with label
 smoothing e over V tokens (section 5.4) is (1 - e) (-log p(y)) + e / V sum_v -log p(v). Batches have sentences of similar
-length. The algorithmic sets with one right answer (copy, reverse, addition: Dehghani et al. 2019) are read by characters; their
-evaluation reports the share of right characters with the true prefix given, as the published code does, and the share of
-sequences with all characters right, which then equals that of generated sequences. With `shift` the positions of each
-training pair start at a random offset below it, equal for source and target (the paper's random offsets), so that longer
-test sequences have no new positions.
+length.
 Symbols: [CLS] is the start token, [SEP] the end token; a source ends in [SEP] too.
 """
 
@@ -28,7 +24,6 @@ from everyformer.data import tokenizer as tokenizers
 from everyformer.data.files import digest
 from everyformer.data.inputs import Inputs, read_inputs
 from everyformer.data.pairs import Pairs, open_pairs
-from everyformer.data.synthetic import ALGORITHMS
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.beam import beam_search
 from everyformer.infer.estimate import Estimate, Progress, row_sums
@@ -43,7 +38,7 @@ from everyformer.task.batch import Batch, epoch_order, pad, step_generator
 from everyformer.task.check import check_split, check_tokens, context_of, context_setting, head_index
 from everyformer.task.probe_input import ProbeInput, check_index, token_labels
 from everyformer.task.task import FittedTask, Inference, Objective, Task, TaskData
-from everyformer.value import Count, Share, Size, Value
+from everyformer.value import Share, Size, Value
 
 CONTEXT = 128  # default, unless the model has fewer positions
 MULTIPLE = 8
@@ -61,7 +56,6 @@ class Translate(Task, Value, frozen=True):
     vocabulary: Size = 8192  # largest number of tokens that a bpe tokenizer learns
     context: Size | None = None  # tokens of a sentence: longer pairs are left out, longer sources truncated; None: 128
     smoothing: Share = 0.1  # label smoothing
-    shift: Count = 0  # in training, positions start at a random offset below this; 0: at 0
     beam: Size = 5  # beam width in evaluation and generation
     length_penalty: float = 0.6  # alpha of the beam search: higher prefers longer translations
     valid: Share = 0.1  # share of the training pairs held out for validation, if the data have no such split
@@ -70,8 +64,7 @@ class Translate(Task, Value, frozen=True):
         return TranslateData(self, open_pairs(data, self.source, self.target, self.valid), folder)
 
     def open_for_inference(self, data: str | None, folder: Path) -> TranslateData:
-        exact = data in ALGORITHMS and not Path(data).exists()
-        return TranslateData(self, Pairs(str(data), {}, "", exact), folder)
+        return TranslateData(self, Pairs(str(data), {}, ""), folder)
 
 
 class TranslateData(TaskData):
@@ -83,9 +76,13 @@ class TranslateData(TaskData):
     def __init__(self, task: Translate, pairs: Pairs, folder: Path | None):
         self.task, self.pairs, self.context = task, pairs, task.context or CONTEXT
         self.fingerprint, self.notes = pairs.fingerprint, pairs.notes
-        kind: Literal["bpe", "characters"] = "characters" if pairs.exact else task.tokenizer
         self.tokenizer = tokenizers.load_or_train(
-            kind, lambda: chain(*pairs.splits["train"]), task.vocabulary, self.fingerprint, folder, names=SPECIAL
+            task.tokenizer,
+            lambda: chain(*pairs.splits["train"]),
+            task.vocabulary,
+            self.fingerprint,
+            folder,
+            names=SPECIAL,
         )
         if [self.tokenizer.special_id(name) for name in SPECIAL] != list(range(len(SPECIAL))):
             raise ValueError(
@@ -112,7 +109,7 @@ class TranslateData(TaskData):
         return self.encoded[split]
 
     def add_end(self, source: Ids) -> Ids:
-        return np.append(source if self.pairs.exact else source[: self.context - 1], END)
+        return np.append(source[: self.context - 1], END)
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -125,9 +122,6 @@ class TranslateData(TaskData):
         if not isinstance(model, EncoderDecoder):
             raise ValueError("translate needs an encoder and a decoder; choose the member transformer")
         for side in (model.encoder, model.decoder):
-            limit = side.limit()
-            if limit is not None and self.task.shift:
-                raise ValueError(f"task.shift offsets positions, but the model has a table of {limit}; leave it out")
             self.context = min(self.context, context_of(self.task.context, side, CONTEXT))
             check_tokens(side, self.tokenizer.vocabulary, self.pairs.name)
         head = head_index(model.decoder, Language, "translate")
@@ -151,11 +145,7 @@ class TranslateData(TaskData):
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         epoch, index = divmod(step, self.examples() // size)
-        batch = self.batch_of("train", self.epoch_batches(epoch, size, seed)[index].tolist())
-        if not self.task.shift:
-            return batch
-        offset_B = torch.randint(self.task.shift, (size,), generator=step_generator(seed, step))
-        return Batch({**batch.tensors, "offset_B": offset_B})
+        return self.batch_of("train", self.epoch_batches(epoch, size, seed)[index].tolist())
 
     def batch_of(self, split: str, rows: Sequence[int]) -> Batch:
         sources, targets = ([side[row] for row in rows] for side in self.sides(split))
@@ -190,7 +180,7 @@ class TranslateData(TaskData):
 
 
 class TranslateObjective(Objective):
-    """Cross-entropy with label smoothing; perplexity, BLEU, or exact accuracy."""
+    """Cross-entropy with label smoothing; perplexity and BLEU."""
 
     metric = "perplexity"
 
@@ -233,8 +223,6 @@ class TranslateObjective(Objective):
         """Perplexity of the tokens; on a whole split also BLEU of translations by beam search."""
         data = self.data
         assert isinstance(network, PairNetwork)
-        if data.pairs.exact and split == "test":
-            return self._by_length(network, limit, kernel)
         split = data.find_split(split)
         sources, targets = data.sides(split)
         available = len(sources)
@@ -243,13 +231,11 @@ class TranslateObjective(Objective):
         rows = sorted(chosen, key=lambda row: (len(sources[row]), len(targets[row])))
         device, estimate = next(network.parameters()).device, Estimate(progress)
         estimate.expect(sum(len(targets[row]) + 1 for row in rows))
-        smoothed = wrong_tokens = wrong_pairs = 0.0
+        smoothed = 0.0
         for start in range(0, len(rows), EVALUATION_PAIRS):
             batch = data.batch_of(split, rows[start : start + EVALUATION_PAIRS]).to(device)
-            output, logits_NV, target_N = self.forward(network, batch, kernel)
+            _, logits_NV, target_N = self.forward(network, batch, kernel)
             visible_BT = batch["visible_BT"]
-            wrong_BT = (output.logits_of(self.head).argmax(-1) != batch["target_BT"]) & visible_BT
-            wrong_tokens, wrong_pairs = wrong_tokens + int(wrong_BT.sum()), wrong_pairs + int(wrong_BT.any(1).sum())
             smoothed += float(self.smoothed_loss(logits_NV, target_N))
             loss_N = F.cross_entropy(logits_NV, target_N, reduction="none")
             estimate.add(row_sums(loss_N, visible_BT), visible_BT.sum(1).tolist())
@@ -263,38 +249,9 @@ class TranslateObjective(Objective):
             "pairs": count,
             "targets": estimate.scored,
             "targets_in_split": sum(len(target) + 1 for target in targets),
-            **self._halting_steps(network, data.batch_of(split, rows[:EVALUATION_PAIRS]).to(device)),
+            **halting_steps(network, *pair_arguments(data.batch_of(split, rows[:EVALUATION_PAIRS]).to(device))),
         }
-        if data.pairs.exact:
-            accuracy = {
-                "character_accuracy": 1 - wrong_tokens / estimate.scored,
-                "sequence_accuracy": 1 - wrong_pairs / count,
-            }
-            return metrics | accuracy
         return metrics | (self.bleu(network, split) if count == available else {})
-
-    def _halting_steps(self, network: PairNetwork, batch: Batch) -> dict[str, float]:
-        """The mean steps per token of each side with adaptive computation time."""
-        sides = {"encoder": network.encoder, "decoder": network.decoder}
-        halting = [name for name, side in sides.items() if isinstance(side.value.body, Halt)]
-        if not halting:
-            return {}
-        probe, visible = Probe(), {"encoder": batch["source_visible_BS"], "decoder": batch["visible_BT"]}
-        self.forward(network, batch, "auto", probe)
-        return {
-            f"{name}_steps": mean_steps([weight_BTN], visible[name])
-            for name, weight_BTN in zip(halting, probe.halts, strict=True)
-        }
-
-    def _by_length(self, network: PairNetwork, limit: int | None, kernel: str) -> dict[str, Any]:
-        """The accuracies on each test set; test sets are named by their lengths."""
-        metrics: dict[str, Any] = {}
-        for split in (name for name in self.data.pairs.splits if name.startswith("test")):
-            of_split = self.evaluate(network, split, limit, kernel)
-            for name in ("character_accuracy", "sequence_accuracy", "encoder_steps", "decoder_steps"):
-                if name in of_split:
-                    metrics[f"{name}_{split.removeprefix('test')}"] = of_split[name]
-        return metrics | {"split": "test", "pairs": of_split["pairs"]}
 
     def bleu(self, network: PairNetwork, split: str) -> dict[str, Any]:
         """Returns the BLEU of the translations of a split, with sacrebleu's signature."""
@@ -316,7 +273,21 @@ class TranslateObjective(Objective):
 def pair_arguments(batch: Batch) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
     """Returns the network's inputs and the options of its call."""
     visible = {"source_visible": batch["source_visible_BS"], "visible": batch["visible_BT"]}
-    return (batch["source_BS"], batch["input_BT"]), visible | {"position_offset": batch.tensors.get("offset_B")}
+    return (batch["source_BS"], batch["input_BT"]), visible
+
+
+def halting_steps(network: PairNetwork, inputs: Sequence[Tensor], options: dict[str, Any]) -> dict[str, float]:
+    """Returns the mean steps per token of each side with adaptive computation time, in one call."""
+    sides = {"encoder": network.encoder, "decoder": network.decoder}
+    halting = [name for name, side in sides.items() if isinstance(side.value.body, Halt)]
+    if not halting:
+        return {}
+    probe, visible = Probe(), {"encoder": options["source_visible"], "decoder": options["visible"]}
+    network(*inputs, **options, probe=probe)
+    return {
+        f"{name}_steps": mean_steps([weight_BTN], visible[name])
+        for name, weight_BTN in zip(halting, probe.halts, strict=True)
+    }
 
 
 class TranslateInference(Inference):
@@ -324,8 +295,6 @@ class TranslateInference(Inference):
 
     def __init__(self, data: TranslateData):
         self.data, self.task, self.tokenizer = data, data.task, data.tokenizer
-        if data.pairs.exact and data.pairs.splits:
-            self.example = f"--prompt '{min(data.pairs.splits['valid'][0], key=len)}'"
 
     def translate(self, network: PairNetwork, texts: Sequence[str], beam: int | None = None) -> list[str]:
         """Returns the translations of some sentences, by beam search."""
@@ -341,7 +310,7 @@ class TranslateInference(Inference):
                 visible=visible_BS.to(device),
                 start=START,
                 end=END,
-                max_tokens=source_BS.shape[1] + 1 if self.data.pairs.exact else self.data.context,
+                max_tokens=self.data.context,
                 beam=beam or self.task.beam,
                 length_penalty=self.task.length_penalty,
             )

@@ -121,7 +121,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         recipe = cls(
             member=member if entry.name == member else entry.value(size),
             size=size,
-            task=task_for(member, size, task),
+            task=task_for(member, size, task, None if data is None else str(data)),
             data=None if data is None else str(data),
             init_from=None if init_from is None else str(init_from),
         )
