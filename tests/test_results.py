@@ -90,6 +90,13 @@ def test_the_readme_has_the_numbers_of_the_record_of_the_contracts():
         assert f"all {checks} checks passed" in log.read_text() and f"{models} models" in log.read_text()
 
 
+def test_the_page_has_the_numbers_of_the_random_models():
+    log = (ROOT / "docs" / "results" / "logs" / "random_models.txt").read_text()
+    failed, checks, models = re.findall(r"^(\d+) of (\d+) checks on (\d+) models failed, seed 0", log, re.MULTILINE)[0]
+    page = " ".join((ROOT / "docs" / "results" / "contracts.md").read_text().split())
+    assert f"{models} random legal models" in page and f"{failed} of {int(checks):,} checks failed" in page
+
+
 def test_the_readme_has_the_numbers_of_the_logs():
     readme, logs = (ROOT / "README.md").read_text(), ROOT / "docs" / "results" / "logs"
     step = {row[0]: float(row[6]) for row in tables.printed((logs / "gpt2_step.txt").read_text())[1:]}
