@@ -22,7 +22,7 @@ def embed(
     out: Path,
     column: str | None = None,
     pooling: Literal["mean", "first", "last", "max"] | None = None,
-    normalize: Annotated[bool | None, Parameter(show_default=False)] = None,
+    normalize: Annotated[bool | None, Parameter(show_default=False, negative="--keep-norm")] = None,
     step: Step = None,
     device: Device = "auto",
     imports: Imports = (),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from cyclopts import App, Parameter, Token, convert
+from rich.console import Console
 
 from everyformer import __version__
 from everyformer.cli.bench import bench
@@ -58,7 +59,7 @@ app = App(
     version=__version__,
     result_action="return_value",
     suppress_keyboard_interrupt=False,
-    default_parameter=Parameter(converter=convert_exactly),
+    default_parameter=Parameter(converter=convert_exactly, negative_iterable=()),
 )
 for command, first in ((plan, "MEMBER"), (train, "MEMBER"), (resume, "RUN")):
     app.command(command, usage=f"Usage: everyformer {command.__name__} [OPTIONS] {first} [SETTING=VALUE...]")
@@ -87,7 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode prints ? instead
     try:
         imported.clear()
-        code = app(sys.argv[1:] if arguments is None else arguments)
+        code = app(
+            sys.argv[1:] if arguments is None else arguments, console=Console()
+        )  # of the width that is there now
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:  # as after `| head -1`
