@@ -18,14 +18,15 @@ import torch
 from everyformer import Model, from_json, member, members
 from everyformer.cli import demo as demo_module
 from everyformer.cli.complete import _commands, _options
-from everyformer.cli.family import differences, human
-from everyformer.cli.family_listing import compute_listing, read_listing
+from everyformer.cli.family import human
 from everyformer.cli.main import app, main
 from everyformer.cli.terminal import console, next_command
 from everyformer.family.table import MEMBERS, parameters
 from everyformer.study import contracts as contracts_module
 from everyformer.study import sweep as sweep_module
 from everyformer.study.contract_report import Report, Result
+from everyformer.study.differences import differences
+from everyformer.study.family_listing import compute_listing, read_listing
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 COMMANDS: tuple[list[str], ...] = (
@@ -214,7 +215,9 @@ def test_the_family_fits_a_terminal_with_all_its_words(columns, run, monkeypatch
 
 
 def test_the_stored_listing_of_the_family_is_up_to_date():
-    assert read_listing() == json.loads(json.dumps(compute_listing())), "run: python -m everyformer.cli.family_listing"
+    assert read_listing() == json.loads(json.dumps(compute_listing())), (
+        "run: python -m everyformer.study.family_listing"
+    )
 
 
 def test_the_family_is_listed_in_less_than_two_seconds():

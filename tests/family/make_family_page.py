@@ -16,11 +16,11 @@ from torch import Tensor
 
 from everyformer.attention.pattern import ByHead, Pattern
 from everyformer.cli.family import human
-from everyformer.cli.family_listing import NOTHING, row
 from everyformer.family.member import Member
 from everyformer.family.table import MEMBERS, parameters
 from everyformer.network.multi_head_attention import Attention
 from everyformer.study.example import models
+from everyformer.study.family_listing import NOTHING, row
 from everyformer.study.pattern_images import COLORS, example_context
 
 if TYPE_CHECKING:

@@ -3,16 +3,17 @@ export const percent = (share) =>
 
 export const whole = (number) => Math.round(number).toLocaleString("en");
 
-export function human(number) {
-  for (const [unit, letter] of [
+/** A number with three digits and a unit: human(1610612736, "FLOP") is "1.61 GFLOP". */
+export function human(number, unit = "") {
+  for (const [size, letter] of [
     [1e15, "P"],
     [1e12, "T"],
     [1e9, "G"],
     [1e6, "M"],
     [1e3, "k"],
   ])
-    if (Math.abs(number) >= unit) return `${Number((number / unit).toPrecision(3))}${letter}`;
-  return `${Number(number.toPrecision(3))}`;
+    if (Math.abs(number) >= size) return `${Number((number / size).toPrecision(3))} ${letter}${unit}`.trim();
+  return `${Number(number.toPrecision(3))} ${unit}`.trim();
 }
 
 /** A list of numbers as ranges: "0-3, 8". */

@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from everyformer.cli.family_listing import NOTHING, cache_of, read_listing
 from everyformer.cli.options import AsJson
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.tables import print_blocks, print_labelled, width_of
 from everyformer.cli.terminal import console, next_command
-from everyformer.value import Value, flatten, snake, to_json
+from everyformer.study.differences import differences, is_size, tree_of
+from everyformer.study.family_listing import NOTHING, read_listing
+from everyformer.value import flatten, to_json
 
 if TYPE_CHECKING:
     from everyformer.network.model import EncoderDecoder, Model
@@ -33,22 +34,6 @@ COLUMNS = (
     "sizes and parameters",
 )
 STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
-# Fields that change the size of a model, or how it trains, but not its architecture.
-NUMBERS = {
-    *(
-        "width",
-        "heads",
-        "layers",
-        "num_layers",
-        "hidden",
-        "vocabulary",
-        "length",
-        "classes",
-        "key_width",
-        "value_width",
-    ),
-    *("size", "channels", "base", "dropout", "eps", "std", "max_distance", "max_span", "ramp", "cost", "start"),
-}
 
 
 def family(
@@ -156,7 +141,7 @@ def _one(screen: Console, text: str, size: str | None, as_json: bool) -> None:
         return
     name = title.partition(":")[0]
     screen.print(f"{title}  {find(name).paper}, {parameters(value):,} parameters\n", style="bold")
-    lines = {path: _show(leaf) for path, leaf in flatten(_tree(value))}
+    lines = {path: _show(leaf) for path, leaf in flatten(tree_of(value))}
     if max(map(len, lines)) + 2 + max(map(len, lines.values())) <= screen.width:
         print_labelled(screen, lines)
     else:
@@ -168,8 +153,8 @@ def _compare(screen: Console, one: str, two: str, as_json: bool) -> None:
     (first, a), (second, b) = _find(one), _find(two)
     pairs = differences(a, b)
     groups = {
-        "architecture": {path: pair for path, pair in pairs.items() if not _is_number(path, pair)},
-        "sizes and rates": {path: pair for path, pair in pairs.items() if _is_number(path, pair)},
+        "architecture": {path: pair for path, pair in pairs.items() if not is_size(path, pair)},
+        "sizes and rates": {path: pair for path, pair in pairs.items() if is_size(path, pair)},
     }
     if as_json:
         print(json.dumps({"members": [first, second], **groups}, indent=2))
@@ -193,56 +178,6 @@ def _compare(screen: Console, one: str, two: str, as_json: bool) -> None:
         else:
             print_blocks(screen, narrow)
     next_command(screen, "family", first)
-
-
-def differences(a: Model | EncoderDecoder, b: Model | EncoderDecoder) -> dict[str, tuple[Any, Any]]:
-    """The paths at which two values differ, each with both leaves. A leaf is None where a value has none.
-
-    An absent field and one that is off (False, 0, empty) are equal. Fields inside a value that the other lacks are left out.
-    """
-    one, two = _leaves(a, b), _leaves(b, a)
-    pairs: dict[str, tuple[Any, Any]] = {}
-    for path in sorted(one | two, key=lambda path: (path != "model", path)):
-        pair = one.get(path), two.get(path)
-        inside_absent = any(path.startswith(f"{above}.") and None in pairs[above] for above in pairs)
-        if pair[0] != pair[1] and not inside_absent:
-            pairs[path] = pair
-    return pairs
-
-
-def _leaves(value: Model | EncoderDecoder, other: Model | EncoderDecoder) -> dict[str, Any]:
-    """All leaves of a value by path. A single model is compared with the side of an encoder-decoder that is like it."""
-    from everyformer.network.model import EncoderDecoder, Model
-
-    tree = _tree(value)
-    if isinstance(value, Model) and isinstance(other, EncoderDecoder):
-        tree = {"type": tree["type"], "decoder" if value.body.is_causal() else "encoder": tree}
-    return {path: leaf or None for path, leaf in flatten(tree)}
-
-
-def _tree(part: Any) -> Any:
-    """A value as dictionaries and lists, with patterns as text and the cache of a model in words."""
-    from everyformer.attention.pattern import Pattern
-    from everyformer.network.model import Model
-
-    if isinstance(part, Pattern):
-        return str(part)
-    if isinstance(part, Value):
-        names = part.__struct_fields__
-        fields = {
-            name: _tree(getattr(part, name)) for name in names if not (name == "memory" and isinstance(part, Model))
-        }
-        cache = {"cache": cache_of(part)} if isinstance(part, Model) else {}
-        return {"type": snake(type(part).__name__)} | fields | cache
-    return [_tree(one) for one in part] if isinstance(part, tuple) else part
-
-
-def _is_number(path: str, pair: tuple[Any, Any]) -> bool:
-    """Whether a difference is one of size. Two segment memories differ in their length alone."""
-    name = path.rpartition(".")[2]
-    if name == "cache":
-        return all(str(leaf).startswith("segment memory") for leaf in pair)
-    return name in NUMBERS and not any(isinstance(leaf, str) for leaf in pair)
 
 
 def _show(leaf: Any) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from everyformer.cli.family_listing import NOTHING
 from everyformer.cli.options import AsJson
 from everyformer.cli.settings_listing import read_listing, settings_of
 from everyformer.cli.tables import print_blocks
 from everyformer.cli.terminal import console, next_command
+from everyformer.study.family_listing import NOTHING
 from everyformer.value import nearest
 
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from everyformer.explore.answer import Answer, Ask
+from everyformer.explore.family import Family
 from everyformer.explore.generate import Generate
 from everyformer.explore.inside import Inside
 from everyformer.explore.library import Library
@@ -43,12 +44,8 @@ class Explorer:
 
     def __init__(self, library: Library) -> None:
         self.library, self.limits, self.metrics = library, Limits(body=BODY), Metrics()
-        self.asks: dict[str, Ask] = {
-            **Patterns().asks,
-            **Inside(library).asks,
-            **Generate(library).asks,
-            **Runs(library).asks,
-        }
+        views = (Patterns(), Family(), Inside(library), Generate(library), Runs(library))
+        self.asks: dict[str, Ask] = {path: ask for view in views for path, ask in view.asks.items()}
         files = {"/" if path.name == "index.html" else f"/{path.name}": path for path in sorted(PAGE.iterdir())}
         routes = [Route(path, partial(_file, file=file)) for path, file in files.items()]
         routes += [Route(path, self._asked, methods=["POST"]) for path in self.asks]

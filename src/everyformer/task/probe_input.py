@@ -49,9 +49,15 @@ class ProbeInput:
 
 
 def token_labels(tokenizer: Tokenizer, ids: Ids | Sequence[int]) -> list[str]:
-    """The tokens as text, without line breaks; special tokens by name."""
+    """The tokens as text, without line breaks; special tokens by name, and parts of characters by their bytes."""
     names = {tokenizer.special_id(name): name for name in SPECIAL}
-    return [names.get(int(token)) or tokenizer.decode([int(token)]).replace("\n", "\\n") for token in ids]
+    return [names.get(int(token)) or _label(tokenizer, int(token)) for token in ids]
+
+
+def _label(tokenizer: Tokenizer, token: int) -> str:
+    """A token as text; a byte that is only a part of a character by its number."""
+    text = tokenizer.decode([token]).replace("\n", "\\n")
+    return f"\\x{token:02x}" if text == "\N{REPLACEMENT CHARACTER}" and tokenizer.kind == "bytes" else text
 
 
 def refuse_text(text: str | None, reads: str) -> None:

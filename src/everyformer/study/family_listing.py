@@ -3,7 +3,7 @@
 The table is stored in family.json, because importing torch and building every size takes seconds. A test compares the file with
 the members; after a change to a member, write it again:
 
-    python -m everyformer.cli.family_listing
+    python -m everyformer.study.family_listing
 """
 
 from __future__ import annotations

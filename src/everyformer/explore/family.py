@@ -1,0 +1,171 @@
+"""The family as a map of the five questions, and models of parts that are chosen freely."""
+
+from __future__ import annotations
+
+import shlex
+from functools import cache
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from everyformer.attention.pattern import Pattern
+from everyformer.explore.answer import Answer, Ask
+from everyformer.explore.patterns import NoRequest
+from everyformer.family.table import MEMBERS, find
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.multi_head_attention import Attention
+from everyformer.network.size import parameters
+from everyformer.network.store import model_from_json
+from everyformer.study.choices import CHOICES, AnyModel, alternatives, choose, illegal
+from everyformer.study.differences import differences, is_size, tree_of
+from everyformer.study.family_listing import cache_of, read_listing
+from everyformer.study.plan import plan
+from everyformer.study.python_source import to_python
+from everyformer.train.recipe import Recipe
+from everyformer.value import snake, to_json
+
+SETTINGS = ("run.steps=100",)  # of the run that is planned
+Json = Annotated[str, Meta(max_length=200_000)]
+Name = Annotated[str, Meta(max_length=100)]
+
+
+class MemberRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A member, as a place to start from."""
+
+    name: Name
+    size: Name | None = None
+
+
+class ChooseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A model as JSON, and another choice for one of its questions. Without a question the model as it is."""
+
+    json: Json
+    question: Name | None = None
+    choice: Any = None
+
+
+class Family:
+    """Answers what the view of the family asks."""
+
+    def __init__(self) -> None:
+        self.asks = {
+            "/api/family": Ask(NoRequest, self.table),
+            "/api/family/member": Ask(MemberRequest, self.member),
+            "/api/family/choose": Ask(ChooseRequest, self.choose),
+            "/api/family/plan": Ask(ChooseRequest, self.plan),
+        }
+
+    def table(self, request: NoRequest) -> Answer:
+        """The members with their answers to the five questions."""
+        rows = [row | {"idea": MEMBERS[row["member"]].idea} for row in read_listing()]
+        return Answer({"members": rows, "questions": list(CHOICES)})
+
+    def member(self, request: MemberRequest) -> Answer:
+        return self._about(find_member(request.name).value(request.size))
+
+    def choose(self, request: ChooseRequest) -> Answer:
+        return self._about(_chosen(request))
+
+    def plan(self, request: ChooseRequest) -> Answer:
+        """Memory and operations of a training step, by `plan`."""
+        model = _chosen(request)
+        if reasons := illegal(model):
+            raise ValueError(reasons[0])
+        planned = plan(Recipe.of(model, *SETTINGS))
+        lines = planned.lines()
+        data = {
+            "parameters": planned.parameters, "flops": planned.flops, "targets": planned.targets, "tensors": planned.tensors,
+            "checkpoint": planned.checkpoint, "batch": planned.recipe.run.batch,
+            "lines": {name: lines[name] for name in ("operations", "memory", "checkpoint", "attention") if name in lines},
+        }  # fmt: skip
+        return Answer(data)
+
+    def _about(self, model: AnyModel) -> Answer:
+        """What is known of a model at once: whether it is legal, its parts, its texts, and the nearest member."""
+        reasons = illegal(model)
+        main = model.decoder if isinstance(model, EncoderDecoder) else model
+        count = None if reasons else parameters(model)
+        data = {
+            "json": to_json(model), "python": to_python(model), "reasons": reasons, "parameters": count,
+            "answers": _answers(main), "nearest": _nearest(model), "train": _command(model),
+            "alternatives": alternatives(main.width, main.limit() or 64), "pair": isinstance(model, EncoderDecoder),
+        }  # fmt: skip
+        return Answer(data)
+
+
+def find_member(name: str) -> Any:
+    """Returns a member of the family; never a file of that name."""
+    if name not in MEMBERS:
+        raise ValueError(f"no member of the family is named {name!r}; choose one of the table")
+    return find(name)
+
+
+def _chosen(request: ChooseRequest) -> AnyModel:
+    model = model_from_json(request.json.encode())
+    if request.question is not None:
+        try:
+            model = choose(model, request.question, request.choice)
+        except (TypeError, AttributeError, msgspec.MsgspecError):
+            raise ValueError(
+                f"{request.question} cannot be {str(request.choice)[:100]!r}; give another choice"
+            ) from None
+    side = model.decoder if isinstance(model, EncoderDecoder) else model
+    if side.width > 1 << 15 or getattr(side.body, "num_layers", 1) > 512:
+        raise ValueError("the page shows models up to a width of 32,768 and 512 layers; choose a smaller one")
+    return model
+
+
+def _answers(model: Model) -> dict[str, Any]:
+    """The choices of a model, as the page shows and changes them."""
+    body = model.body
+    attentions = [one for one in body.sublayers() if isinstance(one, Attention)]
+    patterns: list[Pattern] = list(dict.fromkeys(one.pattern for one in attentions))
+    first = attentions[0] if attentions else None
+    return {
+        "pattern": None if first is None else str(first.pattern), "patterns": [str(one) for one in patterns],
+        "score_mods": [] if first is None else [msgspec.to_builtins(one) for one in first.score_mods],
+        "heads": None if first is None else getattr(first.heads, "heads", None),
+        "residual": msgspec.to_builtins(body.residual), "depth": snake(type(body).__name__),
+        "layers": getattr(body, "num_layers", None) or getattr(body, "steps", None),
+        "memory": model.memory.length if model.memory else None, "cache": cache_of(model), "width": model.width,
+        "position": None if model.position is None else msgspec.to_builtins(model.position),
+        "outputs": [msgspec.to_builtins(one) for one in model.outputs], "tree": tree_of(model),
+        "sublayers": [snake(type(one).__name__) for one in body.layers[0].sublayers],
+    }  # fmt: skip
+
+
+@cache
+def _members() -> dict[tuple[str, str], AnyModel]:
+    """Every member in its smallest size."""
+    return {(name, size): one.value(size) for name, one in MEMBERS.items() for size in list(one.sizes)[:1]}
+
+
+def _nearest(model: AnyModel) -> dict[str, Any]:
+    """The member that differs in the fewest parts, and then in the fewest sizes."""
+    best: tuple[int, int, str, str, dict[str, Any]] | None = None
+    for (name, size), value in _members().items():
+        pairs = differences(value, model)
+        parts = sum(not is_size(path, pair) for path, pair in pairs.items())
+        if best is None or (parts, len(pairs)) < best[:2]:
+            best = parts, len(pairs), name, size, pairs
+    assert best is not None
+    rows = [
+        {"path": path, "member": _text(pair[0]), "model": _text(pair[1]), "size": is_size(path, pair)}
+        for path, pair in best[4].items()
+    ]
+    return {"name": best[2], "size": best[3], "differences": rows}
+
+
+def _text(leaf: Any) -> str:
+    return "–" if leaf is None or leaf == [] else "yes" if leaf is True else str(leaf)
+
+
+def _command(model: AnyModel) -> str:
+    """A command that trains the model: a member by its name, any other from a file that it writes first."""
+    for name, one in MEMBERS.items():
+        for size in one.sizes:
+            if one.value(size) == model:
+                return f"everyformer train {name} --size {size} --out runs/mine"
+    text = shlex.quote(msgspec.json.encode(model).decode())
+    return f"echo {text} > mine.json && everyformer train mine.json --out runs/mine"
