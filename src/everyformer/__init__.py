@@ -101,6 +101,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.sinusoid import Sinusoidal, TimePosition
     from everyformer.network.store import save
     from everyformer.network.sublayer import Sublayer, SublayerModule
+    from everyformer.study.compare import Comparison, Tuned, compare, tune
     from everyformer.study.contracts import contracts
     from everyformer.task.attention_maps import AttentionWeights
     from everyformer.train.loop import resume
@@ -148,6 +149,7 @@ _HOMES = {
     "everyformer.family.table": "build member members",
     "everyformer.infer.batching": "Batcher Event",
     "everyformer.infer.generate": "generate sample",
+    "everyformer.study.compare": "compare tune Comparison Tuned",
     "everyformer.study.contracts": "contracts",
     "everyformer.train": "Recipe TrainedRun load resume",
     "everyformer.infer.predict": "Predictions",

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from everyformer import Learned
-from everyformer.infer.estimate import Estimate, proportion_interval, row_sums, student
+from everyformer.infer.estimate import Estimate, proportion_interval, row_sums
 from everyformer.infer.evaluate import streaming_nll, window_nll
+from everyformer.infer.student import quantile
 from tests.infer.test_evaluate import TEXT, VALUE, WINDOW
 from tests.network import model, ready
 
@@ -20,13 +21,15 @@ def test_the_mean_of_examples_has_the_interval_of_a_ratio():
     estimate.add(torch.tensor([1.0, 6.0]), [1, 3])
     estimate.add(torch.tensor([5.0]), 2)
     assert estimate.total == 12 and estimate.scored == 6 and estimate.mean == 2
-    half = student(2) * math.sqrt(3 / 2 * (1 + 0 + 1)) / 6  # residuals 1 - 2, 6 - 6, 5 - 4
+    half = quantile(2) * math.sqrt(3 / 2 * (1 + 0 + 1)) / 6  # residuals 1 - 2, 6 - 6, 5 - 4
     assert (estimate.low, estimate.high) == pytest.approx((2 - half, 2 + half))
 
 
 def test_the_quantiles_of_student():
-    for degrees, quantile in ((4, 2.7764), (9, 2.2622), (31, 2.0395), (10_000, 1.9602)):
-        assert student(degrees) == pytest.approx(quantile, rel=0.02)
+    """Those of a printed table, and that of many degrees of freedom, which is nearly that of the normal distribution."""
+    for degrees, value in ((1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (31, 2.0395)):
+        assert quantile(degrees) == pytest.approx(value, abs=5e-5)
+    assert quantile(10_000) == pytest.approx(1.9602, rel=1e-3)
 
 
 def test_one_unit_has_no_interval():

@@ -230,7 +230,7 @@ def names(changes: tuple[str, ...] | None) -> list[str]:
 @pytest.mark.spec(130, 131, 132)
 def test_the_mildest_settings_that_fit_are_proposed(no_process_memory, monkeypatch):
     """With less and less memory: the batch in pieces, recomputed activations, bf16, a smaller model, nothing."""
-    one, real = recipe("gpt2", "model.layers=4"), plans._count_steps
+    one, real = recipe("gpt2", "model.layers=4"), plans.count_steps
 
     def peak(changed: Recipe) -> int:
         """A simple model of memory: weights, and the saved activations of one piece."""
@@ -241,7 +241,7 @@ def test_the_mildest_settings_that_fit_are_proposed(no_process_memory, monkeypat
     def steps(changed: Recipe, *rest: Any, pieces: int | None = None, fake: bool = True) -> Any:
         return real(changed, *rest) if pieces is None else (SimpleNamespace(peak=peak(changed)),)
 
-    monkeypatch.setattr(plans, "_count_steps", steps)
+    monkeypatch.setattr(plans, "count_steps", steps)
     monkeypatch.setattr(plans, "_weight_bytes", lambda *_: 0)
     planned, stages = plan(one), list[list[str]]()
     for limit in range(peak(one) - 1, 0, -16):

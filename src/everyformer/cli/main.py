@@ -17,6 +17,7 @@ from rich.console import Console
 
 from everyformer import __version__
 from everyformer.cli.bench import bench
+from everyformer.cli.compare import compare, tune
 from everyformer.cli.complete import complete, completion
 from everyformer.cli.contracts import contracts
 from everyformer.cli.data import data
@@ -38,6 +39,7 @@ from everyformer.cli.settings import settings
 from everyformer.cli.show_run import show
 from everyformer.cli.terminal import discard_output, write_error
 from everyformer.cli.train import resume, train
+from everyformer.cli.work import work
 
 # Waiting threads sleep: beside another program, spinning threads make each step several times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads it when it is imported, later
@@ -63,6 +65,8 @@ app = App(
 )
 for command, first in ((plan, "MEMBER"), (train, "MEMBER"), (resume, "RUN")):
     app.command(command, usage=f"Usage: everyformer {command.__name__} [OPTIONS] {first} [SETTING=VALUE...]")
+app.command(compare, usage="Usage: everyformer compare [OPTIONS] MEMBER... [SETTING=VALUE...]")
+app.command(tune, usage="Usage: everyformer tune [OPTIONS] MEMBER [SETTING=VALUE...]")
 app.command(evaluate)
 app.command(generate)
 app.command(predict)
@@ -80,6 +84,7 @@ app.command(demo)
 app.command(settings)
 app.command(completion)
 app.command(complete(app), name="complete", show=False)
+app.command(work, show=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,6 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from everyformer.infer.student import quantile
+
 Progress = Callable[[int, int], None]  # called with the number of targets scored so far, and in all
 
 GROUPS = 32  # of neighbouring units
@@ -85,7 +87,7 @@ class Estimate:
             return math.nan
         residual_U = sum_U - self.mean * targets_U
         variance = units / (units - 1) * float(np.sum(residual_U**2)) / self.scored**2
-        return student(units - 1) * math.sqrt(variance)
+        return quantile(units - 1) * math.sqrt(variance)
 
     def _sums_and_targets(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The sum and the number of targets of each unit; of units with positions, of groups of neighbours."""
@@ -105,13 +107,6 @@ def row_sums(x_N: Tensor, selected_BT: Tensor) -> Tensor:
     x_BT = torch.zeros_like(selected_BT, dtype=torch.float64)
     x_BT[selected_BT] = x_N.double()
     return x_BT.sum(1)
-
-
-def student(degrees: int) -> float:
-    """Returns the 0.975 quantile of Student's distribution, by its expansion around the normal one (exact to 2 % from 4 on)."""
-    z = NORMAL
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    return z + first / degrees + second / degrees**2
 
 
 def proportion_interval(successes: int, count: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec.structs import replace
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from everyformer.attention.has_data import has_data
@@ -43,6 +43,22 @@ def parameters(value: Model | EncoderDecoder) -> int:
     except RuntimeError as error:
         _refuse_overflow(error)
         return sum(x.numel() for x in value.build().parameters())  # a part of your own that the meta device lacks
+
+
+def parameters_without_embeddings(value: Model | EncoderDecoder) -> int:
+    """Returns the number of parameters of the layers: not those of embeddings, positions and output heads."""
+
+    def count(network: nn.Module) -> int:
+        bodies = [getattr(module, "body", None) for module in network.modules()]
+        layers = [body for body in bodies if isinstance(body, nn.Module)]
+        return sum(x.numel() for x in {id(x): x for body in layers for x in body.parameters()}.values())
+
+    try:
+        with torch.device("meta"), NoInit():
+            return count(value.build())
+    except RuntimeError as error:
+        _refuse_overflow(error)
+        return count(value.build())  # a part of your own that the meta device lacks
 
 
 @lru_cache(maxsize=256)

@@ -168,7 +168,7 @@ def _first_line(error: Exception) -> str:
 
 def _predict(recipe: Recipe, data: TaskData, device: torch.device, limit: int, fake: bool = True) -> Plan:
     process = _process_memory(device)
-    cost, learner, batch, count = _count_steps(recipe, data, device, fake=fake)
+    cost, learner, batch, count = count_steps(recipe, data, device, fake=fake)
     return Plan(
         recipe=recipe,
         device=str(device),
@@ -185,7 +185,7 @@ def _predict(recipe: Recipe, data: TaskData, device: torch.device, limit: int, f
     )
 
 
-def _count_steps(
+def count_steps(
     recipe: Recipe, data: TaskData, device: torch.device, pieces: int | None = None, fake: bool = True
 ) -> tuple[CostCounter, Learner, Batch, int]:
     """Steps until a segment memory is full, and the last one again: from the second step on the optimizer has its state. They run
@@ -297,7 +297,7 @@ def _first_that_fits(planned: Plan, data: TaskData, device: torch.device) -> tup
         try:
             if _weight_bytes(changed, data) > available:
                 return False
-            return _count_steps(changed, data, device, pieces=2)[0].peak <= available  # a third piece needs no more
+            return count_steps(changed, data, device, pieces=2)[0].peak <= available  # a third piece needs no more
         except (ValueError, RuntimeError):  # for example a width that the heads do not divide
             return False
 

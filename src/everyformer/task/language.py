@@ -84,6 +84,7 @@ class Language(Task, Value, frozen=True):
     tokenizer_files: str | None = None  # gpt2: the folder with encoder.json and vocab.bpe
     column: str | None = None  # column of records with the text; None: the column "text"
     valid: Share = 0.1  # share of the text held out for validation, if the data have no such split
+    test: Share = 0.0  # share of the text held out for testing, after that for validation
     stride: Size | None = None  # stride of the window in evaluation; None: half the window, or a whole segment
     context: Size | None = None  # tokens of a window or segment; None: the model's positions or memory length, or 256
     restart: Count | None = None  # segments after which a row begins anew; 0: never; None: 4 times the memory's
@@ -97,7 +98,8 @@ class Language(Task, Value, frozen=True):
     auxiliary_until: Share = 0.5  # share of the steps after which only the last layer has a loss
 
     def open(self, data: str | None, folder: Path | None = None) -> LanguageData:
-        return LanguageData(self, open_text(data, (1 - self.valid, self.valid), self.column), folder)
+        held_out = (self.valid, *([self.test] if self.test else []))
+        return LanguageData(self, open_text(data, (1 - sum(held_out), *held_out), self.column), folder)
 
 
 class LanguageData(TaskData):

@@ -62,7 +62,8 @@ class Evaluator:
         """The final metrics; they are the given ones if those are of the whole split."""
         metrics = evaluated
         if not evaluated or evaluated.get("targets") != evaluated.get("targets_in_split", math.nan):
-            metrics = self._score(network, step, records, self.task.objective.default_limit, final=True)
+            limit = self.run.final_examples or self.task.objective.default_limit
+            metrics = self._score(network, step, records, limit, final=True)
         records.write("final", step, **metrics, **({} if self.run.evaluate else self._sample(network)))
         return metrics
 
@@ -75,7 +76,7 @@ class Evaluator:
         return self.task.objective.evaluate(network, "valid", limit, self.run.kernel, throttled(report))
 
     def _sample(self, network: Network | PairNetwork) -> dict[str, str]:
-        sample = self.task.inference.sample(network, self.run.seed)
+        sample = self.task.inference.sample(network, self.run.seed) if self.run.sample else None
         return {} if sample is None else {"sample": sample}
 
     def _compare(self, step: int, metrics: dict[str, Any]) -> bool:

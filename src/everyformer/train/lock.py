@@ -23,12 +23,16 @@ from everyformer.train.record import report_write_errors
 LOCK = "lock"
 
 
+class InUse(ValueError):
+    """Another process writes to the folder."""
+
+
 @contextmanager
 def only_writer(folder: Path | None, world: World | None = None) -> Iterator[bool]:
     """Create a run's folder if needed, and lock it (in the main process). Yields whether a new run can be written there.
 
     It can if the folder is empty, or has only what a dead process left that started a run and had not yet written its recipe.
-    Raises ValueError if another process holds the lock. At the end the lock is removed, and the folder too if it is empty.
+    Raises InUse if another process holds the lock. At the end the lock is removed, and the folder too if it is empty.
     """
     world = world or World()
     with ExitStack() as stack:
@@ -62,7 +66,7 @@ def _acquire(folder: Path) -> tuple[int, bool]:
         except BlockingIOError:
             owner = _read(handle) or {}
             os.close(handle)
-            raise ValueError(
+            raise InUse(
                 f"{folder} is in use: process {owner.get('process', '?')} on {owner.get('host', '?')} writes there since "
                 f"{owner.get('since', '?')}; wait until it ends, or stop it, or use another folder"
             ) from None
@@ -74,7 +78,7 @@ def _acquire(folder: Path) -> tuple[int, bool]:
     previous = _read(handle)
     if previous is not None and not (visible and _was_here(previous)):
         os.close(handle)
-        raise ValueError(
+        raise InUse(
             f"{folder} is locked by process {previous['process']} on {previous['host']} since {previous['since']}, which cannot be "
             f"seen from here; if it has ended, delete {path}"
         )

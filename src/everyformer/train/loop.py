@@ -47,12 +47,14 @@ def train(
     recipe: Recipe,
     folder: str | Path | None = None,
     *,
+    until: int | None = None,
     progress: bool = False,
     callbacks: tuple[Callback, ...] = (),
 ) -> TrainedRun:
     """Start a run: `train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first", progress=True)`.
 
-    Without a folder nothing is written. With `progress` a bar, the metrics and samples are shown. `callbacks` are called with each
+    Without a folder nothing is written. After the step `until` the run is evaluated, saved and paused; its schedules are still
+    those of all its steps. With `progress` a bar, the metrics and samples are shown. `callbacks` are called with each
     record, a dict; see `everyformer.train.record`. If torchrun restarts the run after a process died, it is resumed instead.
     """
     if not isinstance(recipe, Recipe):
@@ -60,7 +62,7 @@ def train(
     target, recipe = None if folder is None else Path(folder), resolve(recipe)
     check_loggers(recipe.run.loggers, target)
     if target is not None and restarted() and (target / "recipe.json").is_file() and read_recipe(target) == recipe:
-        return resume(target, progress=progress, callbacks=callbacks)
+        return resume(target, until=until, progress=progress, callbacks=callbacks)
     with init_world(recipe.run.device) as world, only_writer(target, world) as is_new, show_if(progress) as shown:
         with world.main_first():
             if world.is_main and target is not None and not is_new:
@@ -73,7 +75,7 @@ def train(
         if world.is_main and target is not None:
             write_run(recipe, data, model, target)
         world.barrier()
-        return loop.run(None)
+        return loop.run(None, until=until)
 
 
 def resume(
@@ -83,6 +85,7 @@ def resume(
     steps: int | None = None,
     settings: Sequence[str] = (),
     data: str | Path | None = None,
+    until: int | None = None,
     progress: bool = False,
     callbacks: tuple[Callback, ...] = (),
 ) -> TrainedRun:
@@ -90,7 +93,7 @@ def resume(
 
     `settings` of the run or the optimizer, such as optim.lr=1e-4, are saved in its recipe, for later calls too. The schedule of the
     learning rate is that of the new settings, from the step at which the run resumes. `data` are where the data are now, or
-    other data to train on from now on. `progress` and `callbacks` are as in `train`.
+    other data to train on from now on. `until`, `progress` and `callbacks` are as in `train`.
     """
     target = Path(folder)
     settings = [*settings, *([] if steps is None else [f"run.steps={steps}"])]
@@ -107,7 +110,7 @@ def resume(
             opened = _open(recipe, target, world)
             check_classes(opened, target)
         loop = Loop(recipe, opened, read_model(target), target, world, callbacks + shown)
-        return loop.run(start, other_data=data is not None)
+        return loop.run(start, other_data=data is not None, until=until)
 
 
 def _open(recipe: Recipe, folder: Path | None, world: World) -> TaskData:
@@ -140,15 +143,16 @@ class Loop:
         self.evaluator = Evaluator(recipe.run, self.task)
         self.stop_reason: str | None = None
         self.changed: tuple[str, ...] = ()  # the splits that differ from those of the checkpoint
-        self.step = 0
+        self.step, self.end = 0, recipe.run.steps
         self.is_first = True  # whether no step has been taken yet
 
-    def run(self, start: int | None, *, other_data: bool = False) -> TrainedRun:
-        """Train to the last step, from the checkpoint of the step `start` if it is given.
+    def run(self, start: int | None, *, other_data: bool = False, until: int | None = None) -> TrainedRun:
+        """Train to the last step, or to `until`, from the checkpoint of the step `start` if it is given.
 
         With `other_data` the training data may differ from those of the checkpoint.
         """
         run = self.recipe.run
+        self.end = min(run.steps, run.steps if until is None else until)
         if start is not None:
             self.step = self._restore(start, other_data)
         records = self._open_records()
@@ -168,7 +172,7 @@ class Loop:
         return TrainedRun(
             self._full_network() or self.learner.network.eval(), self.task, self.recipe, self.step,
             self._data_state(), self.watch.skipped_steps, metrics, self.evaluator.best,
-            self.stop_reason if self.step < run.steps else None, self.evaluator.early_stop,
+            self.stop_reason if self.step < self.end else None, self.evaluator.early_stop,
         )  # fmt: skip
 
     def _open_records(self) -> Records:
@@ -197,10 +201,10 @@ class Loop:
         run, metrics = self.recipe.run, dict[str, Any]()
         if self.evaluator.aborted:
             (metrics, _), saved = self._evaluate(self.step, records), None
-        while self.step < run.steps and self.stop_reason is None and self.evaluator.early_stop is None:
+        while self.step < self.end and self.stop_reason is None and self.evaluator.early_stop is None:
             self._step(self.step, records)
             self.step, metrics, improved = self.step + 1, {}, False
-            last, save = self.step == run.steps, bool(run.save and self.step % run.save == 0)
+            last, save = self.step == self.end, bool(run.save and self.step % run.save == 0)
             if last or (run.evaluate and self.step % run.evaluate == 0):
                 try:
                     metrics, improved = self._evaluate(self.step, records)

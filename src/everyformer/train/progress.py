@@ -169,7 +169,7 @@ class Progress:
         texts = [_bytes(self.memory)] if self.seen else []
         if self.first is not None and self.first[0] < self.step < self.total:
             each = (self.seconds - self.first[1]) / (self.step - self.first[0])
-            texts.append(f"{_duration(each * (self.total - self.step))} left")
+            texts.append(f"{duration(each * (self.total - self.step))} left")
         return texts
 
     def __str__(self) -> str:
@@ -204,7 +204,7 @@ def show_evaluation(screen: Console) -> Iterator[Callable[[int, int], None]]:
 
     def report(done: int, of: int) -> None:
         nonlocal last
-        left = _duration((time.monotonic() - started) * (of - done) / max(1, done))
+        left = duration((time.monotonic() - started) * (of - done) / max(1, done))
         text = f"evaluating: {done:,}/{of:,} targets, {left} left"
         if live:
             status.update(text)
@@ -261,7 +261,7 @@ def _bytes(number: int) -> str:
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     hours, rest = divmod(round(seconds), 3600)
     if hours >= 48:
         return f"{hours / 24:.1f} days"
