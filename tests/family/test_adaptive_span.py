@@ -11,7 +11,6 @@ from torch import Tensor
 
 from everyformer import Cache, Context, DynamicSpan, Language, Reversible, Rotary, Span, build, generate, member
 from everyformer.attention import span as span_module
-from everyformer.infer import generate as generate_module
 from everyformer.network import network as network_module
 from everyformer.study.spans import spans, spans_of
 from everyformer.task.language import Language as LanguageTask
@@ -30,7 +29,6 @@ LENGTH = 14
 def fine(monkeypatch):
     """Windows are exactly as long as the spans: no rounding, no reserve."""
     monkeypatch.setattr(span_module, "coarse", lambda size: max(1, size))
-    monkeypatch.setattr(generate_module, "SPARE", 0)
 
 
 def small(**changes) -> Any:

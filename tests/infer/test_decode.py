@@ -63,7 +63,8 @@ def test_a_step_in_slots_changes_no_shape_and_only_its_own_slot():
     for x, old in zip([x for entry in slots.entries for x in entry.tensors], before, strict=True):
         changed_S = (x != old).any(-1).any(0).any(0)
         assert changed_S.tolist() == [False] * 3 + [True] + [False] * 4
-    assert slots.position_BS.tolist() == [[0, 1, 2, 3, -1, -1, -1, -1]] * 2 and slots.next_B1.tolist() == [[4], [4]]
+    assert slots.tables[0].position_BS.tolist() == [[0, 1, 2, 3, -1, -1, -1, -1]] * 2
+    assert slots.next_B1.tolist() == [[4], [4]]
 
 
 def test_random_numbers_drawn_ahead_are_those_drawn_one_at_a_time():

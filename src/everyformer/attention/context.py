@@ -233,6 +233,17 @@ class Context:
         positions = self.memo(("crop", distance), lambda: self.positions.crop(distance))
         return self if positions is self.positions else replace(self, positions=positions)
 
+    def of_last_keys(self, count: int) -> Context:
+        """The context of the last `count` keys, where a cache holds no others."""
+        here, first = self.positions, self.positions.keys - count
+        if first == 0:
+            return self
+
+        def make() -> Positions:
+            return replace(here, keys=count, key_BK=here.key_positions()[:, first:])
+
+        return replace(self, positions=self.memo(("last_keys", count), make))
+
     def of_new_keys(self) -> Context:
         """The context in which the keys are those of the positions of the queries, which a cache is about to take up."""
 

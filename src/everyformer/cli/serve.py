@@ -70,12 +70,12 @@ def _serve(
     run: Path, host: str, port: int, key: str | None, name: str | None, limits: dict[str, Any], step: Step, device: str
 ) -> None:
     """Open the socket, then the model, and answer requests until a signal comes."""
-    # Prompts have many lengths. torch keeps what it compiled for each on a CPU, by default for the last 1,024 shapes.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     try:
+        from everyformer.serve.memory import limit_compiled_shapes
         from everyformer.serve.server import open_socket, serve_forever
     except ImportError as error:
         raise ValueError(f"serving needs {error.name}; install it with pip install 'everyformer[serve]'") from None
+    limit_compiled_shapes()
     from everyformer.serve.app import Service
     from everyformer.serve.engine import Limits
     from everyformer.serve.guard import is_local

@@ -226,7 +226,7 @@ class Batcher:
         slots = self._room(length, len(requests))
         # Slots beyond the longest text are empty in every row, so nothing needs to read them.
         view = slots.view(len(requests), min(slots.capacity, length))
-        token_B1 = torch.tensor([request.text[-1:] for request in requests], device=slots.slot_B.device)
+        token_B1 = torch.tensor([request.text[-1:] for request in requests], device=slots.next_B1.device)
         found = view.step(token_B1, logits=False)
         found = found[self.forward.head] if isinstance(found, tuple) else found
         yield requests, self.forward.logits(found, last=False)

@@ -34,7 +34,6 @@ from everyformer.value import nearest
 
 __all__ = ["generate", "sample", "stream"]
 
-SPARE = 64  # positions that a cache may hold beyond what is visible, so that it is not trimmed for each token
 NETWORK_OPTIONS = {"encoder_output", "side_inputs", "kernel", "probe"}  # the same in every call of the network
 SAMPLING_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "context", "cached", "static", "packed"}
 BATCHER_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "kernel", "packed"}
@@ -190,8 +189,7 @@ class _Window:
     ):
         self.forward, self.context, self.cached, self.options = forward, context, cached, options
         self.token_BT, self.visible_BT = pad_left(rows, next(forward.network.parameters()).device)
-        self.distance = forward.network.max_distance()
-        self.new_BT, self.cache = self.token_BT, Cache()
+        self.new_BT, self.cache = self.token_BT, Cache(forget=True)
         self.rows, self.length = self.token_BT.shape
         self.running, self.ended = (
             list(range(self.rows)),
@@ -211,8 +209,6 @@ class _Window:
             visible = self.visible_BT if self.padding and cache.length == 0 else None
             logits_BV, after = self.forward(self.new_BT, cache, visible=visible, **self.call_options(0))
             self.cache = after or cache
-            if self.distance is not None and self.cache.length > self.distance + SPARE:
-                self.cache = self.cache.trim(max(1, self.distance))  # no layer attends farther back
             return logits_BV
         self.cache = Cache()  # frees the old cache, which is not used again
         visible = self.visible_BT[:, -context:] if start < self.padding else None

@@ -24,13 +24,14 @@ from the layer below.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from everyformer.attention.context import Context
 from everyformer.attention.has_data import can_read, is_transformed
 from everyformer.network.describe import describe
 from everyformer.network.room import Tail, appended
@@ -91,6 +92,10 @@ class KVCache(Growing):
     @property
     def bucket_BHKR(self) -> Tensor | None:
         return self.tensors[2] if len(self.tensors) > 2 else None
+
+    def placed(self, context: Context) -> Context:
+        """The context of the keys that are here: the last ones."""
+        return context.of_last_keys(self.k_BHKE.shape[2])
 
     def append(self, new: KVCache) -> KVCache:
         if not self.tensors:
@@ -181,6 +186,7 @@ class Cache:
     max_length       the number of positions kept. Default: the length of the model's segment memory, without the positions that no
                      sublayer can read; everything if the model has no segment memory
     segment_memory   keep detached layer inputs instead of keys and values
+    forget           drop the keys that their layer cannot read any more; such a cache cannot be rolled back
     Example: `network(token_BT, cache=Cache()).cache`.
     """
 
@@ -194,6 +200,7 @@ class Cache:
     model: Any = field(
         default=None, compare=False, repr=False
     )  # the value of the network that made it; None: not known
+    forget: bool = False
 
     def __post_init__(self) -> None:
         if not is_count(self.length):
@@ -246,7 +253,7 @@ class Cache:
                 "this cache has the keys of an encoder output, which a reset cannot change; start with Cache()"
             )
         if bool(row_B.all()):
-            return Cache(max_length=self.max_length, segment_memory=self.segment_memory)
+            return Cache(max_length=self.max_length, segment_memory=self.segment_memory, forget=self.forget)
         if self.batch is None or not bool(row_B.any()):
             return self
         position_BK = self.position_BK
@@ -264,6 +271,9 @@ class Cache:
             raise ValueError(
                 f"cannot roll back {count!r} positions: the cache has {self.length}; give 0 to {self.length}"
             )
+        if count and self.forget:
+            reason = "Cache(forget=True) drops the keys that they read; start with Cache()"
+            raise ValueError(f"cannot roll back {count} positions: {reason}")
         keep = self.length - count
         states = [x.shape[1] for entry in self.entries if isinstance(entry, RecurrentState) for x in entry.tensors]
         if count and states and min(states) < self.length and count >= min(states):
@@ -289,21 +299,38 @@ class Cache:
         """
         if not is_count(length) or length < 1:
             raise ValueError(f"cannot trim a cache to {length!r} positions; keep at least 1, a whole number")
-        drop = max(0, self.length - length)
-        if drop == 0:
+        if self.length <= length:
             return self
         full = self
         if self.position_BK is None:
             device = next((x.device for entry in self.entries for x in entry.tensors), None)
             full = replace(self, position_BK=torch.arange(self.length, device=device)[None])
         elif self.has_padding:
-            visible_BK = self.position_BK >= 0
-            later_BK = visible_BK.sum(1, keepdim=True) - visible_BK.cumsum(1)  # visible positions after this one
-            spare_BK = later_BK >= length
-            drop_B = (spare_BK | (visible_BK.cumsum(1) == 0)).sum(1)
-            drop = 0 if is_transformed() and not can_read(drop_B) else int(drop_B.min())
-            full = replace(self, position_BK=self.position_BK.masked_fill(spare_BK, -1))
-        return full._cut(self.length - drop, 0)
+            full = replace(self, position_BK=self.position_BK.masked_fill(self._later() >= length, -1))
+        return full._cut(self.length - self._spare(length), 0)
+
+    def without_far_keys(self, distances: Sequence[int | None]) -> Cache:
+        """The cache in which the keys of each entry reach back over a distance only (None: to the start)."""
+        keep = {distance: self.length - self._spare(max(1, distance)) for distance in distances if distance is not None}
+        entries = tuple(
+            entry.cut(keep[distance], 0) if isinstance(entry, KVCache) and distance is not None else entry
+            for entry, distance in zip(self.entries, distances, strict=True)
+        )
+        return replace(self, entries=entries)
+
+    def _later(self) -> Tensor:
+        """The number of tokens after each position."""
+        assert self.position_BK is not None
+        visible_BK = self.position_BK >= 0
+        return visible_BK.sum(1, keepdim=True) - visible_BK.cumsum(1)
+
+    def _spare(self, length: int) -> int:
+        """How many of the first positions are not among the last `length` tokens of any sequence."""
+        if self.length <= length or not self.has_padding:
+            return max(0, self.length - length)
+        assert self.position_BK is not None
+        drop_B = ((self._later() >= length) | ((self.position_BK >= 0).cumsum(1) == 0)).sum(1)
+        return 0 if is_transformed() and not can_read(drop_B) else int(drop_B.min())
 
     def state_dict(self) -> dict[str, Tensor]:
         """A segment memory as tensors with one row per sequence, to be saved. `from_state_dict` reads them."""

@@ -118,6 +118,10 @@ class DepthModule(nn.Module):
         once = [entry for layer in self.layer_modules() for entry in layer.new_entries(segment_memory)]
         return once * self.executions
 
+    def max_distances(self) -> list[int | None]:
+        """How far back each entry must reach with the weights as they are; None: to the start."""
+        return [distance for layer in self.layer_modules() for distance in layer.max_distances()] * self.executions
+
     @property
     def recomputes(self) -> bool:
         """Whether activation checkpointing is on for this pass."""

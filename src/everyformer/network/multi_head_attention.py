@@ -229,7 +229,7 @@ class AttentionModule(SublayerModule):
             keys.v_BHKE,
             self.value.pattern,
             self._score_mods(),
-            context=context,
+            context=keys.placed(context),
             scale=self.heads.scale,
             dropout=self.value.dropout if self.training else 0.0,
             transformed=transformed,

@@ -153,7 +153,7 @@ class Network(nn.Module):
 
     def max_distance(self) -> int | None:
         """How far back any layer can attend with the weights as they are: a cache needs no more. None: to the start."""
-        distances = [distance for layer in self.body.layer_modules() for distance in layer.max_distances()]
+        distances = self.body.max_distances()
         known = [distance for distance in distances if distance is not None]
         return max(known) if distances and len(known) == len(distances) else None
 
@@ -191,6 +191,10 @@ class Network(nn.Module):
 
     def _trim(self, cache: Cache) -> Cache:
         """Drops the positions beyond `max_length`, or beyond the model's memory and what the layers can read of it."""
+        if cache.forget:
+            distance = self.max_distance()
+            cache = cache if distance is None else cache.trim(max(1, distance))
+            cache = cache.without_far_keys(self.body.max_distances())
         if cache.max_length is not None:
             return cache.trim(cache.max_length)
         if self.value.memory is None:

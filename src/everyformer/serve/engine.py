@@ -22,6 +22,7 @@ from typing import Any
 from everyformer.infer.batching import Batcher, Event
 from everyformer.network.network import Network
 from everyformer.serve.error import RequestError
+from everyformer.serve.memory import EVERY, memory_trimmer
 from everyformer.train.trained import TrainedRun
 
 FAILED = "the model could not compute this request; see the server's log"
@@ -82,6 +83,7 @@ class Engine:
         self.cancelled: deque[int] = deque()
         self.calls: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self.generated = 0  # tokens, of all sequences
+        self.steps, self.trim_memory = 0, memory_trimmer()
         self.thread = threading.Thread(target=self._run, name="everyformer-serve", daemon=True)
 
     def _new_batcher(self) -> Batcher:
@@ -158,6 +160,9 @@ class Engine:
                 self._call(*call)
             if self.completions:
                 self._step()
+                self.steps += 1
+                if self.steps % EVERY == 0:
+                    self.trim_memory()
 
     def _call(self, function: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         if future.cancelled():  # its client has gone

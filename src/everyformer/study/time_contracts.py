@@ -68,7 +68,8 @@ def _in_pieces(network: Network, inputs: Example, segment_memory: bool) -> float
     worst = 0.0
     for start, cuts in ((2, range(1, inputs.length)), (0, sorted({half, half + 1} - {0, inputs.length}))):
         data = inputs.pad(start, 0) if start else inputs
-        cache, hidden = Cache(max_length=2 * inputs.length, segment_memory=segment_memory), []
+        # The first one drops what no layer can read any more.
+        cache, hidden = Cache(max_length=2 * inputs.length, segment_memory=segment_memory, forget=start > 0), []
         for left, right in pairwise((0, *(cut + start for cut in cuts), data.length)):
             output = data.cut(left, right).run(network, cache=cache)
             cache = output.cache or cache
