@@ -125,11 +125,13 @@ def megabytes(process: int) -> float:
 async def measure(url: str, process: int, clients: int, seconds: float) -> None:
     load, began, used = Load(url, questions()), time.monotonic(), processor_seconds(process)
     tasks = [asyncio.create_task(load.client(number, began + seconds)) for number in range(clients)]
-    memory = []
+    memory, loads = list[float](), list[float]()
     while time.monotonic() < began + seconds:
         await asyncio.sleep(EVERY)
         memory.append(megabytes(process))
-        print(json.dumps({"second": round(time.monotonic() - began, 1), "mib": round(memory[-1], 1), **load.counts}))
+        loads.append(os.getloadavg()[0])
+        now = {"second": round(time.monotonic() - began, 1), "mib": round(memory[-1], 1), "load": round(loads[-1], 1)}
+        print(json.dumps(now | load.counts), flush=True)
     await asyncio.gather(*tasks)
     took, times = time.monotonic() - began, sorted(load.seconds)
     used = processor_seconds(process) - used
@@ -147,7 +149,8 @@ async def measure(url: str, process: int, clients: int, seconds: float) -> None:
         "requests per second": round(load.counts["answered"] / took, 1),
         "p50": round(times[len(times) // 2], 2), "p99": round(times[len(times) * 99 // 100], 2),
         "mib after 10 s": round(memory[1], 1),
-        "mib in the middle": round(memory[len(memory) // 2], 1), "mib at the end": round(memory[-1], 1), "still active": sum(left),
+        "mib in the middle": round(memory[len(memory) // 2], 1), "mib at the end": round(memory[-1], 1), "mib at most": round(max(memory), 1), "still active": sum(left),
+        "load of the machine": round(sum(loads) / len(loads), 1),
     }  # fmt: skip
     print(json.dumps(summary))
     for problem in load.problems[:20]:
