@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import everyformer
-from everyformer.family.names_decoder import HEADS, MEMBERS, PREFIX, ROWS
+from everyformer.family.names_decoder import MEMBERS, PREFIX, ROWS
 from everyformer.family.table import MEMBERS as FAMILY
 from everyformer.family.table import parameters
 
@@ -106,9 +106,8 @@ def their_class(kind: str) -> Any:
 def renamed(kind: str, state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     """Our state dict, by the rows."""
     plain, table = {name.removeprefix(PREFIX): x for name, x in state.items()}, dict(ROWS[kind])
-    for key, rows in HEADS[kind].items():
-        if key in plain:
-            table |= rows
+    if "lm_head.weight" in plain:
+        table["outputs.0.map.weight"] = ("lm_head.weight",)
     found = {}
     for ours, theirs in table.items():
         for n in range(layers) if "{n}" in ours else (0,):

@@ -225,8 +225,8 @@ def test_missing_unexpected_or_untied_weights_raise():
     missing = {name: weight for name, weight in state.items() if "h.1.ln_2.bias" not in name}
     with pytest.raises(ValueError, match=r"not the weights of a gpt2: h\.1\.ln_2\.bias is missing;"):
         from_transformers("gpt2", missing)
-    with pytest.raises(ValueError, match=r"not the weights of a gpt2: score\.weight is left over;"):
-        from_transformers("gpt2", state | {"score.weight": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"not the weights of a gpt2: summary\.weight is left over;"):
+        from_transformers("gpt2", state | {"summary.weight": torch.ones(1)})
     with pytest.raises(ValueError, match=r"lm_head\.weight differs from wte\.weight, but gpt2 ties them"):
         from_transformers("gpt2", state | {"lm_head.weight": state["lm_head.weight"] + 1})
     with pytest.raises(ValueError, match="no names of transformers are known for 'gpt'; did you mean gpt2"):

@@ -52,6 +52,7 @@ class Head:
     size: str = ""  # the field of our head that is the number of rows of the key
     needs: tuple[str, ...] = ()  # other weights that a file with this head has
     fixed: Config = field(default_factory=dict)  # fields of the config that the head has with this value alone
+    default: bool = False  # what a file has whose weights are of no other head
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ def heads_of(kind: ModelType, weights: Iterable[str]) -> list[str]:
     for name, head in kind.heads.items():
         if head.key in known and known.issuperset(head.needs):
             found.setdefault(head.key, name)
-    return list(found.values())
+    others = [name for name in found.values() if not kind.heads[name].default]
+    return others or list(found.values())
 
 
 def plain_names(kind: ModelType, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,13 +1,15 @@
 """The names of the weights of Llama, Mistral, Qwen 2, Qwen 3, Gemma 2 and Gemma 3 in Hugging Face transformers, as data.
 
 A row is `ours: theirs`, as in names.py: {n} is the number of the layer, * stands for weight and bias, and the tensors of several
-names are concatenated. Theirs are the names of the published files, without the prefix of the base model (`model.`). `HEADS` has the
-output of its own of a model that ties none, under the name that only such files have. The keys are the `model_type` of config.json;
-`MEMBERS` has our member of each. No tensor is stored in another form than ours: rotary is in the layout of halves on both sides, and
-a norm with a unit offset keeps the offset in the code.
+names are concatenated. Theirs are the names of the published files, without the prefix of the base model (`model.`). The keys are
+the `model_type` of config.json; `MEMBERS` has our member of each. No tensor is stored in another form than ours: rotary is in the layout
+of halves on both sides, and a norm with a unit offset keeps the offset in the code.
 """
 
 from __future__ import annotations
+
+from everyformer.family.names import Head
+from everyformer.family.names_bert import QUESTIONS
 
 Rows = dict[str, tuple[str, ...]]
 
@@ -47,6 +49,14 @@ ROWS: dict[str, Rows] = {
 }
 MEMBERS = {name: {"qwen2": "llama", "gemma3_text": "gemma"}.get(name, name) for name in ROWS}
 PREFIX = "model."
-HEADS: dict[str, dict[str, Rows]] = {
-    name: {"lm_head.weight": {"outputs.0.map.weight": ("lm_head.weight",)}} for name in ROWS
-}
+
+
+def decoder_heads(table: str) -> dict[str, Head]:
+    """The heads of a causal model, whose embedding table has this name. A class is read from the last token, without a bias."""
+    last = {"type": "classify", "reading": "last", "bias": False}
+    return {
+        "language": Head(table, {"type": "language"}, {"map.weight": ("lm_head.weight",)}, default=True),
+        "tokens": Head("score.weight", {"type": "per_token"}, {"map.*": ("score.*",)}, "outputs", ("score.bias",)),
+        "classify": Head("score.weight", last, {"map.weight": ("score.weight",)}, "classes"),
+        "questions": QUESTIONS,
+    }

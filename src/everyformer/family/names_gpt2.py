@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from everyformer.family.activations import activation
-from everyformer.family.names import Change, Field, Head, ModelType
+from everyformer.family.names import Change, Field, ModelType
+from everyformer.family.names_bert import TOKENS
+from everyformer.family.names_decoder import decoder_heads
 
 _LAYER = "body.layers.{n}."
 
@@ -47,8 +49,13 @@ GPT2 = ModelType(
         _LAYER + "sublayers.1.out.*": ("h.{n}.mlp.c_proj.*",),
         "body.stream.norm.*": ("ln_f.*",),
     },
-    heads={"language": Head("wte.weight", {"type": "language"}, {"map.weight": ("lm_head.weight",)})},
-    architectures={("language",): "GPT2LMHeadModel"},
+    heads=decoder_heads("wte.weight") | {"tokens": TOKENS},
+    architectures={
+        (): "GPT2Model",
+        ("language",): "GPT2LMHeadModel",
+        ("classify",): "GPT2ForSequenceClassification",
+        ("tokens",): "GPT2ForTokenClassification",
+    },
     tied={"lm_head.weight": "wte.weight"},
     unused=r"^h\.\d+\.attn\.(masked_)?bias$",  # causal masks, which old files store among the weights
     changes={r"\.c_(attn|proj|fc)\.weight$": Change(lambda x: x.T, lambda x, model: x.T)},

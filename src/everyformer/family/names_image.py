@@ -1,8 +1,9 @@
-"""Vision Transformers as transformers stores them: the map of patches is a convolution."""
+"""Vision Transformers and DeiT as transformers stores them: the map of patches is a convolution."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isqrt
 from typing import Any
 
@@ -72,7 +73,7 @@ VIT = ModelType(
     },
     architectures={(): "ViTModel", ("classify",): "ViTForImageClassification"},
     renamed=NEW_NAMES,
-    paths={"image": lambda model: isqrt(model.position.length - 1) * model.embed.size},
+    paths={"image": lambda model: isqrt(model.position.length - model.class_tokens) * model.embed.size},
     changes={
         r"\.projection\.weight$": Change(
             lambda x: x.flatten(1),
@@ -82,5 +83,25 @@ VIT = ModelType(
     },
 )
 
+DEIT = replace(
+    VIT,
+    prefix="deit",
+    always={"class_tokens": 2},
+    rows={**ROWS, "class_token": ("embeddings.cls_token", "embeddings.distillation_token")},
+    heads={
+        **VIT.heads,
+        "distilled": Head(
+            "cls_classifier.weight",
+            {"type": "classify", "reading": "first", "distilled": True},
+            {"map.*": ("cls_classifier.*",), "distilled.*": ("distillation_classifier.*",)},
+            "classes",
+        ),
+    },
+    architectures={
+        (): "DeiTModel",
+        ("classify",): "DeiTForImageClassification",
+        ("distilled",): "DeiTForImageClassificationWithTeacher",
+    },
+)
 
-MODEL_TYPES = {"vit": VIT}
+MODEL_TYPES = {"vit": VIT, "deit": DEIT}

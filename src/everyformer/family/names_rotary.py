@@ -11,8 +11,9 @@ from torch import Tensor
 from everyformer.attention.pattern import Window
 from everyformer.attention.softmax import SoftCap
 from everyformer.family.activations import activation
-from everyformer.family.names import Config, Field, Head, ModelType
-from everyformer.family.names_decoder import MEMBERS, PREFIX, ROWS
+from everyformer.family.names import Config, Field, ModelType
+from everyformer.family.names_decoder import MEMBERS, PREFIX, ROWS, decoder_heads
+from everyformer.network.output_head import Language
 
 ROPE = "rope_parameters"
 SCALINGS: dict[str, dict[str, str]] = {  # fields of our scalings, by rope_type: theirs
@@ -104,7 +105,7 @@ PATHS: dict[str, Any] = {
     "head_width": lambda model: _projection(model).key_width or model.width // _projection(model).heads,
     "hidden": "feed_forward.hidden",
     "eps": "rmsnorm.eps",
-    "tied": "language.tied",
+    "tied": lambda model: all(head.tied for head in _language(model)),
     "base": lambda model: _rotary(model, -1).base,
     "near_base": lambda model: _rotary(model, 0).base,
     "scaling": "rotary.scaling",
@@ -118,7 +119,7 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 32768,
 }
-HEADS = {"language": Head("embed_tokens.weight", {"type": "language"}, {"map.weight": ("lm_head.weight",)})}
+HEADS = decoder_heads("embed_tokens.weight")
 
 
 def _projection(model: Any) -> Any:
@@ -134,6 +135,14 @@ def _soft_cap(model: Any) -> float | None:
     return next((one.cap for one in score_mods if isinstance(one, SoftCap)), None)
 
 
+def _language(model: Any) -> list[Language]:
+    return [head for head in model.outputs if isinstance(head, Language)]
+
+
+def _final_soft_cap(model: Any) -> float | None:
+    return next((head.soft_cap for head in _language(model)), None)
+
+
 def _rotary(model: Any, layer: int) -> Any:
     return model.body.layers[layer].sublayers[0].score_mods[0]
 
@@ -146,14 +155,20 @@ def _model_type(name: str, theirs: str, **changes: Any) -> ModelType:
         "defaults": DEFAULTS,
         "paths": PATHS,
         "normal": _normal,
+        "architectures": {
+            (): f"{theirs}Model",
+            ("language",): f"{theirs}ForCausalLM",
+            ("classify",): f"{theirs}ForSequenceClassification",
+            ("tokens",): f"{theirs}ForTokenClassification",
+        },
     }
     return ModelType(
         member=MEMBERS[name],
         prefix=PREFIX.rstrip("."),
         rows=ROWS[name],
         heads=HEADS,
-        architectures={("language",): f"{theirs}ForCausalLM"},
         tied={"lm_head.weight": "embed_tokens.weight"},
+        renamed={r"^transformer\.": ""},  # of models that answer questions
         unused=r"rotary_emb\.inv_freq$",
         **(fields | changes),
     )
@@ -254,11 +269,16 @@ MODEL_TYPES = {
         defaults={**GEMMA_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         fixed=GEMMA_FIXED,
         normal=_alternating,
-        paths={**PATHS, "scale": _scalar, "soft_cap": _soft_cap, "final_soft_cap": "language.soft_cap"},
+        paths={**PATHS, "scale": _scalar, "soft_cap": _soft_cap, "final_soft_cap": _final_soft_cap},
     ),
     "gemma3_text": _model_type(
         "gemma3_text",
         "Gemma3",
+        architectures={
+            (): "Gemma3TextModel",
+            ("language",): "Gemma3ForCausalLM",
+            ("classify",): "Gemma3TextForSequenceClassification",
+        },
         settings={
             **GEMMA,
             "sliding": Field("layer_types", _sliding),

@@ -60,8 +60,10 @@ def model_of(config: Config, state: Mapping[str, Tensor]) -> Model | EncoderDeco
     name = row_of(config)
     kind = MODEL_TYPES[name]
     weights = plain_names(kind, state)
-    heads = [kind.heads[key] for key in heads_of(kind, weights)]
     config = {**kind.fixed, **kind.defaults, **kind.normal(config, weights)}
+    headless = _is_base(config)
+    heads = [kind.heads[key] for key in heads_of(kind, weights)]
+    heads = [head for head in heads if not (headless and head.default)]
     for field, ours in kind.fixed.items():
         if config[field] != ours:
             raise ValueError(
@@ -82,7 +84,7 @@ def model_of(config: Config, state: Mapping[str, Tensor]) -> Model | EncoderDeco
             }
             for head in heads
         ]
-        if outputs or "language" not in kind.heads:
+        if outputs or headless or "language" not in kind.heads:
             side["outputs"] = outputs
         return _with_parts(tree, kind, config)
     except ValueError as error:
@@ -91,6 +93,14 @@ def model_of(config: Config, state: Mapping[str, Tensor]) -> Model | EncoderDeco
             field = theirs if isinstance(theirs, str) else theirs.name
             reason = re.sub(rf"^{re.escape(kind.member)}\.{ours} is ", f"{field} is ", reason)
         raise ValueError(f"config.json does not describe a {name}: {reason}; restore it") from None
+
+
+def _is_base(config: Config) -> bool:
+    """Whether the model was saved without a head; one that ties its output to the table has it all the same."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    tied = config.get("tie_word_embeddings", True)
+    return name.endswith("Model") and not name.endswith("LMHeadModel") and not tied
 
 
 def _with_parts(tree: Any, kind: ModelType, config: Config) -> Model | EncoderDecoder:

@@ -123,7 +123,7 @@ def _heads(name: str, kind: ModelType, model: Model | EncoderDecoder) -> list[st
         fitting = [key for key in free if any(heads[: len(found) + 1] == (*found, key) for heads in kind.architectures)]
         if not fitting:
             raise NotTheirs(2 * FAR, f"{name} has no {tree['type']} head like that of this model")
-        found.append(fitting[0])
+        found.append(max(fitting, key=lambda key: len(kind.heads[key].output)))  # the most specific one
     if tuple(found) not in kind.architectures:
         raise NotTheirs(2 * FAR, f"{name} has no model with the heads {', '.join(found) or 'none'}")
     return found

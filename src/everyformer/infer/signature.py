@@ -126,10 +126,12 @@ def grid_of(value: Model, length: int) -> tuple[int, int]:
     positions = [value.position, *(layer.position for layer in value.body.layers)]
     limit = value.limit()
     for one in (*score_mods, *positions):
-        if isinstance(one, ImageBias | Grid) and limit in (None, one.rows * one.columns + value.class_token):
+        if isinstance(one, ImageBias | Grid) and limit in (None, one.rows * one.columns + value.class_tokens):
             return one.rows, one.columns
-    side = math.isqrt(length if limit is None else limit - value.class_token)
-    return (side, side) if limit is None or side * side + value.class_token == limit else (1, limit - value.class_token)
+    side = math.isqrt(length if limit is None else limit - value.class_tokens)
+    return (
+        (side, side) if limit is None or side * side + value.class_tokens == limit else (1, limit - value.class_tokens)
+    )
 
 
 def meanings(value: Model | EncoderDecoder) -> tuple[str, ...]:
@@ -149,7 +151,7 @@ def _outputs(value: Model) -> tuple[str, ...]:
 
 def _limits(value: Model, prefix: str) -> dict[str, int]:
     limit = value.limit()
-    return {} if limit is None else {f"{prefix}length": limit - value.class_token}
+    return {} if limit is None else {f"{prefix}length": limit - value.class_tokens}
 
 
 def _reads(value: Model) -> set[str]:

@@ -38,7 +38,7 @@ class Model(Value, frozen=True, kw_only=True):
     body: Depth
     outputs: tuple[OutputHead, ...] = ()  # one head gives its logits, several a tuple of them
     position: Position | None = None
-    class_token: bool = False  # a learned token before the others
+    class_tokens: Count = 0  # learned tokens before the others: 1, or 2 if one is for distillation
     segments: Count = 0  # the number of segment embeddings (BERT's sentences A and B); 0: none
     embed_width: Size | None = (
         None  # of the tokens, positions and segments, which a linear map then widens; None: width

@@ -57,7 +57,9 @@ class Network(nn.Module):
         position, inner = value.position, value.embed_width or value.width
         width = position.content_width(inner) if position else inner
         self.embed: EmbedModule = value.embed.build(width)
-        self.class_token = nn.Parameter(torch.randn(1, 1, width) * 0.02) if value.class_token else None
+        self.class_token = (
+            nn.Parameter(torch.randn(value.class_tokens, 1, width) * 0.02) if value.class_tokens else None
+        )
         self.segments = nn.Embedding(value.segments, width) if value.segments else None
         self.position = position.build(inner) if position else None
         self.limit = value.limit()
@@ -166,8 +168,9 @@ class Network(nn.Module):
         if visible is not None:  # padding may contain anything, NaN too
             x_BTD = x_BTD.masked_fill(~visible[..., None], 0.0)
         if self.class_token is not None:
-            x_BTD = torch.cat((self.class_token.expand(batch, -1, -1), x_BTD), dim=1)
-            visible = None if visible is None else torch.cat((visible.new_ones(batch, 1), visible), dim=1)
+            x_BTD = torch.cat((self.class_token.transpose(0, 1).expand(batch, -1, -1), x_BTD), dim=1)
+            more = self.value.class_tokens
+            visible = None if visible is None else torch.cat((visible.new_ones(batch, more), visible), dim=1)
         return x_BTD, visible
 
     def add_positions(self, x_BTD: Tensor, context: Context, segments: Tensor | None = None) -> Tensor:

@@ -110,6 +110,7 @@ class ReplacedToken(OutputHead, Value, frozen=True):
 class Classify(OutputHead, Value, frozen=True):
     """Predicts a class of the sequence. `pooler` adds BERT's tanh layer before the logits (ReLU in DistilBERT, GELU in ELECTRA).
 
+    With `distilled` the logits are the mean of two maps, of the first token and of the second (DeiT: Touvron et al. 2021).
     Example: `Classify(10, reading="first")`."""
 
     classes: Size
@@ -117,6 +118,8 @@ class Classify(OutputHead, Value, frozen=True):
     pooler: bool = False
     dropout: Share = 0.0
     pooler_activation: PoolerActivation = "tanh"
+    bias: bool = True
+    distilled: bool = False
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         return ClassifyModule(width, self.classes, self)
@@ -130,6 +133,7 @@ class Regress(OutputHead, Value, frozen=True):
     pooler: bool = False
     dropout: Share = 0.0
     pooler_activation: PoolerActivation = "tanh"
+    bias: bool = True
 
     def build(self, width: int, embed: Embed) -> nn.Module:
         return ClassifyModule(width, self.numbers, self)
@@ -252,13 +256,18 @@ class ClassifyModule(nn.Module):
         self.reading, self.activation = value.reading, value.pooler_activation
         self.pooler = nn.Linear(width, width) if value.pooler else None
         self.dropout = nn.Dropout(value.dropout)
-        self.map = nn.Linear(width, outputs)
+        self.map = nn.Linear(width, outputs, bias=value.bias)
+        distilled = isinstance(value, Classify) and value.distilled
+        self.distilled = nn.Linear(width, outputs, bias=value.bias) if distilled else None
 
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
         z_BD = read(z_BTD, visible_BT, self.reading)
         if self.pooler is not None:
             z_BD = getattr(torch if self.activation == "tanh" else F, self.activation)(self.pooler(z_BD))
-        return self.map(self.dropout(z_BD))
+        logits = self.map(self.dropout(z_BD))
+        if self.distilled is None:
+            return logits
+        return (logits + self.distilled(self.dropout(z_BTD[:, 1]))) / 2
 
 
 class PerTokenModule(nn.Module):
