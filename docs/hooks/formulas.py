@@ -13,7 +13,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-BLOCK = re.compile(r'<div class="language-math highlight"><pre>.*?<code>(.*?)</code></pre></div>', re.S)
+BLOCK = re.compile(r'(?<=<div class="formula">)(.*?)(?=</div>)', re.S)
 INLINE = re.compile(r"\$<code>(.*?)</code>\$")
 
 
@@ -22,5 +22,5 @@ def tex(code: str) -> str:
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    content = BLOCK.sub(lambda match: f'<div class="formula">{convert(tex(match[1]), display="block")}</div>', content)
+    content = BLOCK.sub(lambda match: convert(tex(match[1]), display="block"), content)
     return INLINE.sub(lambda match: convert(tex(match[1])), content)
