@@ -149,7 +149,8 @@ async def measure(url: str, process: int, clients: int, seconds: float) -> None:
         "requests per second": round(load.counts["answered"] / took, 1),
         "p50": round(times[len(times) // 2], 2), "p99": round(times[len(times) * 99 // 100], 2),
         "mib after 10 s": round(memory[1], 1),
-        "mib in the middle": round(memory[len(memory) // 2], 1), "mib at the end": round(memory[-1], 1), "mib at most": round(max(memory), 1), "still active": sum(left),
+        "mib in the middle": round(memory[len(memory) // 2], 1), "mib at the end": round(memory[-1], 1),
+        "mib at most": round(max(memory), 1), "still active": sum(left),
         "load of the machine": round(sum(loads) / len(loads), 1),
     }  # fmt: skip
     print(json.dumps(summary))
