@@ -99,6 +99,8 @@ def _buckets_by_program(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
 
 def _sorted(bucket_BHRK: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
     """Returns the rank of each key in its row, sorted by bucket and position, and the rank of the first key of its bucket."""
+    if torch.compiler.is_exporting():
+        return _counted(bucket_BHRK)
     keys, kinds = bucket_BHRK.shape[-1], buckets + 1  # and the one for padding
     row = torch.arange(bucket_BHRK[..., 0].numel(), device=bucket_BHRK.device).view(*bucket_BHRK.shape[:3], 1)
     group_BHRK = bucket_BHRK + row * kinds
@@ -108,6 +110,14 @@ def _sorted(bucket_BHRK: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
     rank_BHRK = torch.empty_like(order).scatter_(-1, order, count).view_as(group_BHRK) % keys
     first = torch.searchsorted(group.flatten(), torch.arange(row.numel() * kinds, device=row.device, dtype=torch.int32))
     return rank_BHRK, first[group_BHRK] - row * keys
+
+
+def _counted(bucket_BHRK: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the same by comparing all pairs, without a sort, which not every format of graphs has."""
+    index_K = torch.arange(bucket_BHRK.shape[-1], device=bucket_BHRK.device)
+    one, other = bucket_BHRK[..., :, None], bucket_BHRK[..., None, :]
+    first_BHRK = (other < one).sum(-1)
+    return first_BHRK + ((other == one) & (index_K < index_K[:, None])).sum(-1), first_BHRK
 
 
 def _ranks(bucket_BHRK: Tensor, buckets: int) -> Tensor:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FORMATS = {
     "hf": ("Hugging Face transformers", "everyformer.train.export_hf"),
     "torch": ("a graph of torch.export", "everyformer.train.export_torch"),
+    "onnx": ("onnxruntime", "everyformer.train.export_onnx"),
     "gguf": ("llama.cpp", "everyformer.train.export_gguf"),
 }
 

@@ -8,7 +8,7 @@ inputs. Sizes with a name are open.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -64,16 +64,17 @@ class Signature:
     inputs: tuple[NamedInput, ...]
     outputs: tuple[str, ...]
     limits: dict[str, int]
+    cached: dict[str, tuple[str | int, ...]] = field(default_factory=dict)  # the axes of outputs that belong to a cache
 
     @staticmethod
     def of(value: Model | EncoderDecoder) -> Signature:
         if isinstance(value, EncoderDecoder):
             source, target = (
-                Signature(_inputs(one, prefix), (), _limits(one, prefix))
+                Signature(inputs_of(one, prefix), (), limits_of(one, prefix))
                 for one, prefix in ((value.encoder, "source_"), (value.decoder, "target_"))
             )
-            return Signature(source.inputs + target.inputs, _outputs(value.decoder), source.limits | target.limits)
-        return Signature(_inputs(value, ""), _outputs(value), _limits(value, ""))
+            return Signature(source.inputs + target.inputs, outputs_of(value.decoder), source.limits | target.limits)
+        return Signature(inputs_of(value, ""), outputs_of(value), limits_of(value, ""))
 
     @property
     def open_limits(self) -> dict[str, int]:
@@ -100,7 +101,9 @@ def output_axes(
         if isinstance(axis, str)
     }  # fmt: skip
     return {
-        name: ["batch", *(lengths.get(size, size) for size in x.shape[1:-1]), x.shape[-1]]
+        name: list(signature.cached[name])
+        if name in signature.cached
+        else ["batch", *(lengths.get(size, size) for size in x.shape[1:-1]), x.shape[-1]]
         for name, x in zip(signature.outputs, outputs, strict=True)
     }
 
@@ -109,12 +112,12 @@ def call(network: Network | PairNetwork, given: dict[str, Tensor]) -> tuple[Tens
     """Returns the outputs of a network for the inputs of its signature."""
     if isinstance(network, PairNetwork):
         encoder, decoder = network.value.encoder, network.value.decoder
-        source, options = _arguments(encoder, given, "source_")
+        source, options = arguments(encoder, given, "source_")
         encoder_output = network.encode(source, visible=options["visible"])
-        target, options = _arguments(decoder, given, "target_")
+        target, options = arguments(decoder, given, "target_")
         output = network.decode(target, encoder_output, **options)
     else:
-        inputs, options = _arguments(network.value, given, "")
+        inputs, options = arguments(network.value, given, "")
         output = network(inputs, **options)
     logits = output.hidden if output.logits is None else output.logits
     return logits if isinstance(logits, tuple) else (logits,)
@@ -143,18 +146,21 @@ def meanings(value: Model | EncoderDecoder) -> tuple[str, ...]:
     return tuple(MEANINGS.get(type(head), f"the output of {type(head).__name__}") for head in value.outputs)
 
 
-def _outputs(value: Model) -> tuple[str, ...]:
+def outputs_of(value: Model | EncoderDecoder) -> tuple[str, ...]:
+    """The names of the outputs."""
+    if isinstance(value, EncoderDecoder):
+        return outputs_of(value.decoder)
     if len(value.outputs) > 1:
         return tuple(f"{snake(type(head).__name__)}_{number}" for number, head in enumerate(value.outputs))
     return ("logits",) if value.outputs else ("hidden",)
 
 
-def _limits(value: Model, prefix: str) -> dict[str, int]:
+def limits_of(value: Model, prefix: str) -> dict[str, int]:
     limit = value.limit()
     return {} if limit is None else {f"{prefix}length": limit - value.class_tokens}
 
 
-def _reads(value: Model) -> set[str]:
+def reads_of(value: Model) -> set[str]:
     return set[str]().union(*(sublayer.reads() for sublayer in value.body.sublayers()))
 
 
@@ -164,8 +170,8 @@ def _takes_padding(value: Model) -> bool:
     return not isinstance(value.embed, Patches | Mixed) and (pools or not value.body.is_causal())
 
 
-def _inputs(value: Model, prefix: str) -> tuple[NamedInput, ...]:
-    length, reads = f"{prefix}length", _reads(value)
+def inputs_of(value: Model, prefix: str) -> tuple[NamedInput, ...]:
+    length, reads = f"{prefix}length", reads_of(value)
     found = _embedded(value.embed, value, prefix)
     if _takes_padding(value):
         meaning = "true where a position is real, false where it is padding"
@@ -207,7 +213,7 @@ def _embedded(embed: Embed, value: Model, prefix: str) -> tuple[NamedInput, ...]
     raise ValueError(f"its input is made by {type(embed).__name__}, an embedding that is not known as tensors")
 
 
-def _arguments(value: Model, given: dict[str, Tensor], prefix: str) -> tuple[Any, dict[str, Any]]:
+def arguments(value: Model, given: dict[str, Tensor], prefix: str) -> tuple[Any, dict[str, Any]]:
     """The input of a network and the options of its call."""
     found = {name: given.get(f"{prefix}{name}") for name in ("segments", "documents", "edges", "prefix")}
     side = SideInputs(**found) if any(x is not None for x in found.values()) else None

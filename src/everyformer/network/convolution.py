@@ -111,13 +111,14 @@ def _last(entry: LayerInputs, count: int, context: Context) -> tuple[Tensor, Ten
     """The last `count` inputs of the cache, not counting padding, and which of them are visible. None if there are none."""
     positions = context.positions
     before = positions.keys - positions.queries
+    first = 0 if torch.compiler.is_exporting() else max(0, before - count)
     if positions.in_order:
-        tail_BMD = entry.rows(max(0, before - count))
+        tail_BMD = entry.rows(first)
         return None if tail_BMD is None else (tail_BMD, None)
     x_BMD = entry.rows(0)
     if x_BMD is None:
         return None
     visible_BM = (positions.key_positions()[:, :before] >= 0).expand(x_BMD.shape[:2])
-    visible_last_BM = torch.argsort(visible_BM.long(), dim=1, stable=True)[:, max(0, before - count) :]
+    visible_last_BM = torch.argsort(visible_BM.long(), dim=1, stable=True)[:, first:]
     index_BMD = visible_last_BM[..., None].expand(-1, -1, x_BMD.shape[2])
     return x_BMD.gather(1, index_BMD), visible_BM.gather(1, visible_last_BM)

@@ -9,7 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from everyformer.data.tokenizer import SPECIAL
-from everyformer.infer.signature import Signature, meanings, output_axes
+from everyformer.infer.signature import Signature, meanings, output_axes, outputs_of
+from everyformer.network.model import EncoderDecoder, Model
+from everyformer.network.network import PairNetwork
 from everyformer.task.classify_images import LabelledImageData
 from everyformer.task.target import NumberTarget
 from everyformer.train.export_hf import BYTE, class_names, tokenizer_files, tokenizer_of
@@ -17,35 +19,48 @@ from everyformer.train.trained import TrainedRun
 
 
 def described(
-    signature: Signature, trained: TrainedRun, given: dict[str, Tensor], outputs: tuple[Tensor, ...]
+    signature: Signature, value: Model | EncoderDecoder, given: dict[str, Tensor], outputs: tuple[Tensor, ...]
 ) -> dict[str, Any]:
     """Returns the inputs and outputs of a graph, from one call of it."""
-    axes, words = output_axes(signature, given, outputs), meanings(trained.network.value)
+    axes = output_axes(signature, given, outputs)
+    words = dict(zip(outputs_of(value), meanings(value), strict=True))
     return {
         "inputs": {
             one.name: {"dtype": str(one.dtype).removeprefix("torch."), "shape": list(one.axes), "meaning": one.meaning}
             for one in signature.inputs
         },
         "outputs": {
-            name: {"dtype": str(x.dtype).removeprefix("torch."), "shape": axes[name], "meaning": meaning}
-            for name, x, meaning in zip(signature.outputs, outputs, words, strict=True)
+            name: {
+                "dtype": str(x.dtype).removeprefix("torch."),
+                "shape": axes[name],
+                "meaning": words.get(name, "an input of the next call"),
+            }
+            for name, x in zip(signature.outputs, outputs, strict=True)
         },
         "limits": signature.open_limits,
     }
 
 
+def text_files(trained: TrainedRun) -> dict[str, Any]:
+    """Returns the files of the tokenizer; none if the model reads no text."""
+    tokenizer = tokenizer_of(trained)
+    return {} if tokenizer is None else tokenizer_files(tokenizer, trained.network.value)
+
+
 def write_files(folder: Path, trained: TrainedRun, config: dict[str, Any], usage: str) -> tuple[str, ...]:
     """Write config.json, tokenizer.json and README.md. Returns notes for the user."""
-    tokenizer = tokenizer_of(trained)
-    files: dict[str, Any] = {}
+    tokenizer, files = tokenizer_of(trained), text_files(trained)
     notes: tuple[str, ...] = ()
     if tokenizer is not None:
-        files = tokenizer_files(tokenizer, trained.network.value)
         notes = () if files else ("the data are token ids, so there is no tokenizer",)
         special = {name: tokenizer.special_id(name) for name in SPECIAL}
         config["vocabulary"] = tokenizer.vocabulary
         config["special_tokens"] = {name: id_ for name, id_ in special.items() if id_ is not None}
         config["start"] = list(tokenizer.start)
+        if isinstance(trained.network, PairNetwork):
+            marks = getattr(trained.task.data, "marks", None)  # of a task with marks of its own
+            ends = (tokenizer.special_id("[CLS]"), tokenizer.special_id("[SEP]"))
+            config["target_start"], config["target_end"] = (marks.start, marks.end) if marks else ends
     config |= class_names(trained) | _scaling(trained)
     files["config.json"] = config
     for name, content in files.items():

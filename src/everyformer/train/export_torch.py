@@ -33,7 +33,9 @@ def export(trained: TrainedRun, folder: Path) -> tuple[str, ...]:
     given = signature.example(BATCH, LENGTH)
     with torch.no_grad():
         outputs = call(network, given)
-    config = {"format": f"torch.export of torch {torch.__version__}"} | described(signature, trained, given, outputs)
+    config = {"format": f"torch.export of torch {torch.__version__}"} | described(
+        signature, network.value, given, outputs
+    )
     return write_files(folder, trained, config, _usage(signature))
 
 
