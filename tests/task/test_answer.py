@@ -7,7 +7,9 @@ import torch
 from msgspec.structs import replace
 
 from everyformer import Learned
+from everyformer.data.pixels import GRAYS
 from everyformer.data.problems import PROBLEMS
+from everyformer.data.synthetic import shapes
 from everyformer.data.tokenizer import SPECIAL
 from everyformer.network.linear_cross_entropy import NO_TARGET
 from everyformer.task.answer import END, MASK, START, Answer, arguments
@@ -155,7 +157,7 @@ def test_the_steps_per_token_of_encoder_and_decoder_are_reported():
 
 
 def test_refusals_name_the_remedy():
-    with pytest.raises(ValueError, match="--data mqa is no generated problem; did you mean mqar"):
+    with pytest.raises(ValueError, match="there is no problem and no file mqa; did you mean mqar"):
         Answer().open("mqa")
     with pytest.raises(ValueError, match="parity has no questions of length 3; give a length of 8 or more"):
         Answer(length=3).open("parity")
@@ -203,3 +205,30 @@ def test_blanks_between_given_characters_are_filled_in_order():
     text = task.inference.generate_text(network, "B7q1=q_B_")
     first = task.inference.answer(network, "B7q1=q_")
     assert text.startswith(f"B7q1=q{first}B") and text == task.inference.generate_text(network, f"B7q1=q{first}B_")
+
+
+def test_images_are_read_pixel_by_pixel(tmp_path):
+    """The text of an image is its gray levels; its class is the answer, of the split that the data have."""
+    data = Answer(length=49).open(None)  # the embedded shapes, of 28 x 28 pixels
+    images, labels = shapes()["train"]
+    names = sorted(set(labels))
+    texts = {}
+    for split in ("train", "valid"):
+        for question, answer in data.problem.examples(split, 0, range(40), 49):
+            texts[question] = names[int(answer)]
+    expected = {}
+    for image, label in zip(images[:, 0].astype(int), labels, strict=True):
+        text = ""
+        for y in range(0, 28, 4):
+            for x in range(0, 28, 4):
+                text += GRAYS[(int(image[y : y + 4, x : x + 4].sum()) + 8) // 16 * 10 // 256]
+        expected[text + "="] = label
+    assert len(texts) > 70 and texts.items() <= expected.items()
+    assert [*data.splits] == ["train", "valid"] and data.problem.chance == 0.25 and data.test_lengths == (49,)
+    with pytest.raises(ValueError, match="cannot have 50 pixels; give one of the lengths 16, 49, 196, 784"):
+        Answer(length=50).open(None)
+    task, _ = opened("lstm", None, Answer(length=49))
+    assert task.data.count(task.data.batch(0, 4, 0)) == 4
+    (tmp_path / "text.txt").write_text("no image")
+    with pytest.raises(ValueError, match="is a file; give the folder with the images"):
+        Answer().open(str(tmp_path / "text.txt"))

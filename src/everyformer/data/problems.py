@@ -58,7 +58,7 @@ class Problem:
 
     name: str
     tests: str
-    draw: Callable[[RandomState, int], Pieces]
+    draw: Callable[[RandomState, int], Pieces] | None  # None: examples are not drawn
     answers: str  # the characters of answers
     others: str  # the other characters
     length: int = 40  # the longest in training, by default
@@ -67,6 +67,7 @@ class Problem:
     longest: int | None = None  # that can be drawn
     answer_length: int | None = None  # characters to answer, at most; None: as many as the length
     fixed: bool = False  # whether all questions in training have the same length
+    splits: tuple[str, ...] = SPLITS
 
     @property
     def chance(self) -> float:
@@ -95,9 +96,11 @@ class Problem:
     def examples(self, split: str, seed: int, indices: Iterable[int], length: int) -> list[Pieces]:
         """Returns of each example what is given and what is to be answered, by turns."""
         random = RandomState()  # takes longer to make than to seed
-        return [self._example(random, split, (seed % 2**32, index % 2**32, length), length) for index in indices]
+        return [self.example(random, split, (seed % 2**32, index % 2**32, length), length) for index in indices]
 
-    def _example(self, random: RandomState, split: str, numbers: tuple[int, ...], length: int) -> Pieces:
+    def example(self, random: RandomState, split: str, numbers: tuple[int, ...], length: int) -> Pieces:
+        """Returns the example of a seed, an index and a length, which are the numbers."""
+        assert self.draw is not None
         random.seed((SPLITS.index(split), *numbers))
         for _ in range(TRIES):
             pieces = self.draw(random, length)

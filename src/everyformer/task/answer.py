@@ -1,4 +1,5 @@
-"""Answer the questions of a generated problem (everyformer.data.problems), which tests one ability of a model.
+"""Answer the questions of a generated problem (everyformer.data.problems), which tests one ability of a model. An image whose pixels
+are given one by one is a question too (everyformer.data.pixels); its class is the answer.
 
 The characters of an example are read in the form that the model has:
     next    a language model reads the whole example; its targets are the characters of answers
@@ -23,7 +24,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from everyformer.data.datasets import dataset_name
 from everyformer.data.files import digest
+from everyformer.data.pixels import pixels
 from everyformer.data.problems import PROBLEMS, Pieces, Problem, problem_name
 from everyformer.data.tokenizer import SPECIAL, CharacterTokenizer
 from everyformer.infer.estimate import Estimate, Progress
@@ -48,7 +51,7 @@ HEADS: dict[type[OutputHead], Form] = {Language: "next", Masked: "masked", Class
 
 
 class Answer(Task, Value, frozen=True):
-    """Answer the questions of a generated problem."""
+    """Answer the questions of a generated problem, or name the class of an image that is read pixel by pixel."""
 
     length: Size | None = None  # characters of the longest training questions; None: the problem's
     test_length: tuple[Size, ...] | None = None  # characters of the test questions; None: the problem's
@@ -56,9 +59,9 @@ class Answer(Task, Value, frozen=True):
 
     def open(self, data: str | None, folder: Path | None = None) -> AnswerData:
         name = problem_name(data)
-        if name is None:
-            raise ValueError(f"--data {data} is no generated problem; {nearest(data or '', PROBLEMS)}")
-        return AnswerData(self, PROBLEMS[name])
+        if name is None and data is not None and dataset_name(data) is None and not Path(data).expanduser().exists():
+            raise ValueError(f"there is no problem and no file {data}; {nearest(data, [*PROBLEMS, 'mnist'])}")
+        return AnswerData(self, pixels(data) if name is None else PROBLEMS[name])
 
     def open_for_inference(self, data: str | None, folder: Path) -> AnswerData:
         return self.open(data, folder)
@@ -72,15 +75,18 @@ class AnswerData(TaskData):
 
     def __init__(self, task: Answer, problem: Problem):
         self.task, self.problem = task, problem
-        self.length, self.test_lengths = task.length or problem.length, task.test_length or problem.test_length
+        self.length = task.length or problem.length
+        self.test_lengths = task.test_length or ((self.length,) if problem.fixed else problem.test_length)
         for length in (self.length, *self.test_lengths):
             problem.check(length)
         self.tokenizer = CharacterTokenizer(problem.alphabet, SPECIAL)
         self.end = () if problem.is_label else (END,)
         self.lengths = range(self.length if problem.fixed else problem.shortest, self.length + 1)
         self.fingerprint = digest(problem.name, *map(repr, problem.examples("train", 0, range(8), self.length)))
-        self.splits = {"train": self.lengths, "valid": self.lengths, "test": self.test_lengths}
-        self.splits |= {f"test{length}": (length,) for length in self.test_lengths}
+        lengths = {"train": self.lengths, "valid": self.lengths, "test": self.test_lengths}
+        self.splits: dict[str, Sequence[int]] = {split: lengths[split] for split in problem.splits}
+        if "test" in self.splits:
+            self.splits |= {f"test{length}": (length,) for length in self.test_lengths}
         self.evaluation = lru_cache(maxsize=8)(self._evaluation)
 
     def longest(self) -> int:
