@@ -159,11 +159,13 @@ def _usage(signature: Signature, config: dict[str, Any], reads_text: bool) -> st
 
 
 LOOP = """import json
+from pathlib import Path
+
 import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
-config = json.load(open("config.json"))
+config = json.loads(Path("config.json").read_text("utf-8"))
 tokenizer = Tokenizer.from_file("tokenizer.json")
 decoder = onnxruntime.InferenceSession("decoder.onnx")
 past = {name: np.full(x["shape"], x["fill"], x["dtype"]) for name, x in config["decoder"]["start"].items()}
@@ -180,8 +182,9 @@ NO_TEXT = {  # lines of the loop for a model whose tokens are no text
     "print(tokenizer.decode(text))": "print(text)",
 }
 PAIR = """import json
+from pathlib import Path
 
-config = json.load(open("config.json"))
+config = json.loads(Path("config.json").read_text("utf-8"))
 encoder = onnxruntime.InferenceSession("encoder.onnx")
 decoder = onnxruntime.InferenceSession("decoder.onnx")
 source = {"source_tokens": source_tokens[:1], "source_visible": source_visible[:1]}
