@@ -10,7 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable
 
-EVERY = 128  # steps; a call takes about as long as half a step
+EVERY = 64  # steps; a call takes about as long as half a step
 SHAPES = 64  # for which torch keeps what it compiled on a CPU; by default 1,024 in each of two caches
 CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
