@@ -21,6 +21,7 @@ from everyformer.study.compare import Comparison, compare
 from everyformer.study.compare import frozen as files
 from everyformer.study.compare.run_job import read_outcomes
 from everyformer.study.compare.table import lines
+from everyformer.study.suite import SUITES
 from everyformer.train import checkpoint, load
 from everyformer.train.lock import InUse, only_writer
 from everyformer.train.record import read
@@ -221,3 +222,38 @@ def test_a_dry_run_says_what_would_be_run_and_writes_nothing(place, capsys):
 def test_what_cannot_be_compared_is_refused(words, message, place, capsys):
     assert main(["compare", *words, "--out", str(place / "none")]) == 2
     assert message in capsys.readouterr().err and not (place / "none").exists()
+
+
+def test_a_suite_is_compared_row_by_row_and_profiled(place, monkeypatch):
+    rows = (("copy", ("task.length=8", "task.test_length=8")), ("parity", ("task.length=8", "task.test_length=8")))
+    monkeypatch.setitem(SUITES, "two", rows)
+    words = [word for word in WORDS if not word.startswith("task.")]
+    found = compare(*words, size="tiny", suite="two", trials=1, seeds=1, out=place / "suite", workers=0)
+    assert [(line.row.name, line.entry.name) for line in found.lines] == [
+        ("copy", "gpt2"), ("copy", "lstm"), ("parity", "gpt2"), ("parity", "lstm"),
+    ]  # fmt: skip
+    text = (found.folder / "report.md").read_text()
+    assert (
+        all(line.metrics for line in found.lines)
+        and f"| copy | {found.lines[0].row.metric.replace('_', ' ')} | " in text
+    )
+    assert "<h2>Profile</h2>" in (found.folder / "report.html").read_text()
+    with pytest.raises(ValueError, match="there is no suite 'thre'"):
+        compare("gpt2", suite="thre", out=place / "none")
+
+
+@pytest.mark.slow
+def test_processes_of_torchrun_share_the_runs(table, place):
+    """Each runs in its own process; the first writes the report. They share nothing but the folder."""
+    folder = place / "ranks"
+    root = Path(__file__).parents[3]
+    script = "from pathlib import Path; from tests.study.compare.small import small; small(Path(), 'ranks', trials=1)"
+    processes = []
+    for rank in range(2):
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        environment = os.environ | ranks | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", script]
+        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE))
+    for process in processes:
+        assert process.communicate(timeout=300)[1] == b"" and process.returncode == 0
+    assert len(results(folder)) == 4 and (folder / "report.html").is_file()

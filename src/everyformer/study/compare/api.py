@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from everyformer.study.compare import frozen as files
@@ -26,6 +25,7 @@ from everyformer.study.compare.request import (
 from everyformer.study.compare.run_job import forget_failures
 from everyformer.study.compare.show import shown
 from everyformer.study.compare.table import Line, lines
+from everyformer.study.suite import SUITES
 from everyformer.value import nearest
 
 OUT = "runs/compare"
@@ -122,10 +122,9 @@ def make_request(
 def _suite(name: str, data: str | Path | None) -> tuple[RowRequest, ...]:
     if data is not None:
         raise ValueError("a suite has its own data; give --data or --suite, not both")
-    suites: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = import_module("everyformer.study.suite").SUITES
-    if name not in suites:
-        raise ValueError(f"there is no suite {name!r}; {nearest(name, suites)}")
-    return tuple(RowRequest(absolute_data(one), tuple(settings)) for one, settings in suites[name])
+    if name not in SUITES:
+        raise ValueError(f"there is no suite {name!r}; {nearest(name, SUITES)}")
+    return tuple(RowRequest(absolute_data(one), settings) for one, settings in SUITES[name])
 
 
 def run(request: Request | None, folder: Path, workers: int | None = None, progress: bool = False) -> Comparison:
@@ -137,7 +136,7 @@ def run(request: Request | None, folder: Path, workers: int | None = None, progr
     frozen = start(request, folder, workers)
     device = frozen.rows[0].entries[0].recipe.run.device
     devices = default_devices(device, workers)
-    if local_rank is not None:
+    if local_rank is not None and devices:
         devices = [devices[local_rank % len(devices)]]
     if not rank:
         forget_failures(folder)

@@ -7,17 +7,17 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from everyformer.study.compare.frozen import Frozen
 from everyformer.study.compare.jobs import Job, Outcome, Outcomes, open_jobs
-from everyformer.study.compare.pool import pool
+from everyformer.study.compare.pool import UNFINISHED, WAIT, pool
 from everyformer.study.compare.run_job import OUTCOMES, read_outcomes, run_job
 from everyformer.train.checksums import write_file
+from everyformer.train.lock import InUse
 
-BUSY = 3  # exit code of a job that is left without an outcome
 RETRY = 5.0  # seconds until a job is tried again that another process runs
 Watcher = Callable[[Outcomes, Sequence[str]], None]  # called with the outcomes and the names of the running jobs
 
@@ -42,7 +42,7 @@ def run_all(frozen: Frozen, folder: Path, devices: Sequence[str], watch: Watcher
             if watch is not None:
                 watch(outcomes, list(workers.running))
             for name, code in workers.ended():
-                if code == BUSY:
+                if code == UNFINISHED:
                     later[name] = time.monotonic() + RETRY
                 elif code:
                     _record_crash(folder, name, code)
@@ -52,13 +52,18 @@ def _run_here(frozen: Frozen, folder: Path, watch: Watcher | None) -> dict[str, 
     outcomes: dict[str, Any] = {}
     while True:
         outcomes = read_outcomes(folder, outcomes)
-        job = next(open_jobs(frozen, outcomes), None)
-        if job is None:
+        jobs = list(open_jobs(frozen, outcomes))
+        if not jobs:
             return outcomes
-        if watch is not None:
-            watch(outcomes, [job.name])
-        if not run_job(frozen, folder, job):
-            raise KeyboardInterrupt
+        for job in jobs:
+            if watch is not None:
+                watch(outcomes, [job.name])
+            with suppress(InUse):
+                if not run_job(frozen, folder, job):
+                    raise KeyboardInterrupt
+                break
+        else:  # other processes run all of them
+            time.sleep(WAIT)
 
 
 def _longest_first(frozen: Frozen, jobs: list[Job]) -> list[Job]:

@@ -57,15 +57,18 @@ class Candidate:
 
     @property
     def tokens(self) -> int:
-        """Of a step: rows times the context, or its targets where rows are no tokens."""
+        """Of a step, at most: rows times the context, or its targets where rows are no tokens."""
         context, batch = self.data.context, self.recipe.run.batch
-        return self.planned.targets if context is None or self.data.pads else context * batch
+        return self.planned.targets if context is None else context * batch
 
 
 def freeze(request: Request, workers: int) -> Frozen:
     """Returns what is fixed before the first run. Raises ValueError if the request is not possible."""
     rows = [[*_candidates(request, row)] for row in request.rows]
-    lengths = _lengths(request, [one for row in rows for one in row], workers)
+    whole = (
+        rows if request.budget is None else [[one for row in rows for one in row]]
+    )  # a budget is for all rows together
+    lengths = {key: steps for some in whole for key, steps in _lengths(request, some, workers).items()}
     given = request.entries[0].settings
     seed = next((int(one.partition("=")[2]) for one in reversed(given) if one.startswith("run.seed=")), 0)
     facts = provenance(seed)
@@ -90,7 +93,7 @@ def _candidates(request: Request, row: RowRequest) -> list[Candidate]:
     """The entries on one data set, made equal to the baseline."""
     named = {entry.name: entry for entry in request.entries}
     base = named[request.baseline]
-    tasks = {entry.name: task_for(entry.member, entry.size, request.task) for entry in request.entries}
+    tasks = {entry.name: task_for(entry.member, entry.size, request.task, row.data) for entry in request.entries}
     for name, task in tasks.items():
         if type(task) is not type(tasks[base.name]):
             kinds = [type(one).__name__.lower() for one in (tasks[base.name], task)]

@@ -10,7 +10,7 @@ import everyformer
 from everyformer.study.compare.request import Request
 from everyformer.train.checksums import write_file
 from everyformer.train.recipe import Recipe
-from everyformer.value import Count, Few, Positive, Size, Value, from_json, to_json
+from everyformer.value import Count, Few, Positive, Value, from_json, to_json
 
 FILE = "compare.json"
 SHARES = (0.25, 0.5, 1.0)  # of the steps, after which the worse half of the trials ends
@@ -27,10 +27,10 @@ class Entry(Value, frozen=True, kw_only=True):
     recipe: Recipe  # of all runs, apart from the settings of the trial and the seed
     command: Settings  # the words of `everyformer train` for this recipe
     trials: tuple[Settings, ...]  # the first one is the default
-    parameters: Size  # without embeddings
-    flops: Size  # of a training step
-    tokens: Size  # of a training step
-    memory: Size  # planned, in bytes
+    parameters: int  # without embeddings
+    flops: int  # of a training step
+    tokens: int  # of a training step
+    memory: int  # planned, in bytes
     seconds: Positive  # of a training step, as measured before the first run
     mismatch: tuple[tuple[str, float], ...] = ()  # what was to be equal, and its share above or below the baseline
 

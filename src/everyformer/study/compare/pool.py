@@ -22,8 +22,10 @@ from pathlib import Path
 from everyformer.study.compare.frozen import read
 from everyformer.study.compare.jobs import Job, open_jobs
 from everyformer.study.compare.run_job import read_outcomes, run_job
+from everyformer.train.lock import InUse
 
 LOG = "workers.log"
+UNFINISHED = 3  # exit code of a child whose job was stopped, or runs in another process
 WAIT = 0.2  # seconds between looks at the children
 
 
@@ -127,7 +129,9 @@ def _child(folder: Path, job: Job | None, device: str) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if device:
             os.environ["CUDA_VISIBLE_DEVICES"] = device
-        code = 0 if job is None or run_job(read(folder), folder, job) else 3
+        code = 0 if job is None or run_job(read(folder), folder, job) else UNFINISHED
+    except InUse:
+        code = UNFINISHED
     except BaseException:
         import traceback
 

@@ -22,7 +22,7 @@ from everyformer.study.compare.jobs import Job
 from everyformer.train import checkpoint
 from everyformer.train.checksums import write_file
 from everyformer.train.gradient_watch import Unstable
-from everyformer.train.lock import InUse, only_writer
+from everyformer.train.lock import only_writer
 from everyformer.train.loop import resume, train
 from everyformer.train.recipe import override
 from everyformer.train.record import read
@@ -33,7 +33,7 @@ LAST = 10  # the last tenth of the steps, whose loss tells whether a run has exp
 
 
 def run_job(frozen: Frozen, folder: Path, job: Job) -> bool:
-    """Returns whether the job has an outcome now. It has none if it was stopped, or if another process runs it."""
+    """Returns whether the job has an outcome now: it has none if it was stopped. Raises InUse if another process runs it."""
     path = folder / OUTCOMES / f"{job.name}.json"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # results to the last bit do not depend on how many workers there are
@@ -45,8 +45,6 @@ def run_job(frozen: Frozen, folder: Path, job: Job) -> bool:
                     return False
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_file(path, json.dumps(outcome).encode())
-    except InUse:
-        return False
     finally:
         torch.set_num_threads(threads)
     return True
