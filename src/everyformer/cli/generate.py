@@ -14,6 +14,15 @@ from everyformer.cli.options import Device, RunData, Step
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.terminal import console, escape_controls, next_command
 
+IgnoreEnd = Annotated[
+    bool,
+    Parameter(
+        help="Generate on after a token that ends a text, as published models have one.",
+        negative=(),
+        show_default=False,
+    ),
+]
+
 
 def generate(
     run: Path,
@@ -27,6 +36,7 @@ def generate(
     min_p: float | None = None,
     beam: int | None = None,
     seed: int | None = None,
+    ignore_end: IgnoreEnd = False,
     stream: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
     out: Path | None = None,
     images: int | None = None,
@@ -69,8 +79,8 @@ def generate(
     """
     import_parts(imports, run)
     options = {
-        "prompt": prompt, "tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "beam": beam, "seed": seed, "stream": stream or None, "out": out, "images": images, "given": given,
+        "prompt": prompt, "tokens": tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "beam": beam,
+        "seed": seed, "stream": stream or None, "ignore_end": ignore_end or None, "out": out, "images": images, "given": given,
     }  # fmt: skip
     _generate(run, data, step, device, {name: value for name, value in options.items() if value is not None})
     return 0

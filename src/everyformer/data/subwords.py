@@ -7,6 +7,7 @@ vocab.txt                  WordPiece, as BERT was published
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everyformer.data.files import decode_utf8, digest, parse_json
+from everyformer.data.generation import FILE, Generation, end_tokens, load_generation
 
 Ids = NDArray[Any]
 Kind = Literal["bpe", "wordpiece", "unigram", "words"]
@@ -30,9 +32,9 @@ MAX_TOKEN = 1 << 16  # characters of a token's name
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer of the `tokenizers` library."""
+    """A tokenizer of the `tokenizers` library. `generation` is how the model that it was published with generates."""
 
-    def __init__(self, inner: Any):
+    def __init__(self, inner: Any, generation: Generation | None = None):
         inner.no_padding()
         inner.no_truncation()
         text = inner.to_str()
@@ -44,7 +46,9 @@ class HuggingFaceTokenizer:
         self.special = frozenset(int(one["id"]) for one in tree["added_tokens"] if one["special"])
         self.has_template = inner.post_processor is not None
         self.marks = self._marks()
-        self.end = tuple(names[name] for name in ENDS if name in names)
+        self.generation = dict(generation or {})
+        known = tuple(names[name] for name in ENDS if name in names)
+        self.end = end_tokens(self.generation, self.vocabulary) or known
         self.bytes_per_token: NDArray[np.int64] | None = _bytes_per_token(tree, names, self.vocabulary)
 
     def _marks(self) -> Marks:
@@ -85,6 +89,8 @@ class HuggingFaceTokenizer:
 
     def save(self, folder: Path) -> None:
         (folder / "tokenizer.json").write_text(self.inner.to_str(pretty=True), "utf-8")
+        if self.generation:
+            (folder / FILE).write_text(json.dumps(self.generation, indent=2) + "\n", "utf-8")
 
 
 def _bytes_per_token(tree: Any, names: Mapping[str, int], vocabulary: int) -> NDArray[np.int64] | None:
@@ -106,9 +112,10 @@ def load_json(path: Path) -> HuggingFaceTokenizer:
     """Loads a tokenizer.json. Raises ValueError if it is none."""
     from tokenizers import Tokenizer as Inner
 
+    generation = load_generation(path.parent)
     try:
         _check_ids(parse_json(path.read_bytes()))
-        return HuggingFaceTokenizer(Inner.from_file(str(path)))
+        return HuggingFaceTokenizer(Inner.from_file(str(path)), generation)
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{path} is not a tokenizer ({error}); restore the file") from None
 
@@ -128,7 +135,7 @@ def load_published(folder: Path, model_type: str) -> HuggingFaceTokenizer | None
     settings = _settings(folder / "tokenizer_config.json")
     if (folder / "tokenizer.json").is_file():
         loaded = load_json(folder / "tokenizer.json")
-        return loaded if loaded.has_template else HuggingFaceTokenizer(_without_marks(loaded.inner))
+        return loaded if loaded.has_template else HuggingFaceTokenizer(_without_marks(loaded.inner), loaded.generation)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _byte_level(folder, model_type, settings)
     if (folder / "vocab.txt").is_file():
@@ -177,7 +184,7 @@ def _byte_level(folder: Path, model_type: str, settings: Mapping[str, Any]) -> H
     if model_type == "roberta" and start is not None and end is not None:
         marks = (("</s>", end), ("<s>", start))
         inner.post_processor = processors.RobertaProcessing(*marks, trim_offsets=True, add_prefix_space=prefix)
-    return HuggingFaceTokenizer(inner if inner.post_processor else _without_marks(inner))
+    return HuggingFaceTokenizer(inner if inner.post_processor else _without_marks(inner), load_generation(folder))
 
 
 def _wordpiece(path: Path, settings: Mapping[str, Any]) -> HuggingFaceTokenizer:

@@ -143,11 +143,11 @@ class TokenIds:
     marks: Marks = NO_MARKS
     start: tuple[int, ...] = ()
     special: frozenset[int] = frozenset()
-    end: tuple[int, ...] = ()
     key = "ids"
 
-    def __init__(self, vocabulary: int):
+    def __init__(self, vocabulary: int, end: Sequence[int] = ()):
         self.vocabulary = vocabulary
+        self.end: tuple[int, ...] = tuple(end)
         self.bytes_per_token: NDArray[np.int64] | None = np.ones(vocabulary, dtype=np.int64)  # the unit is the token
 
     def encode(self, text: bytes) -> Ids:
@@ -176,7 +176,7 @@ class TokenIds:
         return None
 
     def save(self, folder: Path) -> None:
-        (folder / "ids.json").write_text(json.dumps({"vocabulary": self.vocabulary}))
+        (folder / "ids.json").write_text(json.dumps({"vocabulary": self.vocabulary, "end": self.end}))
 
 
 def load(folder: Path) -> Tokenizer | None:
@@ -258,7 +258,7 @@ def with_names(tokenizer: HuggingFaceTokenizer, names: Sequence[str]) -> Hugging
     if not new:
         return tokenizer
     tokenizer.inner.add_special_tokens(new)
-    return HuggingFaceTokenizer(tokenizer.inner)
+    return HuggingFaceTokenizer(tokenizer.inner, tokenizer.generation)
 
 
 def train_characters(texts: Texts, names: Sequence[str] = ()) -> CharacterTokenizer:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from everyformer.attention.projection import LinearProjectionModule
-from everyformer.family.model_types import MODEL_TYPES
-from everyformer.family.names import Field, ModelType, change_of, theirs_of
+from everyformer.family.model_types import MODEL_TYPES, row_of
+from everyformer.family.names import Config, Field, ModelType, change_of, theirs_of
 from everyformer.family.pretrained import model_of
 from everyformer.network.initial import AsTorch
 from everyformer.network.model import EncoderDecoder, Model
@@ -37,11 +37,25 @@ PATHS = {  # where a model has the settings that most members have
 NOTHING = object()
 
 
-def to_transformers(network: Network | PairNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
+LEFT = {  # fields of a config that are written anew, that newer ones replace, or that name code to run
+    "architectures", "transformers_version", "dtype", "torch_dtype", "id2label", "label2id", "num_labels", "_name_or_path", "auto_map",
+    "rope_theta", "rope_scaling", "rope_local_base_freq", "problem_type",
+}  # fmt: skip
+
+
+def to_transformers(
+    network: Network | PairNetwork, published: Config | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the config and the weights of a network as transformers stores them.
 
+    `published` is the config of the model that the network began with: its type is kept if the network still has it, and its fields.
     Raises ValueError if transformers has no such model, with what differs from the most similar one if it has the same parts.
     """
+    if published:
+        try:
+            return as_model_type(row_of(published), network, published)
+        except ValueError:  # another head, or other parts
+            pass
     reasons: list[tuple[int, str]] = []
     for name in MODEL_TYPES:
         try:
@@ -65,11 +79,14 @@ class NotTheirs(ValueError):
 FAR = 1 << 20  # differences of a model that cannot be compared
 
 
-def as_model_type(name: str, network: Network | PairNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def as_model_type(
+    name: str, network: Network | PairNetwork, published: Config | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the config and the weights of a network as one model type. Raises NotTheirs if it is none of these."""
     kind, model = MODEL_TYPES[name], network.value
     heads = _heads(name, kind, model)
-    config = _config(name, kind, model) | {"architectures": [kind.architectures[tuple(heads)]]}
+    kept = {field: value for field, value in (published or {}).items() if field not in LEFT}
+    config = _config(name, kind, model, kept) | {"architectures": [kind.architectures[tuple(heads)]]}
     weights = _weights(name, kind, network, heads)
     try:
         again = model_of(config, weights)
@@ -129,9 +146,9 @@ def _heads(name: str, kind: ModelType, model: Model | EncoderDecoder) -> list[st
     return found
 
 
-def _config(name: str, kind: ModelType, model: Model | EncoderDecoder) -> dict[str, Any]:
+def _config(name: str, kind: ModelType, model: Model | EncoderDecoder, kept: Config) -> dict[str, Any]:
     tree = msgspec.to_builtins(model)
-    config: dict[str, Any] = {"model_type": kind.model_type or name, **kind.fixed, **kind.defaults}
+    config: dict[str, Any] = {**kind.fixed, **kind.defaults, **kept, "model_type": kind.model_type or name}
     found = list[tuple[str | Field, Any]]()
     for setting, theirs in kind.settings.items():
         path = {**PATHS, **kind.paths}[setting]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from everyformer.data.generation import default_sampling
 from everyformer.data.tokenizer import Tokenizer
 from everyformer.infer.beam import beam_search
 from everyformer.infer.evaluate import bits_per_byte
@@ -33,6 +34,7 @@ class LanguageInference(TokenInference):
     def __init__(self, tokenizer: Tokenizer, context: int | None = None, data: LanguageData | None = None):
         super().__init__(tokenizer, context, (tokenizer.start, ()))
         self.data = data
+        self.sampling = SAMPLING | default_sampling(getattr(tokenizer, "generation", {}))
 
     @cached_property
     def example(self) -> str:  # type: ignore[override]
@@ -78,13 +80,17 @@ class LanguageInference(TokenInference):
         tokens: int = 200,
         *,
         beam: int | None = None,
+        ignore_end: bool = False,
         **sampling: Any,
     ) -> str:
-        """Returns the prompt with its continuation; with a beam, with the most probable end of its line."""
+        """Returns the prompt with its continuation; with a beam, with the most probable end of its line.
+
+        A text ends at a token that ends texts, unless `ignore_end`.
+        """
         assert isinstance(network, Network)
         ids = self.prompt(prompt)
         if beam is None:
-            return self.tokenizer.decode(generate(network, [ids], tokens, **SAMPLING | sampling)[0])
+            return self.generate_texts(network, [prompt], tokens, ignore_end=ignore_end, **sampling)[0]
         if sampling:
             raise ValueError(
                 f"--beam searches for the most probable text, so {' and '.join(sampling)} would have no effect; leave one or the "
@@ -97,12 +103,21 @@ class LanguageInference(TokenInference):
             )
         return self.tokenizer.decode(ids + beam_search(network, [ids], end=end[0], max_tokens=tokens, beam=beam)[0])
 
-    def stream(self, network: Network | PairNetwork, prompt: str, tokens: int = 200, **sampling: Any) -> Iterator[str]:
+    def stream(
+        self,
+        network: Network | PairNetwork,
+        prompt: str,
+        tokens: int = 200,
+        *,
+        ignore_end: bool = False,
+        **sampling: Any,
+    ) -> Iterator[str]:
         """Yields the continuation of the prompt. A character of several tokens is yielded when it is complete."""
         assert isinstance(network, Network)
         incomplete: list[int] = []
-        for new_tokens in stream(network, [self.prompt(prompt)], tokens, **SAMPLING | sampling):
-            incomplete += [token for token in new_tokens if token is not None]
+        ends = () if ignore_end else self.tokenizer.end
+        for new_tokens in stream(network, [self.prompt(prompt)], tokens, stop=ends, **self.sampling | sampling):
+            incomplete += [token for token in new_tokens if token is not None and token not in ends]
             text = self.tokenizer.decode(incomplete)
             if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(incomplete) > 4:
                 yield text
@@ -111,13 +126,21 @@ class LanguageInference(TokenInference):
             yield self.tokenizer.decode(incomplete)
 
     def generate_texts(
-        self, network: Network | PairNetwork, prompts: Sequence[Any], tokens: int = 200, **options: Any
+        self,
+        network: Network | PairNetwork,
+        prompts: Sequence[Any],
+        tokens: int = 200,
+        *,
+        ignore_end: bool = False,
+        **options: Any,
     ) -> list[str]:
         assert isinstance(network, Network)
         if "beam" in options:
             return super().generate_texts(network, prompts, tokens=tokens, **options)
-        rows = generate(network, [self.prompt(one) for one in prompts], tokens, **SAMPLING | options)
-        return [self.tokenizer.decode(row) for row in rows]
+        given, ends = [self.prompt(one) for one in prompts], () if ignore_end else self.tokenizer.end
+        rows = generate(network, given, tokens, stop=ends, **self.sampling | options)
+        ended = [len(row) > len(ids) and row[-1] in ends for row, ids in zip(rows, given, strict=True)]
+        return [self.tokenizer.decode(row[:-1] if one else row) for row, one in zip(rows, ended, strict=True)]
 
     def score(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> list[Score]:
         assert isinstance(network, Network)

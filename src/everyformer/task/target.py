@@ -77,7 +77,7 @@ def _reading(model: Model) -> dict[str, Any]:
     """How the model's own head reads the sequence; without one, the last token of a causal model, or the mean."""
     own = next((head for head in model.outputs if isinstance(head, Classify | Regress)), None)
     if own is not None:
-        names = ("reading", "pooler", "dropout", "pooler_activation")
+        names = ("reading", "pooler", "dropout", "pooler_activation", "bias")
         return {name: getattr(own, name) for name in names}
     return {"reading": "last" if model.body.is_causal() else "mean"}
 

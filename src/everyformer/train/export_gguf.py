@@ -37,7 +37,7 @@ def export(trained: TrainedRun, folder: Path, precision: Literal["fp32", "fp16",
         import gguf
     except ImportError:
         raise ValueError("gguf files need the package gguf; install everyformer[export]") from None
-    config, weights = to_transformers(trained.network)
+    config, weights = to_transformers(trained.network, trained.published)
     name, header, tensors = to_gguf(config, weights)
     tokenizer = tokenizer_of(trained)
     assert tokenizer is not None

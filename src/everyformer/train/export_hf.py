@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from everyformer.data.generation import FILE, IDS
 from everyformer.data.subwords import HuggingFaceTokenizer
 from everyformer.data.tokenizer import ByteTokenizer, CharacterTokenizer, Tokenizer
 from everyformer.family.to_transformers import NotTheirs, to_transformers
@@ -46,7 +47,7 @@ def reason(network: Network | PairNetwork) -> str | None:
 
 def export(trained: TrainedRun, folder: Path) -> tuple[str, ...]:
     """Write the files of a model into an empty folder. Returns notes for the user."""
-    config, weights = to_transformers(trained.network)
+    config, weights = to_transformers(trained.network, trained.published)
     tokenizer = tokenizer_of(trained)
     files: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
@@ -56,7 +57,7 @@ def export(trained: TrainedRun, folder: Path) -> tuple[str, ...]:
     config |= _token_ids(tokenizer, trained.task.inference) | class_names(trained)
     files |= _pooling_files(trained)
     if config["architectures"][0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
-        files["generation_config.json"] = _token_ids(tokenizer, trained.task.inference)
+        files[FILE] = getattr(tokenizer, "generation", {}) or _token_ids(tokenizer, trained.task.inference)
     files |= _image_files(trained)
     for name, content in (files | {"config.json": config}).items():
         text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
@@ -82,8 +83,14 @@ def _token_ids(tokenizer: Tokenizer | None, inference: Inference) -> dict[str, A
     if isinstance(inference, DenoiseInference):
         marks, pad = inference.marks, tokenizer.special_id("[PAD]")
         return {"decoder_start_token_id": marks.start, "eos_token_id": marks.end, "pad_token_id": pad}
-    start = tokenizer.start[0] if tokenizer.start else None
-    return {"bos_token_id": start, "eos_token_id": None, "pad_token_id": tokenizer.special_id("[PAD]")}
+    generation = getattr(tokenizer, "generation", {})
+    start, end = tokenizer.start[0] if tokenizer.start else None, list(tokenizer.end)
+    found = {"bos_token_id": start, "eos_token_id": end[0] if len(end) == 1 else end or None}
+    return (
+        found
+        | {"pad_token_id": tokenizer.special_id("[PAD]")}
+        | {name: generation[name] for name in IDS if name in generation}
+    )
 
 
 def _pooling_files(trained: TrainedRun) -> dict[str, Any]:

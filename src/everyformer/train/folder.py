@@ -20,6 +20,8 @@ from everyformer.train.recipe import Recipe, override
 from everyformer.train.record import report_write_errors
 from everyformer.value import UnknownPart, from_json, to_json
 
+PUBLISHED = "published.json"  # the config of the imported model that a run began with
+
 
 def write_run(recipe: Recipe, data: TaskData, model: Model | EncoderDecoder, folder: Path) -> None:
     """Write the files that describe a new run. If that fails, none of them is left."""
@@ -27,6 +29,8 @@ def write_run(recipe: Recipe, data: TaskData, model: Model | EncoderDecoder, fol
     try:
         with report_write_errors(folder):
             data.save(folder)
+            if recipe.init_from and (Path(recipe.init_from) / PUBLISHED).is_file():
+                (folder / PUBLISHED).write_bytes((Path(recipe.init_from) / PUBLISHED).read_bytes())
             (folder / "model.json").write_text(to_json(model) + "\n")
             write_checksums(folder, {path.name: (checksum(path),) for path in set(folder.iterdir()) - others})
         write_recipe(recipe, folder)  # last: a folder with a recipe has the other files

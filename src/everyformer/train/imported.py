@@ -18,6 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from everyformer.data.files import checksum, digest
+from everyformer.data.generation import end_tokens, load_generation
 from everyformer.data.subwords import load_published
 from everyformer.data.tokenizer import TokenIds, Tokenizer
 from everyformer.family.names import Config
@@ -37,7 +38,7 @@ from everyformer.task.table import task_for
 from everyformer.task.task import FittedTask, Task, TaskData
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World
-from everyformer.train.folder import write_run
+from everyformer.train.folder import PUBLISHED, write_run
 from everyformer.train.gradient_watch import GradientWatch
 from everyformer.train.lock import only_writer
 from everyformer.train.provenance import provenance
@@ -56,6 +57,7 @@ class Imported:
     task: Task
     tokenizer: Tokenizer | None
     classes: dict[str, Any]  # of classes.json; empty if there are none
+    config: Config
     notes: tuple[str, ...] = ()
 
 
@@ -70,6 +72,7 @@ class ImportedData(TaskData):
             self.imported.tokenizer.save(folder)
         if self.imported.classes:
             (folder / "classes.json").write_text(json.dumps(self.imported.classes) + "\n")
+        (folder / PUBLISHED).write_text(json.dumps(self.imported.config, indent=2) + "\n")
 
 
 def import_run(source: str | Path, folder: str | Path, leave_out: Sequence[str] = ()) -> Imported:
@@ -122,8 +125,8 @@ def is_published(folder: Path) -> bool:
 
 def open_published(
     folder: Path, data: str | None
-) -> tuple[Network | PairNetwork, FittedTask, Recipe, Callable[[], FittedTask]]:
-    """Returns the network of a folder of transformers, its task, a recipe of it, and a function that opens data."""
+) -> tuple[Network | PairNetwork, FittedTask, Recipe, Callable[[], FittedTask], Config]:
+    """Returns the network of a folder of transformers, its task, a recipe of it, a function that opens data, and its config."""
     imported = read_folder(folder)
     model = imported.network.value
 
@@ -138,7 +141,7 @@ def open_published(
         return fitted(imported.task.open, data)
 
     task = fitted(imported.task.open_for_inference, None)
-    return imported.network.float(), task, _recipe(imported), open_data
+    return imported.network.float(), task, _recipe(imported), open_data, imported.config
 
 
 def read_folder(source: Path, leave_out: Sequence[str] = ()) -> Imported:
@@ -158,14 +161,16 @@ def read_folder(source: Path, leave_out: Sequence[str] = ()) -> Imported:
     if isinstance(tokenizer, TokenIds):
         notes += ("there is no tokenizer, so texts are token ids such as '1 2 3'",)
     task, classes, network = _task(source, config, network, tokenizer)
-    return Imported(network, task, tokenizer, classes, notes)
+    return Imported(network, task, tokenizer, classes, config, notes)
 
 
 def _tokenizer(source: Path, config: Config, model: Model | EncoderDecoder) -> Tokenizer | None:
     embed = (model.encoder if isinstance(model, EncoderDecoder) else model).embed
     if not isinstance(embed, Tokens):
         return None
-    tokenizer = load_published(source, str(config["model_type"])) or TokenIds(embed.vocabulary)
+    tokenizer: Tokenizer | None = load_published(source, str(config["model_type"]))
+    if tokenizer is None:
+        tokenizer = TokenIds(embed.vocabulary, end_tokens(load_generation(source), embed.vocabulary))
     if tokenizer.vocabulary > embed.vocabulary:
         raise ValueError(
             f"the tokenizer of {source} has {tokenizer.vocabulary} tokens, but the model has {embed.vocabulary}; give the tokenizer "
@@ -247,7 +252,7 @@ def _classify(
             raise ValueError(
                 f"the model predicts {head.classes} numbers of each example, but everyformer one; give such a model"
             )
-        number = Regress(1, head.reading, head.pooler, head.dropout, head.pooler_activation)
+        number = Regress(1, head.reading, head.pooler, head.dropout, head.pooler_activation, head.bias)
         network.value = replace(model, outputs=(number, *model.outputs[1:]))
         return RegressTask(**settings), {"kind": kind, "mean": 0.0, "std": 1.0, "column": None} | images, network
     names = _class_names(config, head.classes)

@@ -20,16 +20,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from everyformer.data.files import read_json
 from everyformer.infer.estimate import Progress
 from everyformer.infer.predict import Predictions
 from everyformer.infer.score import Score
+from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Reading
 from everyformer.task.attention_maps import AttentionWeights, attention_maps
 from everyformer.task.task import FittedTask, Inference
 from everyformer.train import checkpoint
 from everyformer.train.distributed import find_device
-from everyformer.train.folder import check_data, read_model, read_recipe
+from everyformer.train.folder import PUBLISHED, check_data, read_model, read_recipe
 from everyformer.train.gradient_watch import GradientWatch
 from everyformer.train.imported import is_published, open_published
 from everyformer.train.learner import autocast, set_gather
@@ -66,6 +68,7 @@ class TrainedRun:
     stopped: str | None = None  # the signal that ended training before its last step
     early_stop: str | None = None  # why run.patience ended training before its last step
     open_data: Callable[[], FittedTask] | None = None  # opens the data when they are first needed; None: they are open
+    published: Mapping[str, Any] = field(default_factory=dict)  # the config of the imported model that it began with
 
     @property
     def can_generate(self) -> bool:
@@ -170,7 +173,8 @@ class TrainedRun:
     def generate(self, prompt: str | Sequence[Any], **options: Any) -> str | list[str]:
         """Returns the prompt with its continuation, or its translation, or its class; of a list of prompts, a list.
 
-        The options are tokens, temperature, top_k, top_p, min_p and seed. A prompt of a list may also be a list of token ids.
+        The options are tokens, temperature, top_k, top_p, min_p, seed and, where texts have an end token, ignore_end. A prompt
+        of a list may also be a list of token ids.
         """
         inference = self.task.inference
         if isinstance(prompt, str):
@@ -254,8 +258,8 @@ def load(
         network, task, recipe, opener = open_saved(folder, None if isinstance(data, bool) else str(data))
         return TrainedRun(network.to(find_device(device)), task, recipe, 0, {}, open_data=opener)
     if is_published(folder):
-        network, task, recipe, opener = open_published(folder, None if isinstance(data, bool) else str(data))
-        return TrainedRun(network.to(find_device(device)), task, recipe, 0, {}, open_data=opener)
+        network, task, recipe, opener, config = open_published(folder, None if isinstance(data, bool) else str(data))
+        return TrainedRun(network.to(find_device(device)), task, recipe, 0, {}, open_data=opener, published=config)
     recipe = with_data(read_recipe(folder), None if isinstance(data, bool) else data)
     if changes:
         unknown = set(changes) - set(recipe.task.__struct_fields__)  # type: ignore[attr-defined]
@@ -278,10 +282,15 @@ def load(
         opened = recipe.task.open_for_inference(recipe.data, folder)
         check_classes(opened, folder)
         task = opened.fit(model)
+    network = _read_network(model, recipe, checkpoint.path_of(folder, step)).to(find_device(device)).eval()
+    skipped, opener = msgspec.convert(state["watch"], GradientWatch).skipped_steps, None if data else open_data
+    more: dict[str, Any] = {"best": state["best"], "published": read_json(folder / PUBLISHED) or {}}
+    return TrainedRun(network, task, recipe, step, state, skipped, open_data=opener, **more)
+
+
+def _read_network(model: Model | EncoderDecoder, recipe: Recipe, path: Path) -> Network | PairNetwork:
+    """Returns the network of a checkpoint."""
     network = model.build()
     set_gather(network, recipe.run.gather)
-    path = checkpoint.path_of(folder, step)
     network.load_state_dict(checkpoint.fitting(network, checkpoint.load_result(path), path), strict=False)
-    network = network.to(find_device(device)).eval()
-    skipped, best = msgspec.convert(state["watch"], GradientWatch).skipped_steps, state["best"]
-    return TrainedRun(network, task, recipe, step, state, skipped, best=best, open_data=None if data else open_data)
+    return network
