@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import re
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+import everyformer
 from everyformer.attention.parse import parse
+from everyformer.explore.saved import Saved, save_page
+from everyformer.family.table import member, parameters
+from tests.explore.conftest import SCRIPT
 
 pytestmark = pytest.mark.browser
 CHROMIUM = shutil.which("chromium")
+TEXT = "To be, or not to be"
 
 
 @pytest.fixture(scope="session")
@@ -25,13 +36,20 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-@pytest.fixture
-def page(browser, address) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=address)
+@contextmanager
+def opened_page(browser, address: str, **options: Any) -> Iterator[Any]:
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
     page = context.new_page()
     problems: list[str] = []
-    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    expected = "the server responded with a status of 400"  # of a request that is refused, which the browser writes
+    page.on(
+        "console",
+        lambda one: (
+            problems.append(one.text) if one.type in ("error", "warning") and expected not in one.text else None
+        ),
+    )
     page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda one: problems.append(one.message))
     page.on(
         "request", lambda one: None if one.url.startswith((address, "data:", "blob:")) else problems.append(one.url)
     )
@@ -40,18 +58,230 @@ def page(browser, address) -> Iterator[Any]:
     assert not problems
 
 
+@pytest.fixture
+def page(browser, address) -> Iterator[Any]:
+    with opened_page(browser, address, base_url=address) as page:
+        yield page
+
+
+def until(page, condition: str) -> None:
+    """Waits for a condition in JavaScript. playwright's own function evaluates text in the page, which its policy forbids."""
+    for _ in range(200):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"it did not come true: {condition}")
+
+
+def patterns_of(trained) -> set[str]:
+    return {str(pattern) for one in trained.network.value.body.sublayers() for pattern in one.patterns()}
+
+
+def read_text(page, text: str = TEXT, run: str = "first") -> None:
+    page.goto(f"/#inside/{run}")
+    page.get_by_label("text", exact=True).fill(text)
+    with page.expect_response("**/api/inside"):
+        page.get_by_role("button", name="read it").click()
+    page.get_by_role("toolbar", name=re.compile("positions")).get_by_role("button").nth(len(text) - 1).wait_for()
+
+
 def test_a_pattern_is_drawn_and_its_numbers_are_the_librarys(page):
     page.goto("/#patterns")
-    field = page.get_by_role("textbox", name="Pattern")
-    field.fill("causal & window(5)")
-    page.wait_for_function("document.querySelector('canvas')?.ariaLabel.startsWith('causal & window(5)')")
+    page.get_by_role("textbox", name="Pattern").fill("causal & window(5)")
+    until(page, "document.querySelector('canvas')?.ariaLabel.startsWith('causal & window(5)')")
     allowed = int(parse("causal & window(5)").mask(64).sum())
     assert f"({allowed} of 4,096)" in page.locator("[data-density]").inner_text()
     canvas = page.get_by_role("application")
     box = canvas.bounding_box()
     canvas.hover(position={"x": box["width"] * 9.5 / 64, "y": box["height"] * 20.5 / 64})
-    assert (
-        page.locator("[data-keys]").inner_text().startswith("query 20 attends to 5 keys: 16–20 · key 9 is not allowed")
-    )
+    says = page.locator("[data-keys]")
+    assert says.inner_text().startswith("query 20 attends to 5 keys: 16–20 · key 9 is not allowed")
     canvas.press("ArrowDown")
-    assert page.locator("[data-keys]").inner_text().startswith("query 21 attends to 5 keys: 17–21")
+    assert says.inner_text().startswith("query 21 attends to 5 keys: 17–21")
+    page.get_by_label("window size").fill("3")
+    until(page, "document.querySelector('[data-keys]').innerText.includes('3 keys: 19–21')")
+
+
+def test_what_a_model_computes_is_shown_as_the_library_computes_it(page, folder):
+    model = everyformer.load(folder / "first", device="cpu")
+    read_text(page)
+    score = model.score([list(TEXT.encode())])[0]
+    bits = -score.log_likelihood / math.log(2)
+    assert f"the text takes {bits:.1f} bits" in page.get_by_role("region", name="Tokens").inner_text()
+    page.get_by_role("button", name="layer 0, head 1").click()
+    canvas = page.get_by_role("application", name=re.compile("layer 0, head 1"))
+    canvas.focus()
+    size, weight = len(TEXT), model.attention(TEXT).weights[0][1]
+    box = canvas.bounding_box()
+    canvas.hover(position={"x": box["width"] * 3.5 / size, "y": box["height"] * 10.5 / size})
+    shown = float(page.locator("[data-weight]").inner_text().rpartition("weight")[2])
+    assert shown == pytest.approx(float(weight[10, 3]), abs=2e-5)
+    canvas.press("ArrowLeft")
+    assert "key 2" in page.locator("[data-weight]").inner_text()
+
+
+def test_a_head_is_switched_off_and_the_text_takes_other_bits(page):
+    read_text(page)
+    page.get_by_role("button", name="layer 0, head 0").click()
+    page.get_by_role("button", name="switch it off").click()
+    assert re.search(r"takes [\d.]+ bits instead of [\d.]+", page.locator("[data-effect]").inner_text())
+    page.get_by_role("button", name="switch it on").click()
+    page.locator("[data-effect]").wait_for(state="detached")
+
+
+def test_a_text_is_generated_step_by_step_and_branches(page, folder):
+    model = everyformer.load(folder / "first", device="cpu")
+    read_text(page)
+    part = page.get_by_role("region", name="Generate step by step")
+    part.get_by_label("temperature").fill("0")
+    for _ in range(3):
+        with page.expect_response("**/api/generate/step"):
+            part.get_by_role("button", name="next token").click()
+    tokens = part.get_by_role("toolbar").get_by_role("button")
+    until(page, "document.querySelector('[aria-label=\"Generate step by step\"] [role=toolbar]').children.length === 9")
+    expected = everyformer.generate(model.network, [list(b"ROMEO:")], 3, temperature=0)[0][6:]
+    assert [text.replace("\xa0", " ") for text in tokens.all_inner_texts()[6:]] == [
+        chr(one) if 31 < one < 127 else "\\n" if one == 10 else f"\\x{one:02x}" for one in expected
+    ]
+    tokens.nth(7).click()
+    choices = part.get_by_role("list", name="candidates").get_by_role("button")
+    until(page, "document.querySelectorAll('[aria-label^=candidates] button').length >= 20")
+    choices.nth(1).click()
+    part.get_by_text("Earlier branches").wait_for()
+    assert tokens.count() == 8
+
+
+def test_a_segment_memory_reaches_back_across_segments(page):
+    read_text(page, "x" * 40, "memory")
+    with page.expect_response("**/api/inside"):
+        page.get_by_label(re.compile("segments of")).fill("8")
+        page.get_by_label(re.compile("segments of")).press("Enter")
+    canvas = page.get_by_role("application")
+    canvas.wait_for()
+    page.wait_for_timeout(300)
+    box = canvas.bounding_box()
+    for key, reached in ((30, True), (10, False)):  # the memory holds 16 positions before the segment that begins at 32
+        canvas.hover(position={"x": box["width"] * (key + 0.5) / 40, "y": box["height"] * 35.5 / 40})
+        weight = float(page.locator("[data-weight]").inner_text().rpartition("weight")[2])
+        assert (weight > 0) == reached
+
+
+def test_the_family_is_a_map_and_a_choice_changes_the_model(page):
+    page.goto("/#family")
+    page.get_by_role("button", name="gpt2", exact=True).click()
+    shown = page.locator("[data-parameters]")
+    shown.wait_for()
+    assert shown.inner_text() == f"{parameters(member('gpt2', 'tiny')):,}"
+    page.get_by_role("spinbutton", name="layers").fill("3")
+    page.get_by_role("spinbutton", name="layers").press("Tab")
+    until(page, f"document.querySelector('[data-parameters]').innerText === '{170560:,}'")
+    assert parameters(member("gpt2", "tiny", layers=3)) == 170560
+    page.get_by_label("segment memory").fill("32")
+    page.get_by_label("segment memory").press("Tab")
+    page.get_by_text("not legal").wait_for()
+    assert "Learned has a last position" in page.get_by_role("region", name="The model").inner_text()
+
+
+def test_the_curves_and_the_recipes_of_runs_are_shown(page):
+    page.goto("/#runs")
+    page.get_by_label("show first").wait_for()
+    page.get_by_text("Training and validation").first.wait_for()
+    page.get_by_label("show memory").check()
+    assert page.get_by_role("row", name=re.compile("^member byte-language")).count() == 1
+    page.get_by_text("Samples of first by step").click()
+    assert "step 6" in page.locator("details[open]").inner_text()
+
+
+def test_a_folder_with_a_script_in_its_name_is_only_text(page):
+    page.goto("/#runs")
+    page.get_by_text(SCRIPT.replace("/", "|")).first.wait_for()
+    assert page.locator("main script").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["inside", "patterns", "family", "runs"])
+def test_every_view_fits_a_telephone_and_names_its_controls(browser, address, view, scheme):
+    size = {"width": 380, "height": 800}
+    with opened_page(browser, address, base_url=address, viewport=size, color_scheme=scheme) as page:
+        page.goto(f"/#{view}")
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 380
+        unnamed = page.evaluate(
+            """() => [...document.querySelectorAll('button, input, select, textarea, canvas, svg[role]')].filter((one) =>
+                !(one.ariaLabel || one.labels?.length || one.textContent.trim() || one.closest('[aria-hidden]') || one.ariaHidden))
+                .map((one) => one.outerHTML)"""
+        )
+        assert unnamed == []
+
+
+def test_the_page_is_used_with_the_keyboard_alone(page):
+    page.goto("/#patterns")
+    page.get_by_role("application").wait_for()
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.tagName") == "CANVAS":
+            break
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert page.evaluate("document.activeElement.tagName") == "CANVAS" and outline == "solid"
+    before = page.locator("[data-keys]").inner_text()
+    page.keyboard.press("ArrowUp")
+    assert page.locator("[data-keys]").inner_text() != before
+
+
+@pytest.mark.parametrize("view", ["inside", "patterns", "family", "runs"])
+def test_a_saved_page_works_without_a_server(browser, folder, tmp_path, view):
+    from everyformer.explore.app import Explorer
+    from everyformer.explore.library import Library
+
+    file = tmp_path / "page.html"
+    text = TEXT if view == "inside" else None
+    save_page(Explorer(Library([folder / "first"], device="cpu")), file, Saved(view, text))
+    with opened_page(browser, file.as_uri()) as page:
+        page.goto(file.as_uri())
+        page.locator("h1").wait_for()
+        if view == "inside":
+            page.get_by_role("button", name="layer 1, head 1").click()
+            page.get_by_role("application", name=re.compile("layer 1, head 1")).wait_for()
+        elif view != "runs":
+            page.locator("canvas").first.wait_for()
+        else:
+            page.get_by_text("Training and validation").wait_for()
+        page.wait_for_timeout(300)
+        assert page.get_by_role("alert").count() == 0
+
+
+def test_a_new_user_finds_why_a_head_looks_where_it_looks_and_trains_a_legal_pattern(page, folder, tmp_path):
+    """With the page alone: look into the model, see the reason, edit a pattern until it is legal, copy the command, train."""
+    read_text(page)
+    page.get_by_role("button", name="layer 1, head 0").click()
+    why = page.get_by_role("region", name="The chosen head")
+    why.get_by_role("application").focus()
+    text = why.inner_text()
+    assert "the pattern allows causal" in text and "from q · k" in text and "a query shares its weight among" in text
+    page.get_by_role("link", name="Pattern editor").click()
+    field = page.get_by_role("textbox", name="Pattern")
+    field.fill("window(4) | prefix(2)")
+    page.get_by_text("add causal &").first.wait_for()
+    assert page.get_by_text("Train a language model with it").count() == 0
+    field.fill("causal & (window(4) | prefix(2))")
+    page.get_by_text("Train a language model with it").wait_for()
+    command = page.get_by_label("the command", exact=True).inner_text()
+    words = [sys.executable, "-m", *shlex.split(command)]
+    tiny = ["run.steps=2", "run.batch=2", "run.evaluate=0", "task.context=32", "task.valid=0.001", "run.examples=2"]
+    words[words.index("runs/mine")] = str(tmp_path / "mine")
+    subprocess.run([*words, *tiny], check=True, capture_output=True, cwd=tmp_path)
+    trained = everyformer.load(tmp_path / "mine", device="cpu")
+    assert patterns_of(trained) == {"causal & (window(4) | prefix(2))"}
+
+
+def test_a_model_of_parts_is_trained_by_the_command_that_the_page_shows(page, tmp_path):
+    page.goto("/#family")
+    page.get_by_role("button", name="gpt2", exact=True).click()
+    page.get_by_role("textbox", name="pattern", exact=True).fill("causal & window(8)")
+    until(page, "document.querySelector('[aria-label=\"the command\"]')?.innerText.startsWith('echo')")
+    command = page.get_by_label("the command", exact=True).inner_text()
+    tiny = "run.steps=2 run.batch=2 run.evaluate=0 task.context=32 task.valid=0.001 run.examples=2"
+    command = command.replace("everyformer train", f"{sys.executable} -m everyformer train") + f" {tiny}"
+    subprocess.run(command, shell=True, check=True, capture_output=True, cwd=tmp_path)
+    trained = everyformer.load(tmp_path / "runs" / "mine", device="cpu")
+    assert patterns_of(trained) == {"causal & window(8)"}

@@ -55,9 +55,10 @@ def token_labels(tokenizer: Tokenizer, ids: Ids | Sequence[int]) -> list[str]:
 
 
 def _label(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text; a byte that is only a part of a character by its number."""
+    """A token as text; a byte by its number if it is only a part of a character, or a control character."""
     text = tokenizer.decode([token]).replace("\n", "\\n")
-    return f"\\x{token:02x}" if text == "\N{REPLACEMENT CHARACTER}" and tokenizer.kind == "bytes" else text
+    is_character = text.isprintable() and text != "\N{REPLACEMENT CHARACTER}"
+    return text if is_character or tokenizer.kind != "bytes" else f"\\x{token:02x}"
 
 
 def refuse_text(text: str | None, reads: str) -> None:
