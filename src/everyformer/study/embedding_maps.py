@@ -45,18 +45,15 @@ def embedding_maps(network: Network | PairNetwork, data: Any = None) -> list[Emb
 
     Raises ValueError if the network has neither.
     """
-    sides = (
-        [("", network)]
-        if isinstance(network, Network)
-        else [("encoder", network.encoder), ("decoder", network.decoder)]
-    )
-    if isinstance(network, PairNetwork) and network.encoder.embed is network.decoder.embed:
-        sides[1] = ("", network.decoder)
-    maps = [
-        _projected(f"{side} {what}".strip(), vector_ND, labels, in_order=what != "tokens")
-        for side, one in sides
-        for what, vector_ND, labels in _tables(one, getattr(data, "tokenizer", None))
-    ]
+    sides = {"": network} if isinstance(network, Network) else {"encoder": network.encoder, "decoder": network.decoder}
+    maps, seen = [], set[int]()
+    for side, one in sides.items():
+        for what, vector_ND, labels in _tables(one, getattr(data, "tokenizer", None)):
+            shared = what == "tokens" and id(one.embed.table.weight) in seen  # by the two sides of a pair
+            if not shared:
+                point_N2, share = principal_plane(vector_ND)
+                maps.append(EmbeddingMap(f"{side} {what}".strip(), point_N2, share, labels, in_order=what != "tokens"))
+        seen |= {id(one.embed.table.weight)} if isinstance(one.embed, TokensModule) else set()
     if not maps:
         raise ValueError(
             "the model has no embedding of tokens or positions; give a run that reads text, or of vit, such as gpt2 or bert"
@@ -77,11 +74,6 @@ def _tables(network: Network, tokenizer: Any) -> Iterator[tuple[str, Tensor, lis
         length = network.limit or POSITIONS
         position_1T = torch.arange(length, device=next(network.parameters()).device)[None]
         yield "positions", table(position_1T).reshape(length, -1).float().cpu(), list(map(str, range(length)))
-
-
-def _projected(title: str, vector_ND: Tensor, labels: Sequence[str], in_order: bool) -> EmbeddingMap:
-    point_N2, share = principal_plane(vector_ND)
-    return EmbeddingMap(title, point_N2, share, labels, in_order)
 
 
 def principal_plane(vector_ND: Tensor) -> tuple[Tensor, tuple[float, float]]:
