@@ -283,9 +283,9 @@ def load(
         check_classes(opened, folder)
         task = opened.fit(model)
     network = _read_network(model, recipe, checkpoint.path_of(folder, step)).to(find_device(device)).eval()
-    skipped, opener = msgspec.convert(state["watch"], GradientWatch).skipped_steps, None if data else open_data
+    skipped = msgspec.convert(state["watch"], GradientWatch).skipped_steps
     more: dict[str, Any] = {"best": state["best"], "published": read_json(folder / PUBLISHED) or {}}
-    return TrainedRun(network, task, recipe, step, state, skipped, open_data=opener, **more)
+    return TrainedRun(network, task, recipe, step, state, skipped, open_data=None if data else open_data, **more)
 
 
 def _read_network(model: Model | EncoderDecoder, recipe: Recipe, path: Path) -> Network | PairNetwork:
