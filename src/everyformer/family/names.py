@@ -80,6 +80,10 @@ class ModelType:
     always: Mapping[str, Any] = field(default_factory=dict)  # settings that every model of this type has
     # A config with the fields of this table, from an old one and the weights.
     normal: Callable[[Config, Mapping[str, Tensor]], Config] = lambda config, weights: config
+    spread: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: (
+        weights
+    )  # weights that layers share, to each
+    exported: bool = True  # whether transformers of today has it
     side: str = ""  # of a model with an encoder and a decoder: that of the output heads
     model_type: str = ""  # of the config; default: the name of the row
     variant: Callable[[Config], str | None] = lambda config: None  # the other row that a config of this type belongs to
@@ -162,7 +166,7 @@ def plain_names(kind: ModelType, state: Mapping[str, Tensor]) -> dict[str, Tenso
             name = re.sub(new, old, name)
         if not re.search(kind.unused, name):
             weights[name] = weight
-    return weights
+    return kind.spread(weights)
 
 
 def theirs_of(ours: str, rows: Rows) -> tuple[str, ...]:

@@ -51,20 +51,22 @@ def to_transformers(
     `published` is the config of the model that the network began with: its type is kept if the network still has it, and its fields.
     Raises ValueError if transformers has no such model, with what differs from the most similar one if it has the same parts.
     """
-    if published:
+    name = row_of(published) if published else None
+    if name is not None and MODEL_TYPES[name].exported:
         try:
-            return as_model_type(row_of(published), network, published)
+            return as_model_type(name, network, published)
         except ValueError:  # another head, or other parts
             pass
     reasons: list[tuple[int, str]] = []
-    for name in MODEL_TYPES:
+    exported = [name for name, kind in MODEL_TYPES.items() if kind.exported]
+    for name in exported:
         try:
             return as_model_type(name, network)
         except NotTheirs as error:
             reasons.append((error.differences, str(error)))
     differences, reason = min(reasons)
     if differences >= FAR:  # then the most similar one says nothing
-        reason = f"none of {', '.join(MODEL_TYPES)} has the parts of this one"
+        reason = f"none of {', '.join(exported)} has the parts of this one"
     raise NotTheirs(0, f"transformers has no such model: {reason}")
 
 
