@@ -49,11 +49,11 @@ def embedding_maps(network: Network | PairNetwork, data: Any = None) -> list[Emb
     maps, seen = [], set[int]()
     for side, one in sides.items():
         for what, vector_ND, labels in _tables(one, getattr(data, "tokenizer", None)):
-            shared = what == "tokens" and id(one.embed.table.weight) in seen  # by the two sides of a pair
+            shared = what == "tokens" and id(next(one.embed.parameters())) in seen  # by the two sides of a pair
             if not shared:
                 point_N2, share = principal_plane(vector_ND)
                 maps.append(EmbeddingMap(f"{side} {what}".strip(), point_N2, share, labels, in_order=what != "tokens"))
-        seen |= {id(one.embed.table.weight)} if isinstance(one.embed, TokensModule) else set()
+        seen |= set(map(id, one.embed.parameters()))
     if not maps:
         raise ValueError(
             "the model has no embedding of tokens or positions; give a run that reads text, or of vit, such as gpt2 or bert"
