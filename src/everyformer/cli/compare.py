@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,7 +91,17 @@ def compare(
         )  # fmt: skip
     if dry_run:
         return _dry_run(screen, request, workers)
-    return _finish(screen, run(request, out, workers, progress=not screen.quiet))
+    try:
+        comparison = run(request, out, workers, progress=not screen.quiet)
+    except KeyboardInterrupt:
+        return _stopped(f"everyformer compare --out {shlex.quote(str(out))}")
+    return _finish(screen, comparison)
+
+
+def _stopped(command: str) -> int:
+    """The exit code after Ctrl-C."""
+    sys.stderr.write(f"stopped, and all runs are saved; {command} goes on\n")
+    return 130
 
 
 def _dry_run(screen: Console, request: Request | None, workers: int | None) -> int:
@@ -147,18 +159,19 @@ def tune(
     from everyformer.study.compare.tuning import tune as find
 
     screen = console(UnbreakableConsole)
-    found = find(
-        member, *settings, data=data, size=size, task=task, trials=trials, search=search, imports=imports, out=out,
-        workers=workers, progress=not screen.quiet,
-    )  # fmt: skip
+    try:
+        found = find(
+            member, *settings, data=data, size=size, task=task, trials=trials, search=search, imports=imports, out=out,
+            workers=workers, progress=not screen.quiet,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        return _stopped("the same command")
     screen.print(
         f"found: {' '.join(found.settings)}, the best of {len(found.line.trials)} trials of {found.steps} steps"
     )
     for settings_, text in trial_lines(found.line):
         screen.print(f"  {settings_}  {text}", soft_wrap=True)
     screen.print(f"curve: {out / 'report.html'}")
-    import shlex
-
     next_command(screen, *shlex.split(found.command)[1:])
     return 0
 

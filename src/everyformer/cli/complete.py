@@ -80,9 +80,11 @@ def candidates(app: App, words: Sequence[str]) -> list[str]:
     if names := _commands(app[verb]):
         return [] if rest else _starting(current, names)
     given = [word for word in rest if not word.startswith("-")]
-    if verb in ("train", "plan", "settings", "family", "contracts") and not given:
+    if verb == "compare" and "." not in current:
         return _starting(current, read_listing()["members"])
-    if verb in ("train", "plan", "resume"):
+    if verb in ("train", "tune", "plan", "settings", "family", "contracts") and not given:
+        return _starting(current, read_listing()["members"])
+    if verb in ("train", "tune", "plan", "resume") or (verb == "compare" and given):
         return _setting(current, [] if verb == "resume" else given, rest, run_only=verb == "resume")
     return _starting(current, ("bash", "zsh", "fish")) if verb == "completion" else []
 

@@ -36,7 +36,7 @@ OVERLAP = (
     2 / 3
 )  # the time of evaluating a row, of that of training on one: a forward pass over windows that overlap by half
 WIDER = 0.5  # trials beyond the range that a budget allows for each entry
-SPARE = 0.9  # of a budget that is planned
+SPARE = 0.85  # of a budget that is planned
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,11 @@ def pool(folder: Path, devices: Sequence[str], imports: Sequence[str]) -> Iterat
     try:
         yield Pool(server, devices)
     finally:
-        assert server.stdin is not None
+        assert server.stdin is not None and server.stdout is not None
         with suppress(OSError):
             server.stdin.close()
         server.wait()
+        server.stdout.close()
 
 
 def serve(folder: Path) -> int:

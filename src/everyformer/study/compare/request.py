@@ -71,7 +71,7 @@ def read_entries(words: Sequence[str], size: str | None = None, search: Sequence
     if not members:
         raise ValueError("no member is given; name at least one, as in everyformer compare gpt2 lstm")
     settings: dict[str, list[str]] = {name: [] for name in members}
-    sizes: dict[str, str | None] = dict.fromkeys(members, size)
+    sizes = {name: None if _is_own(member) else size for name, member in members.items()}
     searches: dict[str, list[str]] = {name: [] for name in members}
     for name, text in _of_entries(words, members):
         if text.startswith("size="):
@@ -107,9 +107,14 @@ def _name(word: str) -> str:
     return path.stem if word.endswith(".json") else path.name
 
 
-def _absolute(word: str) -> str:
-    path = Path(word).expanduser()
-    return str(path.absolute()) if path.exists() and (path.suffix == ".json" or path.is_dir()) else word
+def _is_own(member: str) -> bool:
+    """Whether a member is a model of the user's, in a file or in the folder of a run."""
+    path = Path(member).expanduser()
+    return path.suffix == ".json" or (path / "model.json").is_file()
+
+
+def _absolute(member: str) -> str:
+    return str(Path(member).expanduser().absolute()) if _is_own(member) else member
 
 
 def absolute_data(data: str | None) -> str | None:
