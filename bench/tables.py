@@ -380,7 +380,7 @@ def printed(log: str) -> Rows:
     return [[cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")] for line in lines]
 
 
-PRINTED = ("planned memory on a CPU", "planned memory on a GPU", "a step of GPT-2")
+PRINTED = ("planned memory on a CPU", "planned memory on a GPU", "a step of GPT-2", "the page")
 for name in (*PRINTED, "the loss in chunks", "compilation", "memory of spans"):
     TABLES[name] = printed
 

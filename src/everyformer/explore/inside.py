@@ -32,6 +32,7 @@ from everyformer.train.trained import TrainedRun
 
 MAX_BYTES = 1 << 30  # of the attention weights of one example
 KEPT = 4  # examples whose weights are kept
+MAX_PRODUCTS = 1 << 20  # of queries and keys, that are sent with the weights: 1,024 positions
 THUMBNAIL = 48  # cells on a side
 Name = Annotated[str, Meta(max_length=500)]
 Natural = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -121,7 +122,8 @@ class Inside:
         data |= _described(reading, request)
         arrays: list[Any] = [code_QK]
         side = reading.sides[0 if request.part == "encoder" else -1]
-        if request.part != "cross" and request.layer < len(side.probe.products):
+        is_short = weight_QK.numel() <= MAX_PRODUCTS
+        if is_short and request.part != "cross" and request.layer < len(side.probe.products):
             product_QK = side.probe.products[request.layer][0, request.head, : len(weight_QK), : weight_QK.shape[1]]
             arrays.append(product_QK.float().cpu().numpy().astype(np.float32))
         return Answer(data, arrays)
