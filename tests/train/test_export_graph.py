@@ -10,9 +10,22 @@ import pytest
 import torch
 
 import everyformer
+from everyformer.attention.pattern import Causal
+from everyformer.attention.projection import Standard
+from everyformer.attention.score_mod import ImageBias
+from everyformer.cli.export import reasons
 from everyformer.cli.main import main
+from everyformer.infer.decoder_graph import CachedCall
 from everyformer.infer.signature import Signature, call
-from everyformer.infer.traced import trace
+from everyformer.infer.traced import record, trace
+from everyformer.network.depth import Stack
+from everyformer.network.embed import Embed, Tokens
+from everyformer.network.layer import Layer
+from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
+from everyformer.network.output_head import Language, PerToken
+from everyformer.network.residual import PreNorm
+from everyformer.value import Value
 
 # One member of each mechanism; test_export_onnx.py has those that are not here. An encoder with a decoder, windows and a soft cap,
 # spans, sparse patterns, halting, a linear recurrence, edges.
@@ -33,6 +46,17 @@ for folder in sys.argv[1:]:
         for x, y in zip(found, expected, strict=True):
             assert (x - y).abs().max() <= 1e-5 * y.abs().max(), folder
 """
+
+
+class Bits(Embed, Value, frozen=True):
+    """An embedding of one's own, of which nobody knows which tensors it takes."""
+
+    def build(self, width):
+        return Tokens(2).build(width)
+
+
+def attention(*score_mods):
+    return Stack(1, (Layer((Attention(Standard(2), Causal(), score_mods),)),), PreNorm())
 
 
 def noisy(member, **settings):
@@ -105,3 +129,20 @@ def test_a_graph_has_no_weights_that_serve_training_alone():
     network = noisy("electra", layers=1)
     names = trace(network, Signature.of(network.value)).state_dict
     assert network.generator is not None and not any("generator" in name for name in names)
+
+
+def test_an_input_that_is_not_known_as_tensors_is_refused():
+    found = reasons(Model(width=8, embed=Bits(), body=attention(), outputs=(PerToken(2),)).build())
+    assert found["torch"] == found["onnx"] == "its input is made by Bits, an embedding that is not known as tensors"
+
+
+def test_a_graph_with_a_cache_has_a_limit_for_each_open_size():
+    value = Model(width=8, embed=Tokens(20), body=attention(ImageBias(4, 4)), outputs=(Language(),))
+    with torch.no_grad():
+        calls = CachedCall(value.build().eval())
+        signature = calls.signature()
+        graph = record(
+            calls.network, calls.decode, signature, calls.example(3, 7, 5), [calls.example(2, 3, 6)]
+        ).module()
+        assert signature.limits == {"length": 16, "past": 16}
+        assert graph(**calls.example(2, 4, 12))[1].shape == (2, 2, 16, 4)

@@ -354,8 +354,13 @@ class ImageBiasModule(ScoreModModule):
         return torch.where((cell_q < 0) | (cell_k < 0), self.bias_RH.shape[0] - 1, offset)
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
-        last = context.positions.keys
-        if context.positions.key_BK is not None:  # padding does not count
+        positions = context.positions
+        last = positions.keys
+        if (
+            torch.compiler.is_exporting() and positions.queries != last
+        ):  # a graph limits each open size, not a sum of two
+            last = 0
+        elif context.positions.key_BK is not None:  # padding does not count
             last = int(context.positions.key_BK.max()) + 1 if can_read(context.positions.key_BK) else 0
         if last > self.before + self.rows * self.columns:
             raise ValueError(

@@ -75,11 +75,20 @@ def record(
     module = Named(network, compute, [one.name for one in signature.inputs]).eval()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PyTorch's own tracing
-        program = export(module, (), given, dynamic_shapes=shapes, strict=False)
+        try:
+            program = export(module, (), given, dynamic_shapes=shapes, strict=False)
+        except (RuntimeError, TypeError, AssertionError) as error:
+            raise ValueError(
+                f"torch.export cannot record this model: {_first_line(error)}; keep it as a run"
+            ) from error
         graph = program.module()
         for other in others:
             compare(module(**other), graph(**other))
     return program
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def compare(expected: Outputs, found: Outputs) -> None:

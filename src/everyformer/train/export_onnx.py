@@ -97,6 +97,9 @@ def write(
                 custom_translation_table={torch.ops.aten.remainder.Scalar: _remainder},
             )  # fmt: skip
             onnx_program.save(path)
+    except torch.onnx.OnnxExporterError as error:
+        cause = " ".join(str(error.__cause__ or error).split())[:300]
+        raise ValueError(f"torch.onnx cannot translate this model: {cause}; use --to torch") from error
     finally:
         logger.setLevel(level)
     session = onnxruntime.InferenceSession(path)
