@@ -134,6 +134,8 @@ def test_what_does_not_fit_a_t5_is_named(tmp_path, capsys):
     for changes, reason in (
         ({"num_decoder_layers": 3}, "num_decoder_layers is 3 and num_layers 2"),
         ({"feed_forward_proj": "xielu", "dense_act_fn": None}, "feed_forward_proj is 'xielu'"),
+        ({"dense_act_fn": "xielu"}, "dense_act_fn is 'xielu'"),
+        ({"layer_norm_epsilon": -1}, "layer_norm_epsilon is -1: expected float > 0.0"),
         ({"num_heads": "2"}, "num_heads"),
         ({"d_model": 1 << 62}, "d_model"),
         ({"relative_attention_num_buckets": 4096}, "max_distance"),

@@ -87,7 +87,8 @@ def test_what_our_transformer_xl_has_not_is_refused_by_name(tmp_path, capsys):
         ({"d_head": 3}, "d_head is 3"),
         ({"mem_len": 0}, "mem_len is 0"),
         ({"n_head": "2"}, "n_head"),
-        ({"clamp_len": "far"}, "clamp_len is 'far'"),
+        ({"clamp_len": "far"}, "clamp_len is 'far', which is no value of this field"),
+        ({"same_length": "maybe"}, "same_length is 'maybe'"),
         ({"n_layer": 3}, "they have 2 layers, but n_layer is 3"),
         ({"model_type": "reformer"}, "concatenates the two streams"),
     ):

@@ -135,7 +135,7 @@ def test_a_hostile_generation_config_is_refused_in_one_line(content, reason, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_an_imported_llama_keeps_its_context_and_the_code_of_others_is_left_out(tmp_path):
+def test_an_imported_llama_keeps_its_context_and_the_code_of_others_is_left_out(tmp_path, capsys):
     sizes = {
         "hidden_size": 16,
         "num_attention_heads": 2,
@@ -151,3 +151,7 @@ def test_an_imported_llama_keeps_its_context_and_the_code_of_others_is_left_out(
     import_run(tmp_path / "llama", tmp_path / "run")
     config = exported(tmp_path / "run", tmp_path / "hf")
     assert config["max_position_embeddings"] == 77 and "auto_map" not in config
+    (tmp_path / "llama" / "config.json").write_text(json.dumps(given | {"max_position_embeddings": "many"}))
+    import_run(tmp_path / "llama", tmp_path / "other")
+    message = refused(capsys, "export", tmp_path / "other", "--to", "gguf", "--out", tmp_path / "a.gguf")
+    assert "max_position_embeddings is 'many'" in message and not (tmp_path / "a.gguf").exists()

@@ -21,6 +21,7 @@ def import_model(source: Path, /, *, out: Path | None = None, leave_out: tuple[s
         The beginning of the names of weights that are not read, such as those of a head that everyformer has not.
     """
     from everyformer.cli.train import run_folder
+    from everyformer.data.tokenizer import TokenIds
     from everyformer.network.size import parameters
     from everyformer.train.imported import import_run
 
@@ -33,7 +34,8 @@ def import_model(source: Path, /, *, out: Path | None = None, leave_out: tuple[s
     task = type(imported.task).__name__.lower()
     screen.print(f"run: {folder}  ({parameters(model):,} parameters, task {task})")
     if task == "language":
-        next_command(screen, "generate", folder, hint="--prompt 'Once'")
+        example = "1 2 3" if isinstance(imported.tokenizer, TokenIds) else "Once"
+        next_command(screen, "generate", folder, hint=f"--prompt '{example}'")
     elif task == "denoise":
         next_command(screen, "generate", folder, hint="--prompt 'Once upon a ___.'")
     elif task in ("classify", "regress"):

@@ -24,7 +24,7 @@ OTHERS = {  # models of one name whose parts differ
 def row_of(config: Config) -> str:
     """Returns the name of the row that reads a config. Raises ValueError if there is none."""
     name = config.get("model_type")
-    if name in OTHERS:
+    if isinstance(name, str) and name in OTHERS:
         raise ValueError(f"model_type is {name!r} in config.json, which everyformer cannot read: {OTHERS[name]}")
     if not isinstance(name, str) or name not in MODEL_TYPES:
         raise ValueError(

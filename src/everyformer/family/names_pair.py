@@ -37,13 +37,15 @@ def _normal(config: Config, weights: Mapping[str, Tensor]) -> Config:
 
 
 def _activation(given: object, config: Config) -> str:
-    name = str(given).removeprefix("gated-")
-    name = config.get("dense_act_fn") or ("gelu_new" if given == "gated-gelu" else name)
-    if not isinstance(given, str) or name not in ACTIVATIONS:
+    name = "gelu_new" if given == "gated-gelu" else str(given).removeprefix("gated-")
+    own = config.get("dense_act_fn") or name
+    if own != name and own not in ACTIVATIONS:
+        raise ValueError(f"dense_act_fn is {own!r}, which everyformer has not; the names are {', '.join(ACTIVATIONS)}")
+    if own not in ACTIVATIONS:
         raise ValueError(
             f"{PROJECTION} is {given!r}, which everyformer has not; the names are {', '.join(ACTIVATIONS)}"
         )
-    return ACTIVATIONS[name]
+    return ACTIVATIONS[own]
 
 
 def _written(ours: str) -> str:

@@ -37,6 +37,8 @@ def _normal(config: Config, weights: Mapping[str, Tensor]) -> Config:
 
 
 def _pattern(same_length: object, config: Config) -> str:
+    if not isinstance(same_length, bool):
+        raise TypeError
     return f"causal & window({config['mem_len']})" if same_length else "causal"
 
 

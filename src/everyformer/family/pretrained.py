@@ -114,7 +114,7 @@ def _with_parts(tree: Any, kind: ModelType, config: Config) -> Model | EncoderDe
                 model_from_json(msgspec.json.encode(_changed(tree, {ours: parts[ours]})))
             except (ValueError, TypeError) as error:
                 name = theirs if isinstance(theirs, str) else theirs.name
-                reason = str(error).removeprefix("this JSON is not a Model: ")
+                reason = re.sub("^this JSON is not a [A-Za-z]+: ", "", str(error))
                 raise ValueError(f"{name} is {config[name]!r}: {reason}") from None
         raise
 
@@ -135,7 +135,9 @@ def _read(theirs: str | Field, config: Config) -> Any:
     try:
         return field.read(config[field.name], config)
     except (TypeError, KeyError):
-        raise ValueError(f"{field.name} is {config[field.name]!r}") from None
+        raise ValueError(
+            f"{field.name} is {config[field.name]!r}, which is no value of this field or does not go with the others"
+        ) from None
 
 
 def _changed(tree: Any, parts: Mapping[str, Any]) -> Any:

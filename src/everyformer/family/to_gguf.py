@@ -110,6 +110,10 @@ def _gpt2(config: Config) -> Iterator[tuple[str, Any]]:
 
 def _rotary(config: Config) -> Iterator[tuple[str, Any]]:
     context, window = config["max_position_embeddings"], config.get("sliding_window")
+    if not isinstance(context, int) or context < 1:
+        raise ValueError(
+            f"max_position_embeddings is {context!r} in published.json; give a number of positions, such as 4096"
+        )
     if config["model_type"] == "mistral" and window is not None:
         context = min(context, window)  # the architecture llama has no window
     elif window is not None:
