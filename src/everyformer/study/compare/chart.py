@@ -125,7 +125,7 @@ def _nice(step: float) -> float:
 def _number(value: float, ticks: Sequence[float]) -> str:
     """A tick as text, with as many digits as tell the ticks apart."""
     largest = max(map(abs, ticks))
-    for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (2e3, "k")):
         if largest >= size:
             return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}" if value else "0"
     return f"{value:.{3 if ticks[0] and ticks[-1] / ticks[0] > 2 else 4}g}"

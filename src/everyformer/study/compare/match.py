@@ -48,9 +48,9 @@ def model_of(recipe: Recipe, data: TaskData) -> Model | EncoderDecoder:
 
 
 def width_settings(match: Match, recipe: Recipe, data: TaskData, target: float) -> tuple[str, ...]:
-    """Returns the settings of the model with which the quantity is closest to the target; none if it has no width to set."""
+    """Returns the settings of the model with which the quantity is closest to the target; none if it is equal or has no width to set."""
     known = find(recipe.member).settings()
-    if "width" not in known or "width" in recipe.model:
+    if "width" not in known or "width" in recipe.model or quantity(match, recipe, data) == target:
         return ()
     model = model_of(recipe, data)
     side = model.decoder if isinstance(model, EncoderDecoder) else model

@@ -48,7 +48,8 @@ def facts(frozen: Frozen) -> list[str]:
     budget = "" if request.budget is None else f" in a budget of {request.budget:g} s"
     shares = " and ".join(f"{share:g}" for share in frozen.shares[:-1])
     search = (
-        f"Each entry has {request.trials} trials of its settings; the worse half of them ends after {shares} of the steps."
+        f"Each entry has {request.trials} trials of its settings; the worse half ends after {shares} of the steps, while more than "
+        f"{frozen.least} are left."
         if request.trials > 1
         else "No settings were searched over."
     )

@@ -92,10 +92,12 @@ class Watch:
     def table(self, outcomes: Outcomes, running: Sequence[str], left: float) -> Group:
         """What each entry has reached."""
         table = Table(box=None, pad_edge=False)
-        for title in ("data", "entry", "trials", "best rate", "seeds", "now") if len(self.frozen.rows) > 1 else (
-            "entry", "trials", "best rate", "seeds", "now"
+        for title in ("data", "entry", "trials", "rate", "seeds", "now") if len(self.frozen.rows) > 1 else (
+            "entry", "trials", "rate", "seeds", "now"
         ):  # fmt: skip
-            table.add_column(title, no_wrap=True, overflow="ellipsis")
+            table.add_column(
+                title, no_wrap=True, overflow="ellipsis", min_width=0 if title in ("entry", "now") else len(title)
+            )
         for row in self.frozen.rows:
             for entry in row.entries:
                 now = state(self.frozen, row, entry, outcomes)
