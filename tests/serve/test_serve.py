@@ -286,7 +286,7 @@ def test_hostile_json_is_refused_with_one_sentence(client):
 HOSTILE: dict[str | bytes, str] = {
     "": "not valid JSON",
     "[" * 60_000: "the body: expected object",
-    '{"prompt": ' + "[" * 5_000 + "]" * 5_000 + "}": "JSON",
+    '{"prompt": ' + "[" * 25_000 + "]" * 25_000 + "}": "JSON",
     b'{"prompt": "\xff"}': "not valid JSON",
     '{"prompt": "\\ud800"}': "not valid JSON",
     '{"prompt": NaN}': "not valid JSON",
