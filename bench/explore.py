@@ -3,8 +3,9 @@
     python -m bench.explore --length 512
 
 The page is served by the command in a process of its own. The model has random weights: byte-language in its tiny size with room for
-the text. A time ends when the browser has drawn the answer. First loads are those of a new browser context, without a cache. Prints the
-command, the commit, the machine and the versions, then a table: median, and largest of the repetitions.
+the text. A time ends when the browser has drawn the answer; 1.5 seconds lie between two actions. First loads are those of a new
+browser context, without a cache. Prints the command, the commit, the machine and the versions, then a table: median, and largest of
+the repetitions.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ UNTIL = """async ([act, changed, name]) => {
   }
   return performance.now() - start;
 }"""
+PAUSE = 1500  # milliseconds between two actions
 HEAD = "canvas[aria-label^='attention weights']"
 ACTIONS = {  # the view, what is done, and what changes then: an element and its property
     "choose another head": ("inside", "head", HEAD, "drawn"),
     "point at a cell": ("inside", "point", "[data-weight]", "innerText"),
     "choose another position": ("inside", "position", "[data-weight]", "innerText"),
-    "switch a head off or on": ("inside", "toggle", "[aria-label=Tokens] p", "innerText"),
+    "switch a head off or on": ("inside", "toggle", HEAD, "drawn"),
     "next candidates": ("inside", "token", "[aria-label^=candidates]", "innerText"),
     "change a pattern": ("patterns", "slide", "canvas", "drawn"),
     "point at a query": ("patterns", "query", "[data-keys]", "innerText"),
@@ -56,6 +58,8 @@ SCRIPT = """() => {
     const at = { clientX: box.left + box.width * x, clientY: box.top + box.height * y, bubbles: true };
     canvas.dispatchEvent(new PointerEvent("pointermove", at));
   };
+  const layers = () =>
+    [...document.querySelectorAll("fieldset")].find((f) => /How often/.test(f.innerText)).querySelector("input");
   const type = (input, value, kind = "input") => {
     input.value = value;
     input.dispatchEvent(new Event(kind, { bubbles: true }));
@@ -68,7 +72,7 @@ SCRIPT = """() => {
     token: () => [...document.querySelectorAll("button")].find((b) => b.innerText === "next token").click(),
     slide: () => type([...document.querySelectorAll(".sliders input")][0], 8 + (++turn % 40)),
     query: () => move(one("canvas"), 0.5, ((++turn * 7) % 90) / 100),
-    part: () => type(one("section[aria-label=Choices] legend ~ label input[type=number][min='1']"), 1 + (++turn % 2) * 3, "change"),
+    part: () => type(layers(), 1 + (++turn % 3), "change"),
   };
 }"""
 
@@ -114,6 +118,13 @@ def prepared(browser: Any, address: str, view: str, length: int) -> Any:
     return page
 
 
+def acted(page: Any, what: list[str]) -> float:
+    """Milliseconds from an action to what it changes. Before it the user looks at the page."""
+    page.wait_for_timeout(PAUSE)
+    spent: float = page.evaluate(UNTIL, what)
+    return spent
+
+
 def times(repeat: int, measure: Callable[[], float]) -> str:
     found = [measure() for _ in range(repeat)]
     assert min(found) >= 0, "the page did not answer"
@@ -148,7 +159,7 @@ def main() -> None:
                 page = prepared(browser, address, view, options.length) if actions else None
                 for name, rest in actions.items():
                     page.evaluate(UNTIL, rest)  # type: ignore[union-attr]
-                    spent = times(options.repeat, lambda p=page, r=rest: p.evaluate(UNTIL, r))  # type: ignore[misc]
+                    spent = times(options.repeat, lambda p=page, r=rest: acted(p, r))  # type: ignore[misc]
                     print(f"| `{view}`: {name} | {spent} |", flush=True)
         finally:
             browser.close()
