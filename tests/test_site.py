@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import everyformer
+from everyformer.cli.main import app
+from everyformer.cli.settings_listing import read_listing
+
 ROOT = Path(__file__).parent.parent
 LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?([^\s\">]+)|<link[^>]*?\shref=\"?([^\s\">]+)")
 
@@ -40,3 +44,16 @@ def test_a_link_to_the_source_leads_to_its_line(site):
             assert target.is_file() and (not line or f'id="{line}"' in target.read_text()), (page, file, line)
             links += 1
     assert links > 400
+
+
+def test_the_reference_has_every_name_command_and_setting(site):
+    pages = {page.stem: page.read_text() for page in (site / "reference").glob("*.html")}
+    for name in set(everyformer.__all__) - {"__version__", "KERNELS"}:
+        assert any(re.search(rf'<h2 id="?[\w.]*\b{name}"?[ >]', page) for page in pages.values()), name
+    for command in app:
+        if not command.startswith("-") and app[command].show:
+            assert re.search(rf'<h2 id="?everyformer-{command}"?[ >]', pages["commands"]), command
+    listing = read_listing()
+    rows = [*listing["run"], *listing["optim"], *(row for rows in listing["tasks"].values() for row in rows)]
+    rows += [row for member in listing["members"].values() for row in member["model"]]
+    assert all(f"<code>{row['name']}</code>" in pages["settings"] for row in rows)
