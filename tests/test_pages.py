@@ -5,6 +5,7 @@ block that begins with "# my_parts.py" is added to that file. A comment in the l
 
     <!-- source: src/everyformer/attention/attend.py check_kernel -->    the block is that function, or "eq. T2", the lines with that mark
     <!-- tested by tests/serve/test_page.py -->                          another test runs it
+    <!-- in the test: run.steps=5 run.batch=8 -->                        its runs have these settings, so that they are short
 
 `python -m tests.test_pages` writes the quotations again.
 """
@@ -66,25 +67,27 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("my_parts", None)
 
 
-def run_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def run_command(command: str, settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     program, *arguments = shlex.split(command, comments=True)
     if program == "make":
         assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.M)
     elif program == "pip":
-        assert f"#     {command}\n" in (ROOT / "constraints.txt").read_text()  # the one way to install
+        line = f"#     {command.partition(' -e ')[0]} -e .\n"
+        assert line in (ROOT / "constraints.txt").read_text()  # the one way to install
     else:
         assert program == "everyformer", command
-        assert main(arguments) == 0, command
+        assert main(arguments + (settings if arguments[0] == "train" else [])) == 0, command
         assert "next: everyformer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if code(page)], ids=name)
 def test_the_blocks_of_a_page_run_one_after_the_other(page, folder, capsys):
     names: dict[str, object] = {"__name__": "__main__"}
-    for kind, text, _ in code(page):
+    for kind, text, comment in code(page):
         if kind == "sh":
+            settings = comment.removeprefix("in the test: ").split() if comment.startswith("in the test") else []
             for command in text.replace("\\\n", " ").splitlines():
-                run_command(command, capsys)
+                run_command(command, settings, capsys)
         elif text.startswith("# my_parts.py"):
             with (folder / "my_parts.py").open("a") as file:
                 file.write(f"{text}\n\n")

@@ -1,4 +1,7 @@
-"""Two processes on gloo: equal curves, equal checkpoints, and a worker that is restarted."""
+"""Two processes on gloo: equal curves, equal checkpoints, and a worker that is restarted.
+
+It holds the command of docs/several_gpus.md.
+"""
 
 from __future__ import annotations
 
