@@ -17,17 +17,23 @@ MARK = "<!-- the pages of this folder -->"
 
 
 def expanded(nav: list[Any], docs: Path) -> list[Any]:
-    return [
-        {title: entry(value, docs) for title, value in item.items()} if isinstance(item, dict) else item for item in nav
-    ]
+    result: list[Any] = []
+    for item in nav:
+        if isinstance(item, dict):
+            result.append({title: entry(value, docs) for title, value in item.items()})
+        else:
+            result += entry(item, docs) if item.endswith("/") else [item]
+    return result
 
 
 def entry(value: Any, docs: Path) -> Any:
     if isinstance(value, list):
         return expanded(value, docs)
     if value.endswith("/"):
-        others = sorted(str(page.relative_to(docs)) for page in (docs / value).glob("*.md") if page.name != "index.md")
-        return [f"{value}index.md", *others]
+        return sorted(
+            (str(page.relative_to(docs)) for page in (docs / value).glob("*.md")),
+            key=lambda page: (not page.endswith("/index.md"), page),
+        )
     return value
 
 

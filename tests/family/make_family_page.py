@@ -1,8 +1,8 @@
-"""Writes docs/family.md and the images of docs/family/ from the members themselves:
+"""Writes docs/family.md, and the page and the image of each member in docs/family/, from the members themselves:
 
     python -m tests.family.make_family_page
 
-A test compares the page with what this script would write, so run it after a change to a member.
+A test compares the pages with what this script would write, so run it after a change to a member.
 """
 
 from __future__ import annotations
@@ -37,17 +37,20 @@ DRAWN: dict[str, list[dict[str, Any]]] = {
 }
 HEADER = """# The family
 
-One section per member: the idea, the attention pattern, the choices that make the member, its sizes beside the paper's parameter
-counts, and the command that trains it. The sizes named tiny are ours, for tests and first runs. An asterisk marks a count that
-differs from the paper's; the last column gives the reason, and other differences from the paper. Differences in the mathematics
-are described in the docstring of each member's file. `everyformer family NAME --size SIZE` prints all fields of a member, and
-`everyformer settings NAME` what can be set. This page is written by `python -m tests.family.make_family_page`.
+Each member has a page: the idea, the attention pattern, the choices that make the member, its sizes beside the paper's parameter
+counts, and the command that trains it. `everyformer family NAME --size SIZE` prints all fields of a member, and
+`everyformer settings NAME` what can be set. These pages are written by `python -m tests.family.make_family_page`.
 
 ![The attention patterns of the family](pictures/patterns.png)
 
-In the images each row is a query and each column a key. In a colored cell the query attends to the key: blue if the key is at the same
-position or before, orange if it is after. In the tables `→` stands between encoder and decoder, and `–` for nothing.
+| member | paper | idea |
+| --- | --- | --- |
 """
+LEGEND = """In the image each row is a query and each column a key. In a colored cell the query attends to the key: blue if the key is at
+the same position or before, orange if it is after."""
+NOTES = """`→` stands between encoder and decoder, and `–` for nothing. The sizes named tiny are ours, for tests and first runs. An asterisk
+marks a count that differs from the paper's; the last column gives the reason, and other differences from the paper. Differences in the
+mathematics are described in the docstring of [the member's file](../../{path})."""
 
 
 def drawn_patterns(member: Member) -> list[Pattern]:
@@ -132,18 +135,29 @@ def choices(member: Member) -> str:
     return "\n".join(lines)
 
 
-def section(member: Member) -> str:
-    parts = [f"## {member.name}", f"{member.paper}. {member.idea}"]
+def member_page(member: Member) -> str:
+    parts = [f"# {member.name}", f"{member.paper}. {member.idea}"]
     if drawn_patterns(member):
-        parts.append(f"![pattern of {member.name}](family/{member.name}.png)")
+        parts += [f"![pattern of {member.name}]({member.name}.png)", LEGEND]
     command = f"```sh\neveryformer train {member.name} --size tiny\n```"
-    return "\n\n".join([*parts, choices(member), sizes_table(member), command])
+    path = member.make.__module__.replace(".", "/")
+    parts += ["## Choices", choices(member), "## Sizes", sizes_table(member), NOTES.format(path=f"src/{path}.py")]
+    return "\n\n".join([*parts, "## Train it", command]) + "\n"
 
 
 def page() -> str:
-    return "\n\n".join([HEADER.rstrip(), *(section(member) for member in MEMBERS.values())]) + "\n"
+    rows = (
+        f"| [{one.name}](family/{one.name}.md) | {one.paper} | {one.idea.partition('. ')[0]}. |"
+        for one in MEMBERS.values()
+    )
+    return HEADER + "\n".join(rows) + "\n"
+
+
+def pages() -> dict[Path, str]:
+    return {PAGE: page()} | {IMAGES / f"{one.name}.md": member_page(one) for one in MEMBERS.values()}
 
 
 if __name__ == "__main__":
     write_images()
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/family.md is what the members say, and every member says what a reader needs: its idea, the paper's counts, its departures."""
+"""The pages of the family are what the members say, and every member says what a reader needs: idea, the paper's counts, departures."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import pytest
 
 from everyformer.family.table import MEMBERS, parameters
 from everyformer.train.recipe import Recipe
-from tests.family.make_family_page import IMAGES, PAGE, differs, drawn_patterns, page
+from tests.family.make_family_page import IMAGES, differs, drawn_patterns, pages
 
 every_member = pytest.mark.parametrize("member", MEMBERS.values(), ids=MEMBERS)
 
 
-def test_the_page_is_up_to_date():
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.family.make_family_page"
+def test_the_pages_are_up_to_date():
+    for path, text in pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run: python -m tests.family.make_family_page"
+    assert {path.stem for path in IMAGES.glob("*.md")} == set(MEMBERS)
 
 
 def test_every_member_that_attends_has_an_image_and_no_other_image_exists():
     names = {f"{member.name}.png" for member in MEMBERS.values() if drawn_patterns(member)}
-    assert {path.name for path in IMAGES.iterdir()} == names
-    assert all(path.stat().st_size < 20_000 for path in IMAGES.iterdir())
+    assert {path.name for path in IMAGES.glob("*.png")} == names
+    assert all(path.stat().st_size < 20_000 for path in IMAGES.glob("*.png"))
 
 
 @every_member
