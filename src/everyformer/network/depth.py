@@ -113,14 +113,17 @@ class DepthModule(nn.Module):
     def layer_modules(self) -> list[LayerModule]:
         return list(self.layers)  # type: ignore[arg-type]
 
+    def executed(self) -> list[LayerModule]:
+        """The layers in the order in which a pass runs them."""
+        return self.layer_modules() * self.executions
+
     def new_entries(self, segment_memory: bool = False) -> list[Entry]:
         """The entries of an empty cache."""
-        once = [entry for layer in self.layer_modules() for entry in layer.new_entries(segment_memory)]
-        return once * self.executions
+        return [entry for layer in self.executed() for entry in layer.new_entries(segment_memory)]
 
     def max_distances(self) -> list[int | None]:
         """How far back each entry must reach with the weights as they are; None: to the start."""
-        return [distance for layer in self.layer_modules() for distance in layer.max_distances()] * self.executions
+        return [distance for layer in self.executed() for distance in layer.max_distances()]
 
     @property
     def recomputes(self) -> bool:
