@@ -1,4 +1,7 @@
-"""A view that is saved as one file."""
+"""A view that is saved as one file.
+
+With test_browser.py it holds the commands of docs/explore.md.
+"""
 
 from __future__ import annotations
 
