@@ -42,7 +42,7 @@ class GradientWatch:
             decay = min(DECAY, 1 - 1 / self.seen)
             early = self.seen <= WARMUP
             self.norm = decay * self.norm + (1 - decay) * (norm if early else min(norm, NORM_FACTOR * self.norm))
-            self.loss = decay * self.loss + (1 - decay) * (loss if early else min(loss, _spike(self.loss)))
+            self.loss = decay * self.loss + (1 - decay) * (loss if early else min(loss, spike(self.loss)))
         if reason is None:
             self.skipped_in_a_row = 0
             return None
@@ -62,7 +62,7 @@ class GradientWatch:
             return None
         if norm > NORM_FACTOR * self.norm:
             return f"the gradient norm {norm:.3g} is more than {NORM_FACTOR:.0f} times its average {self.norm:.3g}"
-        if loss > _spike(self.loss):
+        if loss > spike(self.loss):
             return f"the loss {loss:.3g} is far above its average {self.loss:.3g}"
         return None
 
@@ -70,5 +70,6 @@ class GradientWatch:
         return asdict(self)
 
 
-def _spike(average: float) -> float:
+def spike(average: float) -> float:
+    """Returns the loss above which a loss is far above an average."""
     return max(average + LOSS_MARGIN, 2 * average)

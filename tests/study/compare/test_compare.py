@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -19,7 +20,8 @@ from everyformer import tune
 from everyformer.cli.main import main
 from everyformer.study.compare import Comparison, compare
 from everyformer.study.compare import frozen as files
-from everyformer.study.compare.run_job import read_outcomes
+from everyformer.study.compare.engine import _record_crash
+from everyformer.study.compare.run_job import _exploded, read_outcomes
 from everyformer.study.compare.table import lines
 from everyformer.study.suite import SUITES
 from everyformer.train import checkpoint, load
@@ -136,6 +138,20 @@ def test_a_diverged_and_a_failed_run_do_not_stop_the_others(place):
     assert lines(found.frozen, read_outcomes(found.folder, {}))[0].verdict == "failed"
     again = compare(out=found.folder, workers=0)
     assert again["gpt2"].metrics == found["gpt2"].metrics
+
+
+def test_a_process_that_the_system_kills_is_a_failed_run(place, table):
+    _record_crash(place / "crash", "text.gpt2.seed-1.16", -signal.SIGKILL)
+    found = lines(table.frozen, read_outcomes(table.folder, {}) | read_outcomes(place / "crash", {}))[0]
+    assert list(found.metrics) == [2] and found.count("failed") == 1
+    assert "was killed by SIGKILL; perhaps the machine has too little memory" in found.reasons[0]
+
+
+@pytest.mark.parametrize("last, diverged", [(5.0, False), (6.5, False), (12.0, True), (math.nan, True)])
+def test_a_run_has_diverged_if_its_loss_ends_far_above_its_first(last, diverged):
+    """A loss that is a little higher, as of few steps or of an agent, is a bad result, but a result."""
+    steps = [{"loss": 5.5}, *({"loss": last} for _ in range(20))]
+    assert bool(_exploded(steps, 2.0)) == diverged and _exploded(steps[:1], math.nan)
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:

@@ -77,7 +77,7 @@ def _record_crash(folder: Path, name: str, code: int) -> None:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     memory = "; perhaps the machine has too little memory for so many runs at a time: lower --workers"
     path = folder / OUTCOMES / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     empty: Outcome = {"metric": None, "curve": [], "seconds": 0.0, "steps": 0, "memory": 0, "skipped": 0, "test": None}
     reason = f"its process {how}{memory if code == -signal.SIGKILL else ''}"
     write_file(path, json.dumps({"job": name, "status": "failed", "reason": reason, **empty}).encode())

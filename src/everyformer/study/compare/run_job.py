@@ -21,7 +21,7 @@ from everyformer.study.compare.frozen import Frozen, Row
 from everyformer.study.compare.jobs import Job
 from everyformer.train import checkpoint
 from everyformer.train.checksums import write_file
-from everyformer.train.gradient_watch import Unstable
+from everyformer.train.gradient_watch import Unstable, spike
 from everyformer.train.lock import only_writer
 from everyformer.train.loop import resume, train
 from everyformer.train.recipe import override
@@ -122,7 +122,7 @@ def _exploded(steps: Sequence[dict[str, Any]], metric: float) -> str:
         return "its last evaluation is not a finite number"
     losses = [line["loss"] for line in steps]
     late = statistics.mean(losses[-max(1, len(losses) // LAST) :])
-    if not late <= losses[0]:
+    if not late <= spike(losses[0]):
         return f"its loss rose from {losses[0]:.3g} to {late:.3g}"
     return ""
 
