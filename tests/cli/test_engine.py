@@ -224,7 +224,7 @@ def test_a_changed_training_text_is_said_and_training_on_it_needs_the_option(pla
     assert "note:" not in capsys.readouterr().err
     assert main(["generate", "run", "--out", "samples.png"]) == 2
     assert (
-        "--out is not an option of this run; leave it out (the options are --prompt, --tokens, --beam, --temperature"
+        "--out is not an option of this run; leave it out (the options are --prompt, --tokens, --beam, --ignore-end, --temperature"
         in capsys.readouterr().err
     )
 

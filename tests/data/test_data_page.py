@@ -9,6 +9,7 @@ from pathlib import Path
 from everyformer.cli.predict import FORMATS
 from everyformer.data.graphs import graph_inputs, make_graph, open_graph
 from everyformer.data.labelled import MANY
+from everyformer.task.answer import Answer
 from everyformer.task.classify import Classify, Regress
 from everyformer.task.translate import Translate
 
@@ -33,7 +34,7 @@ def test_the_graph_of_the_page_is_opened_and_every_key_is_described(tmp_path):
 
 
 def test_the_settings_and_forms_of_the_page_exist():
-    settings = {name for task in (Classify, Regress, Translate) for name in task.__struct_fields__}
+    settings = {name for task in (Answer, Classify, Regress, Translate) for name in task.__struct_fields__}
     assert set(re.findall(r"task\.(\w+)", PAGE)) <= settings
     assert all(form in PAGE for form in FORMATS)
     assert f"more than {MANY} different integers" in PAGE

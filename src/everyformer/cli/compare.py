@@ -27,7 +27,7 @@ Search = Annotated[
     Parameter(
         negative=(),
         show_default=False,
-        help="A setting to search over besides the rate, with its values, as optim.weight_decay=0,0.01,0.1. May be repeated.",
+        help="A setting to search over besides the rate, with its values, as model.dropout=0,0.1. May be repeated.",
     ),
 ]
 Out = Annotated[Path, Parameter(help="The folder. The same command with the same folder goes on where it was stopped.")]
@@ -66,7 +66,7 @@ def compare(
         The task. Default: that of the members.
     match
         What is equal: parameters, flops (a token) or memory, for which the width is solved, or training-flops or seconds, for which the
-        steps are; one of each with a comma (parameters,seconds), or none.
+        steps are; one of each, joined by a comma, or none.
     baseline
         The entry that the others are matched to and compared with. Default: the first.
     trials
