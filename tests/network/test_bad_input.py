@@ -78,7 +78,7 @@ NETWORKS: dict[str, Any] = {
     "features": model("full", embed=Features(5)),
     "nodes": model("full", embed=Nodes(5, kinds=3)),
     "mixed": model("full", embed=Mixed(((Features(5), None), (Tokens(17), Learned(4))))),
-    "class": model("full", outputs=(Classify(3, "first"),), class_tokens=1),
+    "class": model("full", outputs=(Classify(3, "first"),), class_token=True),
     "tokens": model("full", outputs=(PerToken(17),)),
 }
 

@@ -273,15 +273,15 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
     ),
     (
         "a class token comes before the text and has no next token to predict; use it with Classify",
-        model(outputs=LANGUAGE, class_tokens=1),
-        [model("full", outputs=(Classify(3, "first"),), class_tokens=1)],
+        model(outputs=LANGUAGE, class_token=True),
+        [model("full", outputs=(Classify(3, "first"),), class_token=True)],
     ),
     (
         "a class token has no segment, document or node; leave it out, and read the mean",
-        model("full & same_document", outputs=(Classify(3, "first"),), class_tokens=1),
+        model("full & same_document", outputs=(Classify(3, "first"),), class_token=True),
         [
             model("full & same_document", outputs=(Classify(3),)),
-            model("full", outputs=(Classify(3),), class_tokens=1),
+            model("full", outputs=(Classify(3),), class_token=True),
         ],
     ),
     (
@@ -312,15 +312,15 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
     *(
         (
             "the first token of a causal model sees only itself; read the last one or the mean",
-            model(outputs=(Classify(3, "first"),), class_tokens=class_token),
-            [model(outputs=(Classify(3, reading),), class_tokens=class_token) for reading in ("last", "mean")],
+            model(outputs=(Classify(3, "first"),), class_token=class_token),
+            [model(outputs=(Classify(3, reading),), class_token=class_token) for reading in ("last", "mean")],
         )
-        for class_token in (0, 1)
+        for class_token in (False, True)
     ),
     (
-        "a distilled head reads two class tokens; give the model class_tokens=2 and the head reading='first'",
-        model("full", outputs=(Classify(3, "first", distilled=True),), class_tokens=1),
-        [model("full", outputs=(Classify(3, "first", distilled=True),), class_tokens=2)],
+        "a distilled head reads two class tokens; give the model class_token=2 and the head reading='first'",
+        model("full", outputs=(Classify(3, "first", distilled=True),), class_token=True),
+        [model("full", outputs=(Classify(3, "first", distilled=True),), class_token=2)],
     ),
     *(
         (
@@ -474,7 +474,7 @@ def test_the_width_of_a_head_is_known_for_every_form(form, width):
 
 
 def test_all_reasons_are_given_at_once():
-    wrong = model("full", outputs=LANGUAGE, class_tokens=1, residual=PreNorm(), form=Standard(3))
+    wrong = model("full", outputs=LANGUAGE, class_token=True, residual=PreNorm(), form=Standard(3))
     with pytest.raises(ValueError) as caught:
         wrong.build()
     for reason in ("does not divide into 3 heads", "to the future", "has no next token"):

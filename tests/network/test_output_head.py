@@ -78,7 +78,7 @@ def test_classes_are_a_map_of_the_pooled_vector_and_padding_changes_nothing(read
 
 @pytest.mark.spec(52)
 def test_the_class_token_is_first_and_is_pooled():
-    network, x = ready(model("full", outputs=(Classify(3, "first"),), class_tokens=1)), tokens(3)
+    network, x = ready(model("full", outputs=(Classify(3, "first"),), class_token=True)), tokens(3)
     output = network(x, visible=torch.tensor(VISIBLE))
     assert output.hidden.shape[1] == 7
     close(output.logits, output.hidden[:, 0] @ network.outputs[0].map.weight.T + network.outputs[0].map.bias)

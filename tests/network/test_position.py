@@ -174,7 +174,7 @@ def test_concatenated_positions_are_the_last_features(scheme):
 
 @pytest.mark.spec(41)
 def test_concatenated_positions_leave_room_for_class_tokens_and_segments():
-    more = {"class_tokens": 1, "position": Concatenated(Sinusoidal(), 4)}
+    more = {"class_token": True, "position": Concatenated(Sinusoidal(), 4)}
     network = ready(model("full", outputs=(Classify(3, "first"),), **more))
     assert network(tokens()).hidden.shape == (2, 7, 8)
     network = ready(model("full", segments=2, position=Concatenated(Sinusoidal(), 4)))

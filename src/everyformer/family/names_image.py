@@ -73,7 +73,7 @@ VIT = ModelType(
     },
     architectures={(): "ViTModel", ("classify",): "ViTForImageClassification"},
     renamed=NEW_NAMES,
-    paths={"image": lambda model: isqrt(model.position.length - model.class_tokens) * model.embed.size},
+    paths={"image": lambda model: isqrt(model.position.length - model.class_token) * model.embed.size},
     changes={
         r"\.projection\.weight$": Change(
             lambda x: x.flatten(1),
@@ -86,7 +86,7 @@ VIT = ModelType(
 DEIT = replace(
     VIT,
     prefix="deit",
-    always={"class_tokens": 2},
+    always={"distilled": True},
     rows={**ROWS, "class_token": ("embeddings.cls_token", "embeddings.distillation_token")},
     heads={
         **VIT.heads,

@@ -99,7 +99,7 @@ MEANINGS = {
     "inputs": "number of features of a node; training takes it from the data",
     "image": "rows and columns of the image; training takes them from the data",
     "patch": "rows and columns of a patch",
-    "class_tokens": "learned tokens before the patches; 2: one more for distillation, as in DeiT",
+    "distilled": "a second class token, which learns from a teacher, as in DeiT",
 }
 
 

@@ -2,7 +2,7 @@
 
 Equations: a linear map of each patch, a class token, learned positions, pre-norm layers with GELU, a final norm, and a
 classification of the class token. Symbols: `width` D, `patch` P, `image` H = W.
-`class_tokens=2` is DeiT (Touvron et al. 2021), whose second token learns from a teacher.
+`distilled` is DeiT (Touvron et al. 2021), with a second token that learns from a teacher.
 Departures: dropout is 0 by default, as published for fine-tuning; it applies to the embedding and to every branch.
 """
 
@@ -27,15 +27,15 @@ from everyformer.value import Share, Size
 
 def vit(
     width: Size = 768, heads: Size | None = None, layers: Size = 12,
-    image: Size = 224, patch: Size = 16, channels: Size = 3, classes: Size = 1000, class_tokens: Size = 1,
+    image: Size = 224, patch: Size = 16, channels: Size = 3, classes: Size = 1000, distilled: bool = False,
     dropout: Share = 0.0,
 ) -> Model:  # fmt: skip
     attention = Attention(Standard(heads or max(1, width // 64), bias=True), Full())
     return Model(
         width=width,
         embed=Patches(patch, channels),
-        position=Learned(_patches(image, patch) + class_tokens),
-        class_tokens=class_tokens,
+        position=Learned(_patches(image, patch) + 1 + distilled),
+        class_token=2 if distilled else True,
         dropout=dropout,
         body=Stack(layers, (Layer((attention, FeedForward(4 * width, "gelu"))),), PreNorm(LayerNorm(1e-12), dropout)),
         outputs=(Classify(classes, "first"),),

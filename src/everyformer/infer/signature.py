@@ -129,12 +129,10 @@ def grid_of(value: Model, length: int) -> tuple[int, int]:
     positions = [value.position, *(layer.position for layer in value.body.layers)]
     limit = value.limit()
     for one in (*score_mods, *positions):
-        if isinstance(one, ImageBias | Grid) and limit in (None, one.rows * one.columns + value.class_tokens):
+        if isinstance(one, ImageBias | Grid) and limit in (None, one.rows * one.columns + value.class_token):
             return one.rows, one.columns
-    side = math.isqrt(length if limit is None else limit - value.class_tokens)
-    return (
-        (side, side) if limit is None or side * side + value.class_tokens == limit else (1, limit - value.class_tokens)
-    )
+    side = math.isqrt(length if limit is None else limit - value.class_token)
+    return (side, side) if limit is None or side * side + value.class_token == limit else (1, limit - value.class_token)
 
 
 def meanings(value: Model | EncoderDecoder) -> tuple[str, ...]:
@@ -157,7 +155,7 @@ def outputs_of(value: Model | EncoderDecoder) -> tuple[str, ...]:
 
 def limits_of(value: Model, prefix: str) -> dict[str, int]:
     limit = value.limit()
-    return {} if limit is None else {f"{prefix}length": limit - value.class_tokens}
+    return {} if limit is None else {f"{prefix}length": limit - value.class_token}
 
 
 def reads_of(value: Model) -> set[str]:

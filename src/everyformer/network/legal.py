@@ -39,7 +39,7 @@ def illegal_reasons(value: Model) -> Iterator[str]:
     yield from _position_reasons(value)
     yield from _memory_reasons(value)
     reads = set[str]().union(*(sublayer.reads() for sublayer in value.body.sublayers()))
-    if value.class_tokens and (value.segments or reads & {"documents", "edges"}):
+    if value.class_token and (value.segments or reads & {"documents", "edges"}):
         yield "a class token has no segment, document or node; leave it out, and read the mean"
     mixing = [one for one in value.body.sublayers() if one.mixes_positions() and not one.patterns()]
     if "documents" in reads and mixing:
@@ -94,7 +94,7 @@ def _future_reasons(value: Model) -> Iterator[str]:
         for sublayer in dict.fromkeys(value.body.sublayers()):
             if sublayer.attends_to_future() and not sublayer.patterns():
                 yield f"{type(sublayer).__name__} sees the future, and a {kind} head would learn to copy it; use a causal one"
-        if value.class_tokens:
+        if value.class_token:
             yield "a class token comes before the text and has no next token to predict; use it with Classify"
 
 
@@ -128,8 +128,8 @@ def _head_reasons(value: Model, head: OutputHead) -> Iterator[str]:
         )
     if isinstance(head, Classify | Regress) and head.reading == "first" and value.body.is_causal():
         yield "the first token of a causal model sees only itself; read the last one or the mean"
-    if isinstance(head, Classify) and head.distilled and (value.class_tokens != 2 or head.reading != "first"):
-        yield "a distilled head reads two class tokens; give the model class_tokens=2 and the head reading='first'"
+    if isinstance(head, Classify) and head.distilled and (value.class_token != 2 or head.reading != "first"):
+        yield "a distilled head reads two class tokens; give the model class_token=2 and the head reading='first'"
 
 
 def _generator_reasons(value: Model) -> Iterator[str]:

@@ -7,7 +7,7 @@ output = network(tokens_BT, cache=Cache())       # the same, and output.cache to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 # Values are found by name among the imported classes, so whoever reads a model from JSON needs all of them.
 from everyformer.network import convolution, feedforward, grid, lstm, ponder_rnn, sandwich_norm, sinusoid  # noqa: F401
@@ -38,7 +38,7 @@ class Model(Value, frozen=True, kw_only=True):
     body: Depth
     outputs: tuple[OutputHead, ...] = ()  # one head gives its logits, several a tuple of them
     position: Position | None = None
-    class_tokens: Count = 0  # learned tokens before the others: 1, or 2 if one is for distillation
+    class_token: bool | Literal[2] = False  # a learned token before the others; 2: and one for distillation
     segments: Count = 0  # the number of segment embeddings (BERT's sentences A and B); 0: none
     embed_width: Size | None = (
         None  # of the tokens, positions and segments, which a linear map then widens; None: width

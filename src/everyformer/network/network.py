@@ -58,7 +58,7 @@ class Network(nn.Module):
         width = position.content_width(inner) if position else inner
         self.embed: EmbedModule = value.embed.build(width)
         self.class_token = (
-            nn.Parameter(torch.randn(value.class_tokens, 1, width) * 0.02) if value.class_tokens else None
+            nn.Parameter(torch.randn(int(value.class_token), 1, width) * 0.02) if value.class_token else None
         )
         self.segments = nn.Embedding(value.segments, width) if value.segments else None
         self.position = position.build(inner) if position else None
@@ -169,7 +169,7 @@ class Network(nn.Module):
             x_BTD = x_BTD.masked_fill(~visible[..., None], 0.0)
         if self.class_token is not None:
             x_BTD = torch.cat((self.class_token.transpose(0, 1).expand(batch, -1, -1), x_BTD), dim=1)
-            more = self.value.class_tokens
+            more = int(self.value.class_token)
             visible = None if visible is None else torch.cat((visible.new_ones(batch, more), visible), dim=1)
         return x_BTD, visible
 

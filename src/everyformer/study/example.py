@@ -102,7 +102,7 @@ def example(value: Model, batch: int = 3, length: int = 9, seed: int = 0, source
     """Random inputs for a model, at most `length` tokens long."""
     random = torch.Generator().manual_seed(seed)
     limit = value.limit()
-    length = min(length, (limit or length + 1) - value.class_tokens)
+    length = min(length, (limit or length + 1) - value.class_token)
     inputs = _inputs(value.embed, grid_of(value, length), batch, length, random)
     length = _tokens(value.embed, inputs)
     patterns = list(value.body.patterns())

@@ -118,7 +118,7 @@ class Draw:
             position=self.position() if self.yes(0.7) else None,
             body=self.body(),
             outputs=tuple(self.output(embed) for _ in range(self.size(2))),
-            class_tokens=int(self.yes(0.1)),
+            class_token=self.yes(0.1),
             segments=self.size(3) if self.yes(0.1) else 0,
             norm=self.norm() if self.yes(0.2) else None,
             embed_width=self.embed_width,

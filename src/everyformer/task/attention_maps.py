@@ -76,7 +76,7 @@ def probe(network: Network | PairNetwork, inputs: ProbeInput, products: bool = F
     if isinstance(network, Network):
         recorded = Probe(records_products=products)
         output = network(*inputs.inputs, **inputs.options, probe=recorded)
-        labels = [CLASS_TOKEN] * network.value.class_tokens + list(inputs.labels)
+        labels = [CLASS_TOKEN] * network.value.class_token + list(inputs.labels)
         return [ProbedSide("", network, recorded, labels, output)]
     (source, target), options = inputs.inputs, dict(inputs.options)
     probes = (Probe(records_products=products), Probe(records_products=products))
@@ -133,8 +133,8 @@ def _single_maps(side: ProbedSide, inputs: ProbeInput) -> AttentionMaps:
         title = "weights of earlier inputs in the state: rows are positions, columns inputs; groups from short to long distance"
         return AttentionMaps([grouped(weight_DQK) for weight_DQK in maps], labels, labels, title, "group")
     image = inputs.image
-    if image is not None and side.network.value.class_tokens:
-        cell_P2 = torch.cat((torch.full((side.network.value.class_tokens, 2), -1), image.cell_P2))
+    if image is not None and side.network.value.class_token:
+        cell_P2 = torch.cat((torch.full((int(side.network.value.class_token), 2), -1), image.cell_P2))
         image = ImageCells(image.pixel_CYX, cell_P2, image.size, query=0)
     title = "attention weights: rows are queries, columns are keys"
     return AttentionMaps(maps, labels, labels, title, row=side.row, image=image, graph=inputs.graph)

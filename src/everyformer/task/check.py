@@ -59,7 +59,7 @@ def context_of(context: int | None, model: Model, default: int) -> int:
     Raises ValueError if the model has fewer positions than the task asks for.
     """
     limit = model.limit()
-    limit = None if limit is None else limit - model.class_tokens
+    limit = None if limit is None else limit - model.class_token
     if context is not None and limit is not None and context > limit:
         raise ValueError(
             f"task.context is {context}, but the model's table of positions has {limit}; lower task.context, or give the model a "

@@ -76,7 +76,7 @@ class LabelledImageData(LabelledData):
                 f"model.channels={self.channels}"
             )
         side, rest = divmod(self.height, embed.size)
-        tokens, limit = side**2 + model.class_tokens, model.limit()
+        tokens, limit = side**2 + model.class_token, model.limit()
         if rest or tokens != (limit or tokens):
             raise ValueError(
                 f"the images of {self.name} have {self.height} x {self.height} pixels, which patches of {embed.size} x {embed.size} "

@@ -266,7 +266,7 @@ def advantages(
 
 def _causal(model: Model | EncoderDecoder) -> Model:
     """Returns the model. Raises ValueError if it cannot act on the observations so far."""
-    if not isinstance(model, Model) or model.class_tokens or not model.body.is_causal():
+    if not isinstance(model, Model) or model.class_token or not model.body.is_causal():
         raise ValueError(
             "an agent acts before it sees later observations, but this member reads whole sequences; choose gtrxl, "
             "transformer-xl or lstm"

@@ -97,7 +97,7 @@ def _image_size(value: Model | EncoderDecoder) -> int:
     if not isinstance(value, Model) or not isinstance(value.embed, Patches):
         return Classify().mixed_size
     limit = value.limit()
-    return math.isqrt(limit - value.class_tokens) * value.embed.size if limit else Classify().mixed_size
+    return math.isqrt(limit - value.class_token) * value.embed.size if limit else Classify().mixed_size
 
 
 def _kind(value: Model | EncoderDecoder) -> InputKind | None:

@@ -278,7 +278,7 @@ def _image_settings(source: Path, model: Model) -> dict[str, Any]:
     """How the pixels of an image are scaled, and the size of images, as `classes.json` has them."""
     embed = model.embed
     assert isinstance(embed, Patches)
-    side = round(((model.limit() or 0) - model.class_tokens) ** 0.5) * embed.size
+    side = round(((model.limit() or 0) - model.class_token) ** 0.5) * embed.size
     path = source / "preprocessor_config.json"
     given = {"do_rescale": True, "rescale_factor": 1 / BYTE, "do_normalize": True} | optional_object(path)
     size = given.get("size", side)

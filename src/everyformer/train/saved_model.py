@@ -64,7 +64,7 @@ def _inference(value: Model | EncoderDecoder, task: Task | None, folder: Path) -
         return Inference()
     tokenizer = tokenizers.load(folder) or _default_tokenizer(value.embed.vocabulary)
     limit = value.limit()
-    context = None if limit is None else limit - value.class_tokens
+    context = None if limit is None else limit - value.class_token
     if any(isinstance(head, Language) for head in value.outputs):
         return LanguageInference(tokenizer, context)
     return TokenInference(tokenizer, context, (tokenizer.start, ()) if value.body.is_causal() else tokenizer.marks)
