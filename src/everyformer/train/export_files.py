@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from everyformer.data.tokenizer import SPECIAL
+from everyformer.infer.generate_images import ImageSequence
 from everyformer.infer.signature import Signature, meanings, output_axes, outputs_of
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import PairNetwork
@@ -77,6 +78,10 @@ def _scaling(trained: TrainedRun) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if isinstance(target, NumberTarget):
         found |= {"mean": target.mean, "std": target.std}
+    layout = getattr(data, "layout", None)
+    if isinstance(layout, ImageSequence):  # a token is a value plus `levels` times its channel
+        found |= {"levels": layout.levels, "channels": layout.channels}
+        found |= {} if layout.joint else {"start": [layout.levels * layout.channels]}
     if isinstance(data, LabelledImageData):
         mean, std = (x.flatten().div(BYTE).tolist() for x in (data.mean_C11, data.std_C11))
         found |= {"image_mean": mean, "image_std": std}
@@ -95,7 +100,10 @@ def _readme(config: dict[str, Any], usage: str, has_tokenizer: bool) -> str:
     lines.append(" ".join(["Sizes with a name may have any value.", *(f"{one.capitalize()}." for one in limits)]))
     if has_tokenizer:
         lines += ["", '`tokenizers.Tokenizer.from_file("tokenizer.json")` encodes and decodes text.']
-    if config.get("start"):
+    if "levels" in config and "start" in config:
+        tokens = "a value of a pixel plus `levels` times its channel; before the first comes `start`"
+        lines += ["", f"A token is {tokens}, with the numbers of config.json."]
+    elif config.get("start"):
         lines += ["", f"A text begins with the token ids {config['start']}, which the tokenizer does not add."]
     if "image_mean" in config:
         lines += [

@@ -139,22 +139,13 @@ def _usage(signature: Signature, config: dict[str, Any], reads_text: bool) -> st
             "",
             *_block(PAIR),
         ]
-    elif "decoder" in config and "tokens" in config["inputs"]:
-        loop = (
-            LOOP
-            if reads_text
-            else [NO_TEXT.get(line, line) for line in LOOP if "tokenizer" not in line.lower() or line in NO_TEXT]
-        )
-        text += [
-            "",
-            "To generate, `decoder.onnx` takes what it returned before, so that it reads each token once:",
-            "",
-            *_block(loop),
-        ]
+    elif "decoder" in config and reads_text:
+        introduction = "To generate, `decoder.onnx` takes what it returned before, so that it reads each token once:"
+        text += ["", introduction, "", *_block(LOOP)]
     if "decoder" in config:
         text += [
             "",
-            "Its inputs and outputs are in config.json, under `decoder`. Its first `past` is `start`, here of one sequence.",
+            "`decoder` in config.json has the inputs and outputs of decoder.onnx, and `start`, the first `past` of a sequence.",
         ]
         if limit := config["decoder"]["limits"].get("past"):
             text += [f"`past` and `length` together are at most {limit}."]
@@ -180,10 +171,6 @@ for _ in range(20):
     tokens = [int(logits[0, -1].argmax())]
     text = text + tokens
 print(tokenizer.decode(text))""".splitlines()
-NO_TEXT = {  # lines of the loop for a model whose tokens are no text
-    'tokens = config["start"] + tokenizer.encode("Once").ids': "tokens = [0]",
-    "print(tokenizer.decode(text))": "print(text)",
-}
 PAIR = """import json
 from pathlib import Path
 
