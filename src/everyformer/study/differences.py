@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from everyformer.study.family_listing import cache_of
@@ -33,7 +34,9 @@ def differences(a: Model | EncoderDecoder, b: Model | EncoderDecoder) -> dict[st
 
     An absent field and one that is off (False, 0, empty) are equal. Fields inside a value that the other lacks are left out.
     """
-    one, two = _leaves(a, b), _leaves(b, a)
+    from everyformer.network.model import EncoderDecoder
+
+    one, two = _leaves(a, isinstance(b, EncoderDecoder)), _leaves(b, isinstance(a, EncoderDecoder))
     pairs: dict[str, tuple[Any, Any]] = {}
     for path in sorted(one | two, key=lambda path: (path != "model", path)):
         pair = one.get(path), two.get(path)
@@ -43,12 +46,13 @@ def differences(a: Model | EncoderDecoder, b: Model | EncoderDecoder) -> dict[st
     return pairs
 
 
-def _leaves(value: Model | EncoderDecoder, other: Model | EncoderDecoder) -> dict[str, Any]:
+@lru_cache(maxsize=64)  # a model is compared with all members
+def _leaves(value: Model | EncoderDecoder, with_pair: bool) -> dict[str, Any]:
     """All leaves of a value by path. A single model is compared with the side of an encoder-decoder that is like it."""
-    from everyformer.network.model import EncoderDecoder, Model
+    from everyformer.network.model import Model
 
     tree = tree_of(value)
-    if isinstance(value, Model) and isinstance(other, EncoderDecoder):
+    if isinstance(value, Model) and with_pair:
         tree = {"type": tree["type"], "decoder" if value.body.is_causal() else "encoder": tree}
     return {path: leaf or None for path, leaf in flatten(tree)}
 
