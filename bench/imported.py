@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.results import Rows, json_lines
-from bench.tables import render
+from bench.results import Rows, json_lines, render
 from everyformer.data.text import open_text
 from everyformer.train.export_hf import export
 from everyformer.train.imported import import_run

@@ -41,3 +41,8 @@ def metric(text: str, name: str, *words: str) -> float:
 
 def mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers)
+
+
+def render(rows: Rows) -> list[str]:
+    head, *rest = rows
+    return [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in (head, ["---"] * len(head), *rest)]

@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from bench import compare, long_context_tables  # noqa: F401  their tables join TABLES
-from bench.results import TABLES, Rows, json_lines, mean, metric, sections, table
+from bench.results import TABLES, Rows, json_lines, mean, metric, render, sections, table
 from everyformer.train.provenance import read_header
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -28,11 +28,6 @@ MARKER = re.compile(
     r"<!-- (table: (?P<name>[^,]+), |python -m (?P<module>bench\.\w+) (?P<option>--\S+) docs/results/)(?P<log>logs/\S+) -->"
 )
 MISSING = "*This table has no log yet: it is to be measured with the command above.*"
-
-
-def render(rows: Rows) -> list[str]:
-    head, *rest = rows
-    return [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in (head, ["---"] * len(head), *rest)]
 
 
 def rewritten(page: Path, shown: bool = True) -> str:
