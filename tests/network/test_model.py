@@ -267,13 +267,27 @@ def test_maps_are_initialized_by_the_number_of_their_inputs():
 
 def test_maps_that_end_a_branch_are_initialized_smaller_by_the_root_of_their_number():
     torch.manual_seed(0)
-    network = model(width=64, embed=Tokens(999), layers=8, initial=Normal(0.1, by_depth=True)).build()
+    network = model(width=64, embed=Tokens(999), layers=8, initial=Normal(0.1, by_depth=True, reference=None)).build()
     for layer in network.body.layers:
         assert abs(layer.sublayers[0].heads.qkv.weight.std() / 0.1 - 1) < 0.05
         assert abs(layer.sublayers[0].heads.out.weight.std() / (0.1 / 16**0.5) - 1) < 0.05
         assert (layer.sublayers[0].heads.out.bias == 0).all()
         assert (layer.sublayers[-1].out.weight.std() / (0.1 / 16**0.5) - 1).abs() < 0.15  # 64 x 12 numbers
     assert abs(network.embed.table.weight.std() / 0.1 - 1) < 0.05
+
+
+def test_narrow_models_have_weights_of_a_larger_std():
+    """0.02 from the width of the published models on, sqrt(768 / width) times that below: the sums over inputs are equally large."""
+    torch.manual_seed(0)
+    for width, reference, std in ((64, 768, 0.02 * 12**0.5), (64, None, 0.02), (64, 256, 0.04), (64, 16, 0.02)):
+        initial = Normal(by_depth=True, reference=reference)
+        network = model(width=width, embed=Tokens(999), layers=2, initial=initial).build()
+        heads = network.body.layers[0].sublayers[0].heads
+        assert abs(network.embed.table.weight.std() / std - 1) < 0.05
+        assert abs(heads.qkv.weight.std() / std - 1) < 0.05
+        assert abs(heads.out.weight.std() / (std / 4**0.5) - 1) < 0.05
+    assert [Normal().std_of(width) for width in (768, 1600)] == [0.02, 0.02]
+    assert Normal(by_width=True).std_of(64) == 0.02
 
 
 @pytest.mark.spec(29)

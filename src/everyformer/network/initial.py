@@ -2,7 +2,9 @@
 
 AsTorch   the defaults of torch, except that an embedding table which an output head shares has the std 1/sqrt(width): with torch's
           std of 1 the first logits are so large that the model repeats its input
-Normal    normal with one std, biases 0 (BERT, GPT-2). `by_depth` divides the maps that end a residual branch by
+Normal    normal with one std, biases 0 (BERT, GPT-2). The std is meant for widths from 768 on, those of the published models: in a
+          narrower model it is larger by sqrt(768 / width), so that its first layers compute as those do (docs/results/initial.md);
+          `reference` sets another width, None leaves the std as it is. `by_depth` divides the maps that end a residual branch by
           sqrt(number of branches) (Child et al. 2019: 1/sqrt(2N) for N layers of two; Radford et al. 2019). `by_width` divides by
           sqrt(inputs of the map), for tables by sqrt(width) (Child et al. 2019: 0.125/sqrt(d))
 FanIn     normal with variance 1 / inputs of each map; tables have the std 1, as the first layers of T5 expect (Raffel et al. 2019).
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 
 from everyformer.attention.projection import LinearProjectionModule
 from everyformer.network.sublayer import SublayerModule
-from everyformer.value import Positive, Value
+from everyformer.value import Positive, Size, Value
 
 
 class Initial:
@@ -64,15 +66,23 @@ class Normal(Initial, Value, frozen=True):
     std: Positive = 0.02
     by_depth: bool = False
     by_width: bool = False
+    reference: Size | None = 768
+
+    def std_of(self, width: int) -> float:
+        """Returns the std of the weights of a model of a width, before they are scaled by depth or by their own width."""
+        if self.by_width or self.reference is None:
+            return self.std
+        return self.std * max(1.0, self.reference / width) ** 0.5
 
     def fill(self, network: nn.Module) -> None:
+        std = self.std_of(network.value.width)  # type: ignore[union-attr, arg-type]
         sublayers = [module for module in network.modules() if isinstance(module, SublayerModule)]
         ends = {last for sublayer in sublayers if (last := sublayer.output_map()) is not None}
         for module in network.modules():
             if isinstance(module, nn.Linear | nn.Embedding) and _free(module.weight):
                 scale = len(ends) ** -0.5 if self.by_depth and module in ends else 1.0
                 scale *= module.weight.shape[1] ** -0.5 if self.by_width else 1.0
-                nn.init.normal_(module.weight, std=self.std * scale)
+                nn.init.normal_(module.weight, std=std * scale)
             if isinstance(module, nn.Linear) and _free(module.bias):
                 nn.init.zeros_(module.bias)
 
