@@ -36,6 +36,7 @@ class Pool:
     server: subprocess.Popen[bytes]
     devices: Sequence[str]  # one for each worker: the number of a GPU, or empty
     running: dict[str, str] = field(default_factory=dict)  # the device of each job
+    unread: bytes = b""  # the start of an answer
 
     def start(self, job: Job) -> None:
         used = list(self.running.values())
@@ -51,13 +52,15 @@ class Pool:
         """The jobs that have ended since the last call, and the exit codes of their processes. Waits a moment."""
         assert self.server.stdout is not None
         ended = list[tuple[str, int]]()
+        # Not by `readline`, which may take several answers from the pipe, where `select` then finds none.
         while select.select([self.server.stdout], [], [], WAIT if not ended else 0)[0]:
-            line = self.server.stdout.readline()
-            if not line:
+            piece = os.read(self.server.stdout.fileno(), 1 << 16)
+            if not piece:
                 raise RuntimeError(f"the server of the runs ended with code {self.server.wait()}; see {LOG}")
-            reply = json.loads(line)
-            del self.running[reply["job"]]
-            ended.append((reply["job"], reply["code"]))
+            *lines, self.unread = (self.unread + piece).split(b"\n")
+            for reply in map(json.loads, lines):
+                del self.running[reply["job"]]
+                ended.append((reply["job"], reply["code"]))
         return ended
 
     def _send(self, message: dict[str, str]) -> None:
