@@ -48,7 +48,8 @@ def test_a_file_alone_gives_equal_logits(name, tmp_path):
     tokens = torch.randint(256, (20,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.no_grad():
         expected = network(torch.tensor([tokens])).logits[0]
-    assert (logits(file, tokens) - expected).abs().max() < 2e-6 * expected.abs().max()
+    rounding = 1e-7 * max(20, settings.get("layers", 1))  # the file has weights of norms plus 1, in float32
+    assert (logits(file, tokens) - expected).abs().max() < rounding * expected.abs().max()
 
 
 @pytest.mark.parametrize("precision, error", [("fp16", 2**-11), ("bf16", 2**-8)])
