@@ -20,6 +20,8 @@ from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Hashed
 from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, Shaw, T5Bias
 from everyformer.attention.span import Span
+from everyformer.network import linear_cross_entropy
+from everyformer.network.linear_cross_entropy import LogitMap, cross_entropy
 from everyformer.task.batch import Batch
 from everyformer.task.table import task_for
 from everyformer.train.cuda_graphs import WARMUP_STEPS, CudaGraphs
@@ -190,3 +192,28 @@ def test_a_step_that_cannot_be_captured_raises():
         captured(batch, 1)
     with pytest.raises(ValueError, match=r"could not capture a step .* use run.compile=yes"):
         captured(batch, 1)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_the_loss_of_a_large_vocabulary_has_at_most_twice_the_error_of_whole_logits(cap, compiled, monkeypatch):
+    torch.manual_seed(0)
+    exact = [torch.randn(700, 64, device="cuda").double(), torch.randn(5003, 64, device="cuda").double()]
+    target_N = torch.randint(-1, 5003, (700,), device="cuda")
+    monkeypatch.setattr(linear_cross_entropy, "CHUNK_OF_PROGRAM", 256 * 5003)
+
+    def loss_and_gradients(dtype, in_chunks):
+        h, w = (x.to(dtype).requires_grad_() for x in exact)
+
+        def loss(h, w):
+            one = LogitMap(h, w, None, cap)
+            return cross_entropy(one if in_chunks else one.logits(), target_N)
+
+        value = torch.compile(loss)(h, w) if compiled else loss(h, w)
+        return [value.detach(), *torch.autograd.grad(value, (h, w))]
+
+    assert linear_cross_entropy.uses_program(5003, torch.bfloat16, target_N.device)
+    expected = loss_and_gradients(torch.float64, False)
+    plain, found = (loss_and_gradients(torch.bfloat16, in_chunks) for in_chunks in (False, True))
+    for one, other, wanted in zip(found, plain, expected, strict=True):
+        assert (one - wanted).norm() <= 2 * (other - wanted).norm() + 1e-3 * wanted.norm()

@@ -115,3 +115,48 @@ def test_it_compiles_without_a_graph_break(monkeypatch):
     found, expected = compiled(*leaves, target_N), loss(leaves[0], leaves[1], leaves[2], target_N)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(expected, leaves))
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_triton_program_equals_the_definition_in_rows_that_are_padded(cap, smoothing, monkeypatch):
+    program = pytest.importorskip("everyformer.network.cross_entropy_program")
+    monkeypatch.setattr(program, "BLOCK", 16)
+    vocabulary, width = 37, 40
+    torch.manual_seed(0)
+    logits_NV = torch.randn(6, width) * 3
+    logits_NV[:, vocabulary:] = 99.0  # must not count
+    target_N = torch.tensor([0, 36, 5, -100, 7, -1])
+    expected, gradient_NV = linear_cross_entropy._chunk(
+        logits_NV[:, :vocabulary].clone(), target_N, vocabulary, torch.float32, smoothing, cap, True
+    )
+    found = logits_NV.clone()
+    loss_N = program.cross_entropy_(found, target_N, vocabulary, smoothing, cap, False)
+    assert torch.equal(found, logits_NV)  # the logits stay where no gradient is needed
+    torch.testing.assert_close(loss_N.sum(), expected)
+    torch.testing.assert_close(program.cross_entropy_(found, target_N, vocabulary, smoothing, cap, True), loss_N)
+    torch.testing.assert_close(found[:, :vocabulary], gradient_NV)
+    assert (found[:, vocabulary:] == 0).all()
+    assert (found[target_N < 0] == 0).all() and (loss_N[target_N < 0] == 0).all()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_padded_vocabulary_changes_neither_the_loss_nor_its_gradients(bias, monkeypatch):
+    program = pytest.importorskip("everyformer.network.cross_entropy_program")
+    leaves, target_N = inputs(bias, torch.float32)
+    maps = LogitMap(leaves[0], leaves[1], leaves[2] if bias else None, 5.0)
+    expected = maps.cross_entropy(target_N, 0.1)
+    wanted = torch.autograd.grad(expected, leaves)
+    monkeypatch.setattr(linear_cross_entropy, "uses_program", lambda *call: True)
+    monkeypatch.setattr(linear_cross_entropy, "CHUNK_OF_PROGRAM", 3 * VOCABULARY)
+    monkeypatch.setattr(program, "BLOCK", 4)
+    found = maps.cross_entropy(target_N, 0.1)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, leaves), wanted)
+
+
+def test_the_program_is_for_large_vocabularies_in_half_precision_on_a_gpu():
+    uses = linear_cross_entropy.uses_program
+    assert uses(50257, torch.bfloat16, torch.device("cuda")) and uses(4096, torch.float16, torch.device("cuda"))
+    assert not uses(256, torch.bfloat16, torch.device("cuda"))
+    assert not uses(50257, torch.float32, torch.device("cuda")) and not uses(50257, torch.bfloat16, torch.device("cpu"))

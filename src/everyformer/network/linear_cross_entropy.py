@@ -8,7 +8,8 @@ with the target t_n (none if it is negative) and the label smoothing s. A langua
 stores 65 numbers of logits for each number of its last layer, and their gradients. Here the vectors are taken in chunks: the
 gradients of a chunk follow from its logits at once, so the forward pass adds them up and drops the logits. The backward pass only
 multiplies by the gradient of L. To keep the vectors and compute the logits again in the backward pass takes a third more time
-(docs/results/training_step.md).
+(docs/results/training_step.md). On a GPU a large vocabulary is padded to a multiple of MULTIPLE, because matrix products of odd sizes take
+slow kernels there, and a Triton program (cross_entropy_program.py) turns the logits into their gradients.
 
 There are no second derivatives. Under `torch.compile` the chunks are part of the graph.
 """
@@ -16,6 +17,7 @@ There are no second derivatives. Under `torch.compile` the chunks are part of th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -25,7 +27,10 @@ from torch.nn import functional as F
 
 from everyformer.attention.has_data import can_read
 
-CHUNK, CHUNK_ON_CPU = 2**26, 2**23  # logits that are in memory at once: 256 and 32 MiB
+CHUNK, CHUNK_ON_CPU = 2**26, 2**23  # logits that are in memory at once: 256 and 32 MiB in float32
+CHUNK_OF_PROGRAM = 2**28  # with the program, which needs no second copy: 512 MiB in half precision
+HAS_TRITON = find_spec("triton") is not None
+LARGE, MULTIPLE = 4096, 64  # a vocabulary from which on the program is used, and of what it is made a multiple
 NO_TARGET = -100  # a target of a vector without a loss, as any negative one
 PARTS = 4  # vectors without a target are left out in whole quarters, so that steps cost the same
 
@@ -72,9 +77,16 @@ def cross_entropy(logits: Tensor | LogitMap, target: Tensor, smoothing: float = 
     return F.cross_entropy(logits_NV, target_N, reduction="sum", ignore_index=NO_TARGET, label_smoothing=smoothing)
 
 
-def chunk_rows(vocabulary: int, device: torch.device) -> int:
+def chunk_rows(vocabulary: int, device: torch.device, has_program: bool = False) -> int:
     """Returns the number of vectors whose logits are in memory at once."""
-    return max(1, (CHUNK_ON_CPU if device.type == "cpu" else CHUNK) // vocabulary)
+    chunk = CHUNK_OF_PROGRAM if has_program else CHUNK_ON_CPU if device.type == "cpu" else CHUNK
+    return max(1, chunk // vocabulary)
+
+
+def uses_program(vocabulary: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the Triton program computes the loss: of a large vocabulary in half precision on a GPU."""
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    return device.type == "cuda" and is_half and vocabulary >= LARGE and HAS_TRITON
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -96,20 +108,27 @@ class LinearCrossEntropy(torch.autograd.Function):
         if torch.is_autocast_enabled(device.type):
             dtype = torch.get_autocast_dtype(device.type)
         w, b = weight.to(dtype), None if bias is None else bias.to(dtype)
+        vocabulary, has_program = len(weight), uses_program(len(weight), dtype, device)
+        if has_program and vocabulary % MULTIPLE:
+            missing = -vocabulary % MULTIPLE
+            w, b = F.pad(w, (0, 0, 0, missing)), None if b is None else F.pad(b, (0, missing))
         losses: list[Tensor] = []
         hidden_gradients: list[Tensor] = []
         weight_gradient = bias_gradient = None
-        for h, t in zip(*(x.split(chunk_rows(len(weight), device)) for x in (hidden, target)), strict=True):
+        rows = chunk_rows(vocabulary, device, has_program)
+        for h, t in zip(*(x.split(rows) for x in (hidden, target)), strict=True):
             h = h.to(dtype)
-            loss, gradient = _chunk(F.linear(h, w, b), t, exact, smoothing, soft_cap, any(ctx.needs))
+            loss, gradient = _chunk(F.linear(h, w, b), t, vocabulary, exact, smoothing, soft_cap, any(ctx.needs))
             losses.append(loss)
             if ctx.needs[0]:
                 hidden_gradients.append((gradient.to(dtype) @ w).to(hidden.dtype))
             if ctx.needs[1]:
                 weight_gradient = _add(weight_gradient, gradient.to(dtype).T, h, weight.dtype)
             if ctx.needs[2]:
-                of_chunk = gradient.sum(0)
+                of_chunk = gradient.sum(0, dtype=exact)
                 bias_gradient = of_chunk if bias_gradient is None else bias_gradient + of_chunk
+        weight_gradient = None if weight_gradient is None else weight_gradient[:vocabulary]
+        bias_gradient = None if bias_gradient is None else bias_gradient[:vocabulary]
         hidden_gradient = torch.cat(hidden_gradients) if len(hidden_gradients) > 1 else (*hidden_gradients, None)[0]
         if bias_gradient is not None and bias is not None:
             bias_gradient = bias_gradient.to(bias.dtype)
@@ -124,9 +143,20 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _chunk(
-    logits: Tensor, target: Tensor, exact: torch.dtype, smoothing: float, soft_cap: float | None, needs_gradient: bool
+    logits: Tensor,
+    target: Tensor,
+    vocabulary: int,
+    exact: torch.dtype,
+    smoothing: float,
+    soft_cap: float | None,
+    needs_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of a chunk and the gradient of its logits, which overwrites the logits where that saves memory."""
+    if uses_program(vocabulary, logits.dtype, logits.device):
+        from everyformer.network.cross_entropy_program import cross_entropy_
+
+        loss_N = cross_entropy_(logits, target, vocabulary, smoothing, soft_cap, needs_gradient)
+        return loss_N.sum(), logits
     to_capped = None
     if soft_cap is not None:
         squashed = (logits / soft_cap).tanh()
