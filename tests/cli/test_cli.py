@@ -43,6 +43,7 @@ CAUSAL = {
     "qwen3",
     "gemma",
     "gemma2",
+    "speedrun",
     "t5",
     "transformer-xl",
     "gtrxl",

@@ -52,6 +52,24 @@ def test_settings_and_train_list_the_defaults_of_a_size(capsys):
     assert "did you mean gpt2" in capsys.readouterr().err
 
 
+def test_the_recipe_of_a_size_is_listed_and_the_users_settings_come_after_it():
+    rows = {row["name"]: row["default"] for row in settings_of("speedrun", "tiny", None)}
+    recipe = Recipe.of("speedrun", size="tiny")
+    assert (rows["optim.name"], rows["run.steps"], rows["task.context"]) == ("muon", 200, 128)
+    assert (recipe.optim.name, recipe.run.steps, recipe.task.context) == ("muon", 200, 128)
+    changed = Recipe.of("speedrun", "run.steps=7", "optim.name=adamw", size="tiny")
+    assert (changed.run.steps, changed.optim.name, changed.task.context) == (7, "adamw", 128)
+    other = {row["name"]: row["default"] for row in settings_of("speedrun", "tiny", "denoise")}
+    assert other["run.steps"] == Recipe.of("speedrun", size="tiny", task="denoise").run.steps == 1000
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_recipes_of_a_member_are_those_of_its_sizes(member):
+    assert MEMBERS[member].recipes.keys() <= MEMBERS[member].sizes.keys()
+    for size in MEMBERS[member].recipes:
+        Recipe.of(member, size=size)
+
+
 @pytest.mark.parametrize("columns", ["40", "60", "80", "200"])
 def test_settings_fit_the_terminal(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)

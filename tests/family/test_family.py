@@ -290,6 +290,7 @@ TASKS: dict[str, Callable[[torch.Generator], Batch]] = {
     "qwen3": counting,
     "gemma": counting,
     "gemma2": counting,
+    "speedrun": counting,
     "t5": reversing,
     "transformer-xl": counting,
     "gtrxl": counting,

@@ -106,7 +106,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "distilled": False,
     },
     "Logistics": {"channels": 3, "levels": 256, "components": 10},
-    "Normal": {"std": 0.02, "by_depth": False, "by_width": False, "reference": 768},
+    "Normal": {"std": 0.02, "by_depth": False, "by_width": False, "reference": 768, "zero_ends": False},
     "AuxiliaryPredictions": {"extra_targets": 1, "every_layer": True},
     "EncoderDecoder": {"share_embedding": False},
 }

@@ -28,6 +28,7 @@ from everyformer import (
     Normal,
     PerToken,
     PostNorm,
+    PreNorm,
     Probe,
     Rotary,
     ScoreMod,
@@ -288,6 +289,20 @@ def test_narrow_models_have_weights_of_a_larger_std():
         assert abs(heads.out.weight.std() / (std / 4**0.5) - 1) < 0.05
     assert [Normal().std_of(width) for width in (768, 1600)] == [0.02, 0.02]
     assert Normal(by_width=True).std_of(64) == 0.02
+
+
+def test_branches_that_end_with_zeros_leave_the_stream_as_it_is():
+    """With `zero_ends` a new model is its embedding and its final norm, and all tokens are equally likely."""
+    torch.manual_seed(0)
+    network = model(
+        width=64, layers=4, residual=PreNorm(), outputs=(Language(tied=False),), initial=Normal(zero_ends=True)
+    ).build()
+    output = network(tokens())
+    assert torch.equal(output.hidden, network.body.stream.finish(network.embed(tokens()), None))
+    assert (output.logits == 0).all()
+    assert (network.body.layers[0].sublayers[0].heads.qkv.weight != 0).all()
+    tied = model(width=64, outputs=(Language(),), initial=Normal(zero_ends=True)).build()
+    assert (tied.embed.table.weight != 0).all()  # a head without a map of its own is the table
 
 
 @pytest.mark.spec(29)

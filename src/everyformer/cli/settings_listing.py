@@ -51,9 +51,12 @@ def settings_of(member: str, size: str | None, task: str | None) -> list[dict[st
     """The settings of a run of a member, with the defaults of a size. Empty for a model of your own: those of `model.`."""
     listing = read_listing()
     entry = listing["members"].get(member, {"task": task or "language", "size": None, "sizes": {None: {}}, "model": []})
-    defaults = entry["sizes"].get(size or entry["size"], {})
-    model = [row | {"default": defaults.get(row["name"][6:], row["default"])} for row in entry["model"]]
-    return [*model, *listing["tasks"][task or entry["task"]], *listing["optim"], *listing["run"]]
+    size = size or entry["size"]
+    defaults = {f"model.{name}": default for name, default in entry["sizes"].get(size, {}).items()}
+    if task in (None, entry["task"]):
+        defaults |= entry.get("recipes", {}).get(size, {})
+    rows = [*entry["model"], *listing["tasks"][task or entry["task"]], *listing["optim"], *listing["run"]]
+    return [row | {"default": defaults.get(row["name"], row["default"])} for row in rows]
 
 
 def compute_listing() -> dict[str, Any]:
@@ -73,9 +76,22 @@ def compute_listing() -> dict[str, Any]:
                 "sizes": {size: {key: _plain(one) for key, one in of.items()} for size, of in member.sizes.items()},
                 "model": list(_model_settings(member)),
             }
+            | ({"recipes": {size: _set_by(name, size) for size in member.recipes}} if member.recipes else {})
             for name, member in MEMBERS.items()
         },
     }
+
+
+def _set_by(member: str, size: str) -> dict[str, Any]:
+    """The settings of a run that a size of a member sets, by their paths."""
+    from everyformer.family.table import find
+    from everyformer.train.recipe import Recipe
+
+    recipe, found = Recipe.of(member, size=size), dict[str, Any]()
+    for path in (setting.partition("=")[0] for setting in find(member).recipes[size]):
+        part, _, name = path.partition(".")
+        found[path] = _plain(getattr(getattr(recipe, part), name))
+    return found
 
 
 def _fields(part: str, kind: type) -> Iterator[dict[str, Any]]:

@@ -27,6 +27,9 @@ class Member:
     paper_parameters: Mapping[str, float | None] = field(default_factory=dict)  # in millions, as the paper states them
     departures: Mapping[str, str] = field(default_factory=dict)  # by size: how and why it differs from the paper
     task: str | None = None  # the default task; None: that of the first output head
+    recipes: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # by size: settings of a run on that task, path=value, before those of the user
 
     def settings(self) -> dict[str, Any]:
         """The names of the settings and their types."""

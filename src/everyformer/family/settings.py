@@ -91,6 +91,8 @@ MEANINGS = {
     "mistral.window": "positions that a query attends to; none: all",
     "sliding": "sliding layers for each layer that attends to all positions",
     "soft_cap": "bound of the scores; none: no bound",
+    "speedrun.soft_cap": "bound of the logits; none: no bound",
+    "speedrun.heads": "number of attention heads; it must divide the width. none: one for each 128 of the width",
     "final_soft_cap": "bound of the logits; none: no bound",
     "scale": "factor of the scores; none: 1 / sqrt(head_width)",
     "encoder": "an encoder-decoder instead of a language model",

@@ -6,7 +6,9 @@ Normal    normal with one std, biases 0 (BERT, GPT-2). The std is meant for widt
           narrower model it is larger by sqrt(768 / width), so that its first layers compute as those do (docs/results/initial.md);
           `reference` sets another width, None leaves the std as it is. `by_depth` divides the maps that end a residual branch by
           sqrt(number of branches) (Child et al. 2019: 1/sqrt(2N) for N layers of two; Radford et al. 2019). `by_width` divides by
-          sqrt(inputs of the map), for tables by sqrt(width) (Child et al. 2019: 0.125/sqrt(d))
+          sqrt(inputs of the map), for tables by sqrt(width) (Child et al. 2019: 0.125/sqrt(d)). With `zero_ends` the maps that end a
+          residual branch, and a language head that has a map of its own, are 0: each branch starts as the identity and the first
+          logits are equal (Zhang et al. 2019, Fixup; Yang et al. 2022)
 FanIn     normal with variance 1 / inputs of each map; tables have the std 1, as the first layers of T5 expect (Raffel et al. 2019).
           Where scores are not scaled, the maps of queries are smaller by sqrt(head width).
 Xavier    uniform by fan-in and fan-out (Glorot & Bengio 2010), as tensor2tensor initializes the Transformer
@@ -58,7 +60,7 @@ class AsTorch(Initial, Value, frozen=True):
 
 
 class Normal(Initial, Value, frozen=True):
-    """Weights from a normal distribution; the last maps of sublayers may be scaled by depth, and maps by width.
+    """Weights from a normal distribution; the last maps of sublayers may be scaled by depth or start at 0, and maps by width.
 
     Example: `Normal(std=0.02, by_depth=True)`.
     """
@@ -67,6 +69,7 @@ class Normal(Initial, Value, frozen=True):
     by_depth: bool = False
     by_width: bool = False
     reference: Size | None = 768
+    zero_ends: bool = False
 
     def std_of(self, width: int) -> float:
         """Returns the std of the weights of a model of a width, before they are scaled by depth or by their own width."""
@@ -78,11 +81,15 @@ class Normal(Initial, Value, frozen=True):
         std = self.std_of(network.value.width)  # type: ignore[union-attr, arg-type]
         sublayers = [module for module in network.modules() if isinstance(module, SublayerModule)]
         ends = {last for sublayer in sublayers if (last := sublayer.output_map()) is not None}
+        heads = zip(network.outputs, network.value.outputs, strict=True)  # type: ignore[union-attr, arg-type]
+        zeros = ends | {module.map for module, head in heads if hasattr(module, "logit_map") and not head.uses_table}
         for module in network.modules():
             if isinstance(module, nn.Linear | nn.Embedding) and _free(module.weight):
                 scale = len(ends) ** -0.5 if self.by_depth and module in ends else 1.0
                 scale *= module.weight.shape[1] ** -0.5 if self.by_width else 1.0
                 nn.init.normal_(module.weight, std=std * scale)
+                if self.zero_ends and module in zeros:
+                    nn.init.zeros_(module.weight)
             if isinstance(module, nn.Linear) and _free(module.bias):
                 nn.init.zeros_(module.bias)
 

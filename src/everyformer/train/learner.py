@@ -219,8 +219,13 @@ def set_gather(network: nn.Module, gather: bool) -> None:
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """Returns the autocast context of a precision; for fp32 one that does nothing."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision_on(precision, device))
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def precision_on(precision: str, device: torch.device) -> str:
+    """Returns the precision of a run on a device: what `run.precision` says, or what is best there if that is auto."""
+    return precision if precision != "auto" else "fp32" if device.type == "cpu" else "bf16"
 
 
 def _full(x: Tensor) -> Tensor:

@@ -50,7 +50,9 @@ class Run(Value, frozen=True):
     save: Count = 250  # steps between checkpoints; 0: only at the end. The best evaluation has one too
     keep: Size = 2  # number of checkpoints to keep, besides the best
     device: str = "auto"  # cpu, cuda, or auto: cuda if there is any
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # precision of autocast; weights are always in fp32
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = (
+        "fp32"  # precision of autocast; weights are always in fp32. auto: bf16 on a GPU, fp32 on a CPU
+    )
     compile: Literal["auto", "no", "yes", "graphs"] = (
         "auto"  # torch.compile; graphs: with CUDA graphs, for small models; auto: what a run of this length earns back
     )
@@ -117,13 +119,16 @@ class Recipe(Value, frozen=True, kw_only=True):
         """Returns the recipe of a command line: `Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")`.
 
         The member may also be a `Model` or an `EncoderDecoder`, or a .json file of one; then the recipe contains that model.
-        The learning rate and the warm-up, if they are not given, follow from the model, the task and the number of steps.
+        A size of a member may have settings of its own for its task, which come before the given ones. The learning rate and the
+        warm-up, if no setting gives them, follow from the model, the task and the number of steps.
         """
-        entry = find(member)
+        entry, given_task = find(member), task_for(member, size, task, None if data is None else str(data))
+        if given_task == task_for(member, size):
+            settings = (*entry.recipes.get(size or entry.size, ()), *settings)
         recipe = cls(
             member=member if entry.name == member else entry.value(size),
             size=size,
-            task=task_for(member, size, task, None if data is None else str(data)),
+            task=given_task,
             data=None if data is None else str(data),
             init_from=None if init_from is None else str(init_from),
         )

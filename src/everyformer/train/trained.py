@@ -34,7 +34,7 @@ from everyformer.train.distributed import find_device
 from everyformer.train.folder import PUBLISHED, check_data, read_model, read_recipe
 from everyformer.train.gradient_watch import GradientWatch
 from everyformer.train.imported import is_published, open_published
-from everyformer.train.learner import autocast, set_gather
+from everyformer.train.learner import autocast, precision_on, set_gather
 from everyformer.train.recipe import Recipe
 from everyformer.train.run_data import changed_splits, check_classes, with_data
 from everyformer.train.saved_model import is_saved_model, open_saved
@@ -108,7 +108,7 @@ class TrainedRun:
         device = next(self.network.parameters()).device
         if precision == "fp16" and device.type == "cpu":
             raise ValueError("a precision of fp16 on a CPU is about 80 times slower than fp32; use bf16 or fp32")
-        precision = precision or self.recipe.run.precision
+        precision = precision_on(precision or self.recipe.run.precision, device)
         if precision == "fp16" and device.type == "cpu":
             precision = "fp32"
         objective = self.task_with_data.objective

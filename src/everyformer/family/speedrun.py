@@ -1,0 +1,87 @@
+"""Paper: Jordan et al. 2024, modded-nanogpt and Muon; the parts are those of So et al. 2021 (squared ReLU), Zhang & Sennrich 2019
+(RMSNorm), Su et al. 2021 (rotary), Henry et al. 2020 (norm of queries and keys), Gemma Team 2024 (soft cap of the logits).
+
+Equations: pre-norm causal layers with RMSNorm, also on the embedded tokens; the queries and keys of each head are normed before they
+are rotated; W_2 relu(W_1 x)^2; no biases. The maps that end a branch and the output map start at 0, so that the model starts as the
+identity with equal logits, which are bounded: c tanh(z / c).
+Symbols: `hidden` the width of the nets, `soft_cap` c, `base` the base of the rotary angles.
+Departures: bytes instead of GPT-2's tokens, and the sizes; no attention of variable window, skip connections or gates.
+
+A size comes with its recipe: `everyformer train speedrun --data enwik8` trains for about 15 seconds on one H200.
+"""
+
+from __future__ import annotations
+
+from everyformer.attention.pattern import Causal
+from everyformer.attention.projection import Standard
+from everyformer.attention.score_mod import Rotary
+from everyformer.family.member import Member
+from everyformer.network.depth import Stack
+from everyformer.network.embed import Tokens
+from everyformer.network.feedforward import FeedForward
+from everyformer.network.initial import Normal
+from everyformer.network.layer import Layer
+from everyformer.network.model import Model
+from everyformer.network.multi_head_attention import Attention
+from everyformer.network.norm import RMSNorm
+from everyformer.network.output_head import Language
+from everyformer.network.residual import PreNorm
+from everyformer.value import Few, Positive, Share, Size
+
+
+def speedrun(
+    width: Size = 512, heads: Few | None = None, layers: Few = 8, hidden: Size | None = None, vocabulary: Size = 256,
+    base: Positive = 10000.0, soft_cap: Positive | None = 15.0, dropout: Share = 0.0,
+) -> Model:  # fmt: skip
+    norm, heads = RMSNorm(), heads or max(1, width // 128)
+    projection = Standard(heads, merge_bias=False, qk_norm=norm)
+    net = FeedForward(hidden or 4 * width, "relu_squared", bias=False)
+    layer = Layer((Attention(projection, Causal(), (Rotary(base, "halves"),)), net))
+    return Model(
+        width=width,
+        embed=Tokens(vocabulary),
+        norm=norm,
+        body=Stack(layers, (layer,), PreNorm(norm, dropout)),
+        outputs=(Language(tied=False, soft_cap=soft_cap),),
+        initial=Normal(0.02, zero_ends=True),
+    )
+
+
+MUON = (
+    "optim.name=muon", "optim.schedule=linear", "optim.min_lr=0", "optim.warmup=20", "optim.weight_decay=0.01", "optim.beta2=0.95",
+    "run.precision=auto", "run.evaluate=0", "run.save=0", "run.sample=false", "run.final_examples=1000000",
+)  # fmt: skip
+SHORT = (
+    "run.steps=200",
+    "run.batch=16",
+    "task.context=128",
+    "optim.lr=4e-3",
+    "optim.muon_lr=0.02",
+    "run.final_examples=2000",
+)
+FAST = ("run.steps=750", "run.batch=64", "task.context=512", "optim.lr=4e-3", "optim.muon_lr=0.03", "run.compile=yes")
+LONG = (
+    "run.steps=20000",
+    "run.batch=64",
+    "task.context=1024",
+    "optim.lr=2e-3",
+    "optim.muon_lr=0.02",
+    "run.compile=yes",
+)
+MEMBER = Member(
+    "speedrun",
+    "Jordan et al. 2024",
+    idea=(
+        "The parts with which a small language model learns most in a minute: squared ReLU, norms of queries and keys, branches that "
+        "start at 0, bounded logits. Its recipe, with Muon, comes with it."
+    ),
+    make=speedrun,
+    sizes={
+        "tiny": {"width": 64, "heads": 2, "layers": 2, "hidden": 128},
+        "enwik8": {"width": 512, "layers": 8},
+        "20m": {"width": 768, "layers": 12, "dropout": 0.1},
+    },
+    size="enwik8",
+    paper_parameters={"enwik8": None, "20m": None},
+    recipes={"tiny": (*MUON, *SHORT), "enwik8": (*MUON, *FAST), "20m": (*MUON, *LONG)},
+)
