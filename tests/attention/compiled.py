@@ -16,10 +16,12 @@ from triton.compiler import ASTSource
 from everyformer.attention.kernels import fused, programs
 from everyformer.attention.kernels.parts import Kind, Part, band, distant, residue
 from everyformer.attention.pattern import Hashed
+from everyformer.network import cross_entropy_program
 
-HALF = ("q", "k", "v", "gradient", "output", "to_q", "to_k", "to_v")
-SINGLE = ("total", "delta", "to_z", "z", "shared_k", "shared_v", "rotation")
+HALF = ("q", "k", "v", "gradient", "output", "to_q", "to_k", "to_v", "logits")
+SINGLE = ("total", "delta", "to_z", "z", "shared_k", "shared_v", "rotation", "loss")
 WHOLE = ("order", "rank", "alone", "spans")
+LONG = ("bucket_of", "target")
 PARTS = {  # with a soft mask or without, first or not
     "window": (band(1, 255), False, True),
     "span": (band(1, 255), True, True),
@@ -41,6 +43,8 @@ def calls() -> Iterator[tuple[str, Any, dict[str, int]]]:
                 yield f"{program.__name__} {name}", program, numbers | fused.SIZES[part.kind][program.__name__]
     numbers = {"SIZE": 128, "COLUMNS": 8, "SHARED": fused.SHARED, "N": fused.ADDED, "E": 64}
     yield "add_distant", programs.add_distant, numbers
+    capped = {"SMOOTH": True, "CAPPED": True, "GRADIENT": True, "BLOCK": cross_entropy_program.BLOCK, "num_warps": 8}
+    yield "cross-entropy", cross_entropy_program._program, capped
     yield "buckets", programs.buckets, {"ROUNDS": 4, "HALF": 128, "WIDTH": 64, "M": 64, "N": 128, "E": 64}
 
 
@@ -48,9 +52,9 @@ def kind(name: str, numbers: dict[str, int]) -> str:
     """The type of an argument, as Triton writes it."""
     if name in HALF:
         return "*fp32" if name in ("to_k", "to_v") and numbers.get("KIND") == Kind.DISTANT else "*bf16"
-    if name in SINGLE or name in WHOLE or name == "bucket_of":
-        return "*fp32" if name in SINGLE else "*i64" if name == "bucket_of" else "*i32"
-    return "constexpr" if name in numbers else "fp32" if name == "scale" else "i32"
+    if name in SINGLE or name in WHOLE or name in LONG:
+        return "*fp32" if name in SINGLE else "*i64" if name in LONG else "*i32"
+    return "constexpr" if name in numbers else "fp32" if name in ("scale", "smoothing", "cap") else "i32"
 
 
 def main() -> None:

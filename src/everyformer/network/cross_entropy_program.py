@@ -38,8 +38,8 @@ def _program(
         largest = new
     log_sum = largest + tl.log(total)
     has_target = token >= 0
-    x = _capped(tl.load(logits + tl.where(has_target, token, 0)).to(tl.float32), cap, CAPPED)
-    value = (1 - smoothing) * (log_sum - x)
+    own = _capped(tl.load(logits + tl.where(has_target, token, 0)).to(tl.float32), cap, CAPPED)
+    value = (1 - smoothing) * (log_sum - own)
     if SMOOTH:
         value += smoothing * (log_sum - mean)
     tl.store(loss + row, tl.where(has_target, value, 0.0))
