@@ -1,4 +1,4 @@
-"""`everyformer bench`: measure the speed of attention and of generation on this machine."""
+"""`everyformer bench`: measure the speed of attention, generation and training on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from everyformer.cli.bench_generate import generate
+from everyformer.cli.bench_train import train
 from everyformer.cli.options import Device
 from everyformer.cli.tables import print_labelled
 from everyformer.cli.terminal import console, next_command
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 HEADER = f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'speed-up':>15}{'MiB':>8}"
 bench = App(name="bench", help="Measure speed and memory on this machine.", help_format="plaintext")
 bench.command(generate)
+bench.command(train)
 
 
 @bench.command
