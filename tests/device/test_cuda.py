@@ -1,4 +1,4 @@
-"""Tests that need a GPU: the accuracy of the fast kernels in low precision, CUDA graphs, and training in bfloat16."""
+"""Tests that need a GPU: the accuracy of the fast kernels in low precision, and training in bfloat16."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, Shaw, T5Bi
 from everyformer.attention.span import Span
 from everyformer.network import linear_cross_entropy
 from everyformer.network.linear_cross_entropy import LogitMap, cross_entropy
-from everyformer.task.batch import Batch
 from everyformer.task.table import task_for
-from everyformer.train.cuda_graphs import WARMUP_STEPS, CudaGraphs
 from everyformer.train.loop import train
 from everyformer.train.recipe import Recipe, override
 
@@ -161,37 +159,6 @@ def test_a_compiled_training_step_equals_the_eager_step():
         results.append([loss.detach(), *(p.grad.clone() for p in network.parameters())])
     for eager, compiled in zip(*results, strict=True):
         torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "member, settings",
-    [
-        ("byte-language", ["model.dropout=0.1"]),
-        ("byte-language", ["run.accumulate=2", "run.batch_schedule=[[5, 6]]", "optim.ema=0.9"]),
-        ("gpt2", ["run.precision=bf16"]),
-    ],
-)
-def test_training_with_cuda_graphs_equals_training_without(member, settings):
-    settings = [*settings, "run.steps=12", "run.batch=4", "run.evaluate=0", "run.save=0"]
-    recipe = override(Recipe(member=member, size="tiny", task=task_for(member, "tiny")), settings)
-    lines: dict[str, list[dict[str, Any]]] = {"yes": [], "graphs": []}
-    for mode, log in lines.items():
-        train(override(recipe, [f"run.compile={mode}"]), callbacks=(log.append,))
-    plain, recorded = ([line["loss"] for line in log if line["kind"] == "step"] for log in lines.values())
-    assert len(plain) == 12 and recorded == pytest.approx(plain, rel=1e-4)
-
-
-def test_a_step_that_cannot_be_captured_raises():
-    def synchronizes(batch: Batch, count: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
-        total = batch["x_B"].sum()
-        return total * float(total), total
-
-    captured = CudaGraphs(synchronizes, [], torch.device("cuda"))
-    batch = Batch({"x_B": torch.ones(3)})
-    for _ in range(WARMUP_STEPS):
-        captured(batch, 1)
-    with pytest.raises(ValueError, match=r"could not capture a step .* use run.compile=yes"):
-        captured(batch, 1)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

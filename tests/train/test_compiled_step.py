@@ -30,7 +30,7 @@ def gradients(name: str, compiled: bool, *settings: str) -> tuple[Any, dict[str,
         learner.module = torch.compile(learner.module, backend="aot_eager")
     batch = data.batch(0, recipe.run.batch, 0)
     torch.manual_seed(3)
-    loss, _ = learner.gradients(batch, data.count(batch))
+    loss, _ = learner.backward(batch, data.count(batch))
     return loss, {key: p.grad for key, p in learner.network.named_parameters() if p.grad is not None}
 
 

@@ -25,7 +25,7 @@ def test_steps_that_cannot_be_captured_are_refused_with_the_reason(run, member, 
 
 
 def test_batches_of_too_many_shapes_are_refused():
-    graphs = CudaGraphs(lambda batch, count: (torch.zeros(()), torch.zeros(())), [], torch.device("cpu"))
+    graphs = CudaGraphs(lambda batch, count: torch.zeros(()), torch.device("cpu"))
     graphs.calls = {(("x_B", (size,)),): 9 for size in range(MAX_SHAPES)}
     with pytest.raises(ValueError, match=r"more than 8, the last .*99.* use run.compile=yes"):
         graphs(Batch({"x_B": torch.zeros(99)}), 1)

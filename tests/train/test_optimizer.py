@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -92,3 +94,46 @@ def test_frozen_weights_are_left_out_and_a_network_without_vectors_has_one_group
     assert [len(group["params"]) for group in adamw.param_groups] == [1]
     assert adamw.param_groups[0]["params"][0] is network[0].weight and adamw.param_groups[0]["full_lr"] == 0.5
     assert isinstance(adamw, torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("capture_on", [None, torch.device("cpu")], ids=["numbers", "tensors"])
+def test_a_skipped_step_changes_no_weight_and_no_state(name, capture_on):
+    """Whatever its gradients are; the steps around it are those of a run without it."""
+    found = []
+    for skips in ((0.0, 0.0), (0.0, 1.0, 0.0)):
+        network = build("byte-language", "tiny", layers=1)
+        with torch.no_grad():
+            for seed, p in enumerate(network.parameters()):
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(seed)))
+        trained, random = optimizers(network, Optim(name=name), capture_on), torch.Generator().manual_seed(0)
+        for skip in skips:
+            set_lr(trained, 0.5)
+            for p in network.parameters():
+                p.grad = torch.full_like(p, math.nan) if skip else torch.randn(p.shape, generator=random)
+            for optimizer in trained:
+                optimizer.found_inf = torch.tensor(skip)
+                optimizer.step()
+        states = [state for one in trained for state in one.state.values()]
+        found.append([*network.parameters(), *(x for state in states for x in state.values())])
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_learning_rates_that_are_tensors_give_the_steps_of_those_that_are_numbers(name):
+    """To the rounding of a learning rate to float32."""
+    found = []
+    for capture_on in (None, torch.device("cpu")):
+        torch.manual_seed(0)
+        network = build("byte-language", "tiny", layers=1)
+        trained, random = optimizers(network, Optim(name=name), capture_on), torch.Generator().manual_seed(0)
+        for factor in (1.0, 0.5, 0.1):
+            set_lr(trained, factor)
+            for p in network.parameters():
+                p.grad = torch.randn(p.shape, generator=random)
+            for optimizer in trained:
+                optimizer.step()
+        assert isinstance(trained[0].param_groups[0]["lr"], torch.Tensor) == (capture_on is not None)
+        found.append([p.detach() for p in network.parameters()])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)

@@ -74,7 +74,7 @@ def test_a_step_in_bfloat16_has_its_loss_and_gradients_in_float32(tmp_path, accu
     logits = []
     learner.network.register_forward_hook(lambda *call: logits.append(dense(call[2])[0].detach()))
     count = learner.task.data.count(batch)
-    loss, norm = learner.gradients(batch, count)
+    loss, norm = learner.backward(batch, count)
     assert {x.dtype for x in logits} == {torch.bfloat16}
     exact = F.cross_entropy(torch.cat(logits).double().flatten(0, 1), batch["token_BT"][:, 1:].flatten())
     assert loss.dtype == norm.dtype == torch.float32

@@ -227,13 +227,9 @@ def _learner(recipe: Recipe, data: TaskData, device: torch.device) -> Learner:
     return Learner(replace(recipe, init_from=None), data, value, World(device=device))
 
 
-def _step(learner: Learner, batch: Batch, count: int) -> Tensor:
+def _step(learner: Learner, batch: Batch, count: int) -> None:
     """One step at learning rate 0, so that a network does not learn to ponder longer than planned."""
-    loss, norm = learner.gradients(batch, count)
-    learner.step(0.0, norm if learner.recipe.optim.clip else None)
-    learner.scaler.update()
-    learner.zero_grad()
-    return loss
+    learner.step(batch, count, 0.0)
 
 
 def _until_memory_is_full(learner: Learner) -> Iterator[None]:
@@ -280,7 +276,7 @@ def _measure(planned: Plan, data: TaskData, device: torch.device) -> Plan:
                 _step(learner, batch, planned.targets)  # with the optimizer's state
         while len(seconds) < MEASURED and sum(seconds) <= MAX_SECONDS:
             start = time.perf_counter()
-            float(_step(learner, batch, planned.targets))  # waits for the device
+            _step(learner, batch, planned.targets)
             if on_cuda:
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - start)

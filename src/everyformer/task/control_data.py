@@ -68,6 +68,7 @@ class EnvironmentCopy:
 
 
 class RolloutData(TaskData):
+    has_state = True
     model: Model
     agent: Agent
 

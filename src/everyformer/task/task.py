@@ -74,6 +74,7 @@ class TaskData:
     notes: tuple[str, ...] = ()  # what was decided when the data were read, as sentences for the user
     context: int | None = None  # tokens of a row, once the task is fitted; None: the rows are no tokens
     pads: bool = False  # whether rows may have fewer tokens than that
+    has_state: bool = False  # whether batches depend on more than (seed, step), such as an agent's episodes
 
     @property
     def fingerprints(self) -> dict[str, str]:

@@ -65,10 +65,11 @@ class World:
             dist.barrier(self.long_group)
 
     def any(self, flag: bool) -> bool:
-        """Returns True if the flag is set on any process."""
-        if self.world_size == 1:
-            return flag
-        return bool(self.all_reduce(torch.tensor(float(flag), device=self.device)).item())
+        """Returns True if the flag is set on any process. It waits for the processes, but not for their devices."""
+        result = torch.tensor(float(flag))
+        if self.world_size > 1:
+            dist.all_reduce(result, group=self.long_group)
+        return bool(result)
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
@@ -82,16 +83,10 @@ class World:
                 try:
                     yield
                 except BaseException:
-                    self._any_failed(True)
+                    self.any(True)
                     raise
-            if self._any_failed(False):
+            if self.any(False):
                 raise ValueError("another process failed before this one could continue; see its error")
-
-    def _any_failed(self, failed: bool) -> bool:
-        flag = torch.tensor(float(failed))
-        if self.world_size > 1:
-            dist.all_reduce(flag, group=self.long_group)
-        return bool(flag)
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""One training step: the gradients of a batch, and the update of the weights. The rest of a run is in `loop.py`."""
+"""One training step: the gradients of a batch, and the update of the weights. The rest of a run is in `loop.py`.
+
+A step never waits for its device: whether it is skipped, and by how much its gradients are clipped, are tensors there.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,14 @@ from everyformer.task.task import TaskData
 from everyformer.train.compilation import compilation, prepare
 from everyformer.train.cuda_graphs import CudaGraphs, unsupported_reason
 from everyformer.train.distributed import World, gradient_sync, parallelize
+from everyformer.train.gradient_watch import StepCheck
 from everyformer.train.init_from import load_weights
 from everyformer.train.loss_network import LossNetwork
 from everyformer.train.optimizer import optimizers, set_lr
 from everyformer.train.recipe import Recipe, Run
 from everyformer.train.schedule import batch_size
+
+CLIP_EPSILON = 1e-6  # that of PyTorch's clip_grad_norm_
 
 
 class Learner:
@@ -52,28 +58,49 @@ class Learner:
         if self.compilation.mode != "no":
             prepare()
             self.module = torch.compile(self.module)
-        self.optimizers = optimizers(self.network, recipe.optim)
+        has_graphs = self.compilation.mode == "graphs" and world.device.type == "cuda"
+        self.optimizers = optimizers(self.network, recipe.optim, world.device if has_graphs else None)
+        self.weights = list(self.network.parameters())
+        self.clamped = [module for module in self.network.modules() if isinstance(module, ScoreModModule)]
         has_ema = recipe.optim.ema > 0
         self.ema = {name: p.detach().clone() for name, p in self.network.named_parameters()} if has_ema else None
+        self.check = StepCheck(world.device, recipe.optim.skip_spikes)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=run.precision == "fp16")
         self.kernels: list[KernelUse] | None = None  # of the attentions of the first pass
         self.carried_cache: list[Cache | None] = []  # by piece of the batch
         self.reset_cache()
-        self.cuda_graphs: CudaGraphs | None = None
-        if self.compilation.mode == "graphs" and world.device.type == "cuda":
-            self.cuda_graphs = CudaGraphs(self.backward, list(self.network.parameters()), world.device)
+        self.cuda_graphs = CudaGraphs(self.take_step, world.device) if has_graphs else None
 
     def reset_cache(self) -> None:
         """Start the next step without a cache."""
         self.carried_cache = [None] * self.recipe.run.accumulate
 
-    def gradients(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
-        """Compute the gradients of a batch. Returns the loss of this process's rows and the norm of the gradients."""
-        rows = self.world.local_rows(batch)
-        return self.backward(rows, count) if self.cuda_graphs is None else self.cuda_graphs(rows, count)
+    @property
+    def carries_cache(self) -> bool:
+        """Whether a step starts with the cache of the step before, which a skipped step resets."""
+        return any(cache is not None for cache in self.carried_cache)
+
+    def step(self, rows: Batch, count: int, lr_factor: float) -> Tensor:
+        """Take one step on this process's rows of a batch with `count` targets, at a factor of the learning rate.
+
+        Returns the numbers of its `StepCheck`, which the device may still be computing; the next step overwrites them.
+        """
+        set_lr(self.optimizers, lr_factor)
+        return self.take_step(rows, count) if self.cuda_graphs is None else self.cuda_graphs(rows, count)
+
+    def take_step(self, rows: Batch, count: Tensor | int) -> Tensor:
+        """The step at the current learning rates, without reading anything from the device."""
+        loss, norm = self.backward(rows, count)
+        skip = self.check.check(self.world.all_reduce(loss), norm)
+        self._clip(norm)
+        self._update(skip)
+        self.scaler.update()
+        for weight in self.weights:
+            weight.grad = None
+        return self.check.numbers
 
     def backward(self, rows: Batch, count: Tensor | int) -> tuple[Tensor, Tensor]:
-        """Compute the gradients of this process's rows, in pieces. Returns what `gradients` returns."""
+        """Compute the gradients of this process's rows, in pieces. Returns the loss of these rows and the norm of the gradients."""
         run, bounds = self.recipe.run, self._piece_bounds(rows)
         self.module.train()
         total = torch.zeros((), device=self.world.device)
@@ -91,7 +118,7 @@ class Learner:
             total += loss.detach()
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        return total, _full(nn.utils.get_total_norm([p.grad for p in self._with_gradient()]))  # type: ignore[misc]
+        return total, _full(nn.utils.get_total_norm(self._gradients()))
 
     def kernel_lines(self) -> list[str]:
         """Returns which kernel each layer has used in the first pass, in words; of a compiled run those outside its graphs."""
@@ -105,35 +132,29 @@ class Learner:
         pieces = self.recipe.run.accumulate
         return [len(rows) * piece // pieces for piece in range(pieces + 1)]
 
-    def step(self, lr_factor: float, norm: Tensor | None) -> None:
-        """Update the weights at a factor of the learning rate. If the norm of the gradients is given, they are clipped first."""
-        if norm is not None:
-            nn.utils.clip_grads_with_norm_(self._with_gradient(), self.recipe.optim.clip, norm)
-        set_lr(self.optimizers, lr_factor)
+    def _gradients(self) -> list[Tensor]:
+        return [weight.grad for weight in self.weights if weight.grad is not None]
+
+    @torch.no_grad()
+    def _clip(self, norm: Tensor) -> None:
+        """Scale gradients whose norm is larger than optim.clip to that norm."""
+        if largest := self.recipe.optim.clip:
+            factor = largest / (norm + CLIP_EPSILON)
+            torch._foreach_mul_(self._gradients(), torch.where(norm > largest, factor, torch.ones_like(factor)))
+
+    @torch.no_grad()
+    def _update(self, skip: Tensor) -> None:
+        """Update the weights and their EMA, unless `skip` is 1."""
         for optimizer in self.optimizers:
-            self.scaler.step(optimizer)
-        for module in self.network.modules():
-            if isinstance(module, ScoreModModule):
-                module.clamp_()
-        self._update_ema()
-
-    def zero_grad(self) -> None:
-        """Drop the gradients. Those of a CUDA graph stay allocated: each replay overwrites them."""
-        if self.cuda_graphs is not None:
-            return
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-
-    def _with_gradient(self) -> list[nn.Parameter]:
-        return [p for p in self.network.parameters() if p.grad is not None]
-
-    def _update_ema(self) -> None:
+            optimizer.found_inf = skip  # type: ignore[attr-defined]
+            optimizer.step()
+        for module in self.clamped:
+            module.clamp_()
         if self.ema is not None:
-            decay = self.recipe.optim.ema
-            with torch.no_grad():
-                weights = dict(self.network.named_parameters())
-                averages = [self.ema[name] for name in weights]
-                torch._foreach_lerp_(averages, [weight.detach() for weight in weights.values()], 1 - decay)
+            averages = list(self.ema.values())
+            change = torch._foreach_sub([weight.detach() for weight in self.weights], averages)
+            torch._foreach_mul_(change, (1 - self.recipe.optim.ema) * (1 - skip))
+            torch._foreach_add_(averages, change)
 
     def cache_tensors(self) -> dict[str, Tensor]:
         """Returns the carried cache of all rows of the batch, in their order; empty if there is none."""

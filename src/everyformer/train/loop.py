@@ -9,6 +9,7 @@ depends on when a run was interrupted.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import time
@@ -27,9 +28,11 @@ from everyformer.task.batch import Batch
 from everyformer.task.task import TaskData
 from everyformer.train import checkpoint
 from everyformer.train.distributed import World, init_world, restarted
+from everyformer.train.draw import Batches
 from everyformer.train.evaluation import Evaluator, StopEvaluation
 from everyformer.train.folder import check_data, override_run, read_model, read_recipe, resolve, write_recipe, write_run
-from everyformer.train.gradient_watch import GradientWatch
+from everyformer.train.gradient_watch import GradientWatch, Unstable
+from everyformer.train.in_flight import Arrived, InFlight, Sent, steps_ahead
 from everyformer.train.learner import Learner
 from everyformer.train.lock import only_writer
 from everyformer.train.loggers import check_loggers, make_loggers
@@ -140,8 +143,12 @@ class Loop:
         self.learner = Learner(replace(recipe, init_from=None) if has_checkpoint else recipe, data, model, world)
         self.task = self.learner.task
         self.watch = GradientWatch(recipe.optim.patience, recipe.optim.skip_spikes)
+        ahead = steps_ahead(world.device)
+        self.batches = Batches(self.task.data, recipe.run, world, 0 if self.task.data.has_state else ahead)
+        self.in_flight = InFlight(ahead)
         self.evaluator = Evaluator(recipe.run, self.task)
         self.stop_reason: str | None = None
+        self.signalled = False  # whether a signal asked to stop, and the records do not say so yet
         self.changed: tuple[str, ...] = ()  # the splits that differ from those of the checkpoint
         self.step, self.end = 0, recipe.run.steps
         self.is_first = True  # whether no step has been taken yet
@@ -161,9 +168,13 @@ class Loop:
             with self._signals(records):
                 metrics = self._steps(start, records)
         except Exception as error:
-            with suppress(ValueError):  # the disk may be full
+            with suppress(ValueError, RuntimeError):  # the disk may be full, or the device in an error
+                self._wait(records)
+            with suppress(ValueError):
                 records.write("end", self.step, error=f"{type(error).__name__}: {error}")
             raise
+        finally:
+            self.batches.close()
         reasons = {"stopped": self.stop_reason, "early_stop": self.evaluator.early_stop}
         metrics = metrics and metrics | {"skipped_steps": self.watch.skipped_steps}
         given = {name: reason for name, reason in reasons.items() if reason}
@@ -206,6 +217,7 @@ class Loop:
             self.step, metrics, improved = self.step + 1, {}, False
             last, save = self.step == self.end, bool(run.save and self.step % run.save == 0)
             if last or (run.evaluate and self.step % run.evaluate == 0):
+                self._wait(records)
                 try:
                     metrics, improved = self._evaluate(self.step, records)
                 except Exception:
@@ -217,39 +229,58 @@ class Loop:
             if last or save or improved or self.stop_reason or self.evaluator.early_stop:
                 self._save(self.step, records)
                 saved = self.step
+        self._wait(records)
         if self.folder is not None and saved != self.step:
             self._save(self.step, records)
         return metrics
 
     def _step(self, step: int, records: Records) -> None:
         run, optim, learner, start_time = self.recipe.run, self.recipe.optim, self.learner, time.perf_counter()
-        data, size = self.task.data, batch_size(run, step)
-        if step and size != batch_size(run, step - 1):  # the rows are other ones: the cache does not fit them
+        data = self.task.data
+        if step and batch_size(run, step) != batch_size(
+            run, step - 1
+        ):  # the rows are other ones: the cache does not fit them
             learner.reset_cache()
         self.task.objective.progress = step / run.steps
         with learner.autocast():
             data.collect(learner.network, run.seed, run.kernel)
-        batch = data.batch(step, size, run.seed)
-        count = data.count(batch)
+        drawn = self.batches.take(step)
         torch.manual_seed((run.seed * 1_000_003 + step) * 4099 + self.world.rank)
-        total, norm_tensor = learner.gradients(batch, count)
-        loss, norm = float(self.world.all_reduce(total)), float(norm_tensor)
-        skip_reason = self.watch.check(loss, norm)
         factor = lr_factor(optim, step, run.steps)
-        if skip_reason is None:
-            learner.step(factor, norm_tensor if optim.clip and norm > optim.clip else None)
-        else:
-            records.write("skip", step + 1, reason=skip_reason, skipped_steps=self.watch.skipped_steps)
-            learner.reset_cache()  # it may hold NaN
-        learner.scaler.update()
-        learner.zero_grad()
+        numbers = learner.step(drawn.rows, drawn.count, factor)
         is_first, self.is_first = self.is_first, False
-        seconds = time.perf_counter() - start_time
-        records.write(
-            "step", step + 1, loss=loss, norm=norm, lr=optim.lr * factor, batch=size, targets=count,
-            rate=count / seconds, memory=peak_memory(self.world.device), **data.statistics(),
+        record = {
+            "lr": optim.lr * factor, "batch": drawn.size, "targets": drawn.count,
+            "memory": peak_memory(self.world.device), **data.statistics(),
             **({"kernels": learner.kernel_lines()} if is_first else {}),
-        )  # fmt: skip
+        }  # fmt: skip
+        self.in_flight.send(Sent(step + 1, start_time, record), numbers)
+        # A skipped step resets the cache that the next one starts with.
+        for arrived in self.in_flight.arrived(all_steps=learner.carries_cache):
+            self._record(arrived, records)
+
+    def _wait(self, records: Records) -> None:
+        """Wait for the numbers of all steps, and record them."""
+        for arrived in self.in_flight.arrived(all_steps=True):
+            self._record(arrived, records)
+        if self.signalled:
+            self.signalled = False
+            records.log("stop", self.step, reason=self.stop_reason)
+
+    def _record(self, arrived: Arrived, records: Records) -> None:
+        """Record a step whose numbers have arrived. Raises Unstable if too many steps in a row were skipped."""
+        loss, norm, record = *arrived.numbers[:2], arrived.record
+        try:
+            skip_reason = self.watch.take(arrived.numbers)
+        except Unstable:
+            self.step = arrived.step - 1
+            self.in_flight.queue.clear()
+            raise
+        if skip_reason is not None:
+            records.write("skip", arrived.step, reason=skip_reason, skipped_steps=self.watch.skipped_steps)
+            self.learner.reset_cache()  # it may hold NaN
+        rate = record["targets"] / arrived.seconds
+        records.write("step", arrived.step, loss=loss, norm=norm, rate=rate, **record)
 
     def _evaluate(self, step: int, records: Records) -> tuple[dict[str, Any], bool]:
         """Evaluate the network (with its EMA weights, if any). Returns the metrics, and whether they are the best so far."""
@@ -280,6 +311,7 @@ class Loop:
         return {"data": self.task.data.fingerprint, "splits": self.task.data.fingerprints}
 
     def _save(self, step: int, records: Records) -> None:
+        self._wait(records)  # so that the state of the watch is that of the weights
         if self.folder is None:
             return
         learner = self.learner
@@ -312,7 +344,10 @@ class Loop:
         cache = checkpoint.load_extra(self.folder, start, "cache")
         if cache and len(Batch(cache)) == batch_size(run, start):  # else the rows are other ones
             learner.load_cache(cache)
-        self.watch = convert(state["watch"], GradientWatch)
+        optim = self.recipe.optim
+        watch = convert(state["watch"], GradientWatch)
+        self.watch = dataclasses.replace(watch, patience=optim.patience, skip_spikes=optim.skip_spikes)
+        learner.check.load(self.watch)
         self.evaluator.aborted = state.get("unevaluated", False)
         best = None if {"valid", "data"} & set(self.changed) else state.get("best")  # else it is of other examples
         if best and not isinstance(best.get(self.task.objective.metric), float):
@@ -342,7 +377,8 @@ class Loop:
                 signal.raise_signal(number)
             first = min(first, time.monotonic())
             self.stop_reason = f"asked to stop by {signal.Signals(number).name}"
-            records.write("stop", self.step, reason=self.stop_reason)
+            self.signalled = True  # it is written when the records of the steps before are
+            records.tell("stop", self.step, reason=self.stop_reason)
             if self.evaluator.running:
                 raise StopEvaluation
 

@@ -17,12 +17,18 @@ from torch import Tensor
 
 
 class BatchedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` with one batch of products for each shape. Its state is the same. Sharded weights are updated one by one."""
+    """`torch.optim.Muon` with one batch of products for each shape. Its state is the same. Sharded weights are updated one by one.
+
+    As in PyTorch's fused AdamW, a step with the attribute `found_inf` at 1 changes nothing, and only a sharded one reads it.
+    """
+
+    found_inf: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         if any(hasattr(weight, "full_tensor") for group in self.param_groups for weight in group["params"]):
-            return super().step(closure)  # type: ignore[no-untyped-call]
+            skips = self.found_inf is not None and bool(self.found_inf)
+            return None if skips else super().step(closure)  # type: ignore[no-untyped-call]
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -38,18 +44,23 @@ class BatchedMuon(torch.optim.Muon):
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         """Update the weights of one shape."""
-        gradients: Any = [weight.grad for weight in weights]
         for weight in weights:
             if "momentum_buffer" not in self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
-        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        update_NRC = torch.stack(torch._foreach_lerp(gradients, buffers, group["momentum"]))
+        buffer_NRC, gradient_NRC = torch.stack(buffers), torch.stack([weight.grad for weight in weights])  # type: ignore[misc]
+        lr = group["lr"]
+        if self.found_inf is not None:  # then the gradient is the buffer, which keeps it, and the learning rate 0
+            gradient_NRC = torch.where(self.found_inf > 0, buffer_NRC, gradient_NRC)
+            lr = lr * (1 - self.found_inf.double())
+        buffer_NRC.lerp_(gradient_NRC, 1 - group["momentum"])
+        torch._foreach_copy_(buffers, list(buffer_NRC.unbind()))
+        update_NRC = gradient_NRC.lerp_(buffer_NRC, group["momentum"])
         update_NRC = orthogonalized(update_NRC, group["ns_coefficients"], group["ns_steps"], group["eps"])
         rows, columns = weights[0].shape
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        factor = group["lr"] * math.sqrt(max(1, rows / columns))
-        torch._foreach_add_(weights, list(update_NRC.to(weights[0].dtype).unbind()), alpha=-factor)
+        keep, factor = 1 - lr * group["weight_decay"], -lr * math.sqrt(max(1, rows / columns))
+        torch._foreach_mul_(weights, keep.to(weights[0]) if isinstance(keep, Tensor) else keep)
+        torch._foreach_add_(weights, list((update_NRC.to(weights[0].dtype) * factor).unbind()))
 
 
 def orthogonalized(x_NRC: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

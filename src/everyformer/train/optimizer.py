@@ -7,15 +7,18 @@ Papers: Kingma & Ba 2014, Loshchilov & Hutter 2017; Muon: Jordan et al. 2024.
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from everyformer.network.depth import DepthModule
 from everyformer.train.muon import BatchedMuon
 from everyformer.train.recipe import Optim
 
 
-def optimizers(network: nn.Module, optim: Optim) -> list[torch.optim.Optimizer]:
-    """Returns the optimizers of a network. Each group stores its peak learning rate as `full_lr`; `set_lr` scales it."""
+def optimizers(network: nn.Module, optim: Optim, capture_on: torch.device | None = None) -> list[torch.optim.Optimizer]:
+    """Returns the optimizers of a network. Each group stores its peak learning rate as `full_lr`; `set_lr` scales it.
+
+    If their steps are captured in a CUDA graph, `capture_on` is its device: their learning rates are tensors there.
+    """
     weights = [p for p in network.parameters() if p.requires_grad]
     matrices = _layer_matrices(network) if optim.name == "muon" else set()
     muon = [p for p in weights if p in matrices]
@@ -27,12 +30,17 @@ def optimizers(network: nn.Module, optim: Optim) -> list[torch.optim.Optimizer]:
     groups = [group for group in groups if group["params"]]
     result: list[torch.optim.Optimizer] = []
     if groups:
-        result.append(torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True))
+        betas = (optim.beta1, optim.beta2)
+        result.append(
+            torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True, capturable=capture_on is not None)
+        )
     if muon:
         result.append(BatchedMuon(muon, lr=optim.muon_lr, weight_decay=optim.weight_decay))
     for optimizer in result:
         for group in optimizer.param_groups:
             group["full_lr"] = group["lr"]
+            if capture_on is not None:
+                group["lr"] = torch.tensor(group["lr"], device=capture_on)
     return result
 
 
@@ -46,4 +54,8 @@ def set_lr(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
     """Set the learning rates to this factor of their peaks."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["full_lr"] * factor
+            lr = group["full_lr"] * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr

@@ -1,7 +1,7 @@
 """Records: `records.jsonl` in a run's folder is the complete log; the terminal, TensorBoard and wandb show parts of it.
 
 One JSON object per line: {"kind": "begin" | "step" | "skip" | "evaluate" | "final" | "save" | "stop" | "end", "step": ..., ...}.
-The first "step" line after a start has the kernel of each layer.
+"step" lines are written in order, on a GPU up to two steps late. The first "step" line after a start has the kernel of each layer.
 A "skip" line has the reason why the step was skipped and the number of steps skipped so far; the "end" line has the final number.
 All "evaluate" lines of a run are on the same examples, so that they make a curve; the "final" line, at the end, is on more.
 
@@ -56,10 +56,15 @@ class Records:
                 part.rename(path)
 
     def write(self, kind: str, step: int, **fields: Any) -> None:
+        """Write a record, and call the callbacks with it."""
+        self.log(kind, step, **fields)
+        self.tell(kind, step, **fields)
+
+    def log(self, kind: str, step: int, **fields: Any) -> None:
+        """Write a record that the callbacks do not get."""
         if self.path is not None:
             with report_write_errors(self.path.parent), self.path.open("a") as file:
                 file.write(json.dumps(self._record(kind, step, fields)) + "\n")
-        self.tell(kind, step, **fields)
 
     def tell(self, kind: str, step: int, **fields: Any) -> None:
         """Call the callbacks with a record that is not written."""
