@@ -82,6 +82,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.network.model import EncoderDecoder, Model
     from everyformer.network.multi_head_attention import Attention, CrossAttention
     from everyformer.network.network import EncoderOutput, Network, Output, PairNetwork
+    from everyformer.network.ngrams import Ngrams
     from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, Norm, RMSNorm, SequenceNorm
     from everyformer.network.output_head import (
         Classify,
@@ -131,6 +132,7 @@ _HOMES = {
     "everyformer.network.multi_head_attention": "Attention CrossAttention",
     "everyformer.network.feedforward": "FeedForward",
     "everyformer.network.convolution": "Convolution",
+    "everyformer.network.ngrams": "Ngrams",
     "everyformer.network.lstm": "Lstm AblatedLstm",
     "everyformer.network.ponder_rnn": "PonderRnn",
     "everyformer.network.residual": "Residual PostNorm PreNorm Gated Reversible NoResidual",

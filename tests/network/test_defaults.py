@@ -73,7 +73,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "BatchNorm": {"eps": 1e-05, "momentum": 0.1},
     "InstanceNorm": {"eps": 1e-05},
     "SequenceNorm": {"eps": 1e-05},
-    "Attention": {"pattern": everyformer.Full(), "score_mods": (), "dropout": 0.0},
+    "Attention": {"pattern": everyformer.Full(), "score_mods": (), "dropout": 0.0, "token_values": None},
     "CrossAttention": {"pattern": everyformer.Full(), "dropout": 0.0},
     "FeedForward": {
         "activation": "relu",
@@ -92,7 +92,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Gated": {"gate": "gru", "norm": LayerNorm(1e-05, True), "dropout": 0.0, "bias": None, "final_norm": False},
     "Reversible": {"norm": LayerNorm(1e-05, True), "dropout": 0.0, "final_norm": True},
     "NoResidual": {"dropout": 0.0},
-    "Layer": {"position": None},
+    "Layer": {"position": None, "shortcut": False},
     "Repeat": {"position": None},
     "Halt": {"position": None, "mode": "graves", "epsilon": 0.01, "cost": 0.01, "bias": 1.0},
     "Language": {"tied": True, "bias": False, "vocabulary": None, "scaled": False, "soft_cap": None},

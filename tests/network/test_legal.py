@@ -38,11 +38,13 @@ from everyformer import (
     Mixed,
     Model,
     Narrow,
+    Ngrams,
     ParameterFree,
     PerToken,
     PostNorm,
     Prefix,
     PreNorm,
+    Repeat,
     Reversible,
     RMSNorm,
     Rotary,
@@ -70,6 +72,7 @@ from tests.network import model, stack
 ATTENTION, CROSS, LANGUAGE = Attention(Standard(2)), CrossAttention(Standard(2)), (Language(),)
 BESIDE = Concatenated(Sinusoidal(), 2)
 FEATURES = Features(5)
+SHORTCUT = Layer((ATTENTION,), shortcut=True)
 
 
 def single(layer: Layer) -> Model:
@@ -392,6 +395,26 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         "the decoder does not attend to the encoder; add CrossAttention to its layers",
         pair(decoder=model(outputs=LANGUAGE)),
         [pair(decoder=model(outputs=LANGUAGE, cross=CROSS))],
+    ),
+    (
+        "token_values and ngrams look up tokens, and the inputs are none; use Tokens, or leave them out",
+        model(net=Ngrams(), embed=Features(5)),
+        [model(net=Ngrams()), model(embed=Features(5))],
+    ),
+    (
+        "token_values and ngrams know the tokens of a call, but not of a class token or a segment memory; leave these out",
+        model(net=Ngrams(), memory=SegmentMemory(4)),
+        [model(net=Ngrams())],
+    ),
+    (
+        "token_values has 5 tokens, the model 17; make them equal",
+        model(net=Attention(Standard(2), Causal(), token_values=5)),
+        [model(net=Attention(Standard(2), Causal(), token_values=17))],
+    ),
+    (
+        "a shortcut reads the input of a Stack with one stream; leave it out of Repeat, Halt and reversible stacks",
+        replace(model(), body=Repeat(2, (SHORTCUT,), PreNorm())),
+        [replace(model(), body=Stack(2, (SHORTCUT,), PreNorm()))],
     ),
     (
         "the encoder has cross-attention and nothing to attend to; leave it out",

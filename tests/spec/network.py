@@ -309,3 +309,37 @@ def continue_text(choose: Callable[[list[int]], int], prompt: list[int], tokens:
 def softmax_with_temperature(logits: Tensor, temperature: float) -> Tensor:
     """Bloem 2019 (source B): p_w = exp(l_w / T) / sum_v exp(l_v / T)."""
     return softmax(logits / temperature)
+
+
+# Tokens inside the layers
+
+
+def ngram_row(tokens: Sequence[int], i: int, order: int, rows: int) -> int:
+    """The row of the `order` tokens that end at i: a polynomial of them, counted from 1, and 0 before the first."""
+    value = tokens[i] + 1
+    for back in range(1, order):
+        earlier = tokens[i - back] + 1 if i - back >= 0 else 0
+        value = (1000003 * value + earlier) % (2**31 - 1)
+    return value % rows
+
+
+def ngrams(x: Rows, tokens: Sequence[int], tables: dict[int, Tensor], W: Tensor) -> Rows:
+    """y_i = W^T (x_i, sqrt(F) E_n[r_n(i)] for each order n)."""
+    y = []
+    for i, x_i in enumerate(x):
+        parts = [x_i]
+        for order, E_n in tables.items():
+            rows, features = E_n.shape
+            parts.append(math.sqrt(features) * E_n[ngram_row(tokens, i, order, rows)])
+        y.append(W.T @ torch.cat(parts))
+    return y
+
+
+def token_values(v: Rows, tokens: Sequence[int], W: Tensor, a: Tensor, b: Tensor, width: int) -> Rows:
+    """v_i <- a v_i + b sqrt(E) W[t_i], with the width E of a head."""
+    return [a * v_i + b * math.sqrt(width) * W[token] for v_i, token in zip(v, tokens, strict=True)]
+
+
+def with_shortcut(x: Rows, x_0: Rows, a: Tensor, b: Tensor) -> Rows:
+    """a x_i + b x_0i."""
+    return [a * one + b * first for one, first in zip(x, x_0, strict=True)]

@@ -174,6 +174,8 @@ class SideInputs:
     prefix         B whole numbers: how many of the first positions are the prefix, for the pattern `prefix` without a length
     replacement    a `Replacement`, with which the model's generator first replaces masked tokens (network/generator.py)
     query_inputs   B, Q, D: the vectors from which queries are projected, for score modifications that read them
+    tokens         B, T: the tokens of the call, for sublayers that read them; the network sets them
+    embedded       B, T, D: the input of the stack, for layers with a shortcut; the stack sets it
     Example: `network(token_BT, side_inputs=SideInputs(documents=document_BT))`.
     """
 
@@ -184,6 +186,8 @@ class SideInputs:
     query_inputs: Tensor | None = None
     prefix: Tensor | None = None
     replacement: Any = None
+    tokens: Tensor | None = None
+    embedded: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Paper: Jordan et al. 2024, modded-nanogpt and Muon; the parts are those of So et al. 2021 (squared ReLU), Zhang & Sennrich 2019
-(RMSNorm), Su et al. 2021 (rotary), Henry et al. 2020 (norm of queries and keys), Gemma Team 2024 (soft cap of the logits).
+(RMSNorm), Su et al. 2021 (rotary), Henry et al. 2020 (norm of queries and keys), Gemma Team 2024 (soft cap of the logits), Zhou et al.
+2024 (values of tokens), Pagnoni et al. 2024 (hashed n-grams).
 
 Equations: pre-norm causal layers with RMSNorm, also on the embedded tokens; the queries and keys of each head are normed before they
 are rotated; W_2 relu(W_1 x)^2; no biases. The maps that end a branch and the output map start at 0, so that the model starts as the
-identity with equal logits, which are bounded: c tanh(z / c).
+identity with equal logits, which are bounded: c tanh(z / c). Each attention adds a vector of each token to its values, each layer but
+the first reads a sum of the stream and the embedded tokens, and the first layer begins with vectors of the last tokens.
 Symbols: `hidden` the width of the nets, `soft_cap` c, `base` the base of the rotary angles.
-Departures: bytes instead of GPT-2's tokens, and the sizes; no attention of variable window, skip connections or gates.
+Departures: bytes instead of GPT-2's tokens, and the sizes; no windows, no connections between halves of the stack, no gates.
 
 A size comes with its recipe: `everyformer train speedrun --data enwik8` trains for about 15 seconds on one H200.
 """
@@ -23,6 +25,7 @@ from everyformer.network.initial import Normal
 from everyformer.network.layer import Layer
 from everyformer.network.model import Model
 from everyformer.network.multi_head_attention import Attention
+from everyformer.network.ngrams import Ngrams
 from everyformer.network.norm import RMSNorm
 from everyformer.network.output_head import Language
 from everyformer.network.residual import PreNorm
@@ -31,17 +34,20 @@ from everyformer.value import Few, Positive, Share, Size
 
 def speedrun(
     width: Size = 512, heads: Few | None = None, layers: Few = 8, hidden: Size | None = None, vocabulary: Size = 256,
+    token_values: bool = True, shortcut: bool = True, ngrams: tuple[Size, ...] = (2, 3), rows: Size = 65536, features: Size = 128,
     base: Positive = 10000.0, soft_cap: Positive | None = 15.0, dropout: Share = 0.0,
 ) -> Model:  # fmt: skip
-    norm, heads = RMSNorm(), heads or max(1, width // 128)
-    projection = Standard(heads, merge_bias=False, qk_norm=norm)
-    net = FeedForward(hidden or 4 * width, "relu_squared", bias=False)
-    layer = Layer((Attention(projection, Causal(), (Rotary(base, "halves"),)), net))
+    norm, projection = RMSNorm(), Standard(heads or max(1, width // 128), merge_bias=False, qk_norm=RMSNorm())
+    values = vocabulary if token_values else None
+    attention = Attention(projection, Causal(), (Rotary(base, "halves"),), token_values=values)
+    sublayers = (attention, FeedForward(hidden or 4 * width, "relu_squared", bias=False))
+    first = (Ngrams(ngrams, rows, features), *sublayers) if ngrams else sublayers
+    later = (Layer(sublayers, shortcut=shortcut),) * (layers - 1)
     return Model(
         width=width,
         embed=Tokens(vocabulary),
         norm=norm,
-        body=Stack(layers, (layer,), PreNorm(norm, dropout)),
+        body=Stack(layers, (Layer(first), *later), PreNorm(norm, dropout)),
         outputs=(Language(tied=False, soft_cap=soft_cap),),
         initial=Normal(0.02, zero_ends=True),
     )
@@ -77,7 +83,7 @@ MEMBER = Member(
     ),
     make=speedrun,
     sizes={
-        "tiny": {"width": 64, "heads": 2, "layers": 2, "hidden": 128},
+        "tiny": {"width": 64, "heads": 2, "layers": 2, "hidden": 128, "rows": 1024, "features": 16},
         "enwik8": {"width": 512, "layers": 8},
         "20m": {"width": 768, "layers": 12, "dropout": 0.1},
     },

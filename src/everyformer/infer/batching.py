@@ -97,7 +97,7 @@ class Batcher:
         self.forward = Forward(network, language_head(network), WORTHWHILE, packed)
         if not isinstance(rows, int) or rows < 1:
             raise ValueError(f"rows is {rows!r}: give the number of requests to be decoded together, 1 or more")
-        if needed := network.reads - {"hashes", "prefix"}:
+        if needed := network.reads - {"hashes", "prefix", "tokens"}:
             raise ValueError(
                 f"the model reads {' and '.join(sorted(needed))} besides its tokens, which requests do not have; use generate with "
                 "encoder_output= or side_inputs="

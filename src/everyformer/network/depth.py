@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -145,11 +146,18 @@ class DepthModule(nn.Module):
 
 
 class StackModule(DepthModule):
+    @property
+    def has_shortcut(self) -> bool:
+        """Whether a layer reads the input of the stack."""
+        return any(layer.mix_2 is not None for layer in self.layer_modules())
+
     def forward(self, x_BTD: Tensor, context: Context, entries: Entries) -> tuple[Tensor, tuple[Entry, ...] | None]:
         counts = [sum(layer.keeps) for layer in self.layer_modules()]
         kept: Sequence[Entry | None] = [None] * sum(counts) if entries is None else entries
         segments = min(self.checkpoint_segments, len(self.layers)) if self.recomputes else 1
         bounds = [len(self.layers) * i // segments for i in range(segments + 1)]
+        if self.has_shortcut:
+            context = replace(context, side=replace(context.side, embedded=x_BTD))
         stream = self.stream.start(x_BTD, recompute=entries is None and context.call.probe is None)
         new_entries: list[Entry | None] = []
         for start, end in pairwise(bounds):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from everyformer.attention.context import Context
@@ -19,11 +20,13 @@ from everyformer.value import Value
 class Layer(Value, frozen=True):
     """Sublayers in order: `Layer((Attention(Standard(4)), FeedForward(256)))`.
 
-    A `position` is added to the input of the layer, from a table of its own (Al-Rfou et al. 2018).
+    A `position` is added to the input of the layer, from a table of its own (Al-Rfou et al. 2018). With `shortcut` the layer reads
+    a x + b x_0, with the input x_0 of the stack and learned numbers a and b, at first 1 and 0 (Jordan et al. 2024).
     """
 
     sublayers: tuple[Sublayer, ...]
     position: Position | None = None
+    shortcut: bool = False
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
@@ -38,6 +41,7 @@ class LayerModule(nn.Module):
         super().__init__()
         self.sublayers = nn.ModuleList(sublayer.build(width) for sublayer in value.sublayers)
         self.position = value.position.build(width) if value.position else None
+        self.mix_2 = nn.Parameter(torch.tensor([1.0, 0.0])) if value.shortcut else None
         self.residuals = nn.ModuleList(residual.build(width) for _ in value.sublayers)
         self.keeps = [sublayer.new_entry() is not None for sublayer in self._sublayers()]
 
@@ -48,6 +52,9 @@ class LayerModule(nn.Module):
 
     def forward(self, stream: Any, context: Context, entries: Sequence[Entry | None]) -> tuple[Any, list[Entry | None]]:
         """`entries` has one item for each sublayer that keeps one; None keeps nothing. The new entries are returned."""
+        if self.mix_2 is not None:
+            assert context.side.embedded is not None
+            stream = self.mix_2[0] * stream + self.mix_2[1] * context.side.embedded
         stream, left = self.add_position(stream, context), list(entries)
         new_entries: list[Entry | None] = []
         for sublayer, residual, keeps in zip(self._sublayers(), self._residuals(), self.keeps, strict=True):

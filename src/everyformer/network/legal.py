@@ -41,12 +41,27 @@ def illegal_reasons(value: Model) -> Iterator[str]:
     reads = set[str]().union(*(sublayer.reads() for sublayer in value.body.sublayers()))
     if value.class_token and (value.segments or reads & {"documents", "edges"}):
         yield "a class token has no segment, document or node; leave it out, and read the mean"
+    yield from _token_reasons(value, reads)
     mixing = [one for one in value.body.sublayers() if one.mixes_positions() and not one.patterns()]
     if "documents" in reads and mixing:
         yield (
             f"{type(mixing[0]).__name__} reads across the ends of documents, which same_document is to prevent; use attention and "
             "FeedForward only"
         )
+
+
+def _token_reasons(value: Model, reads: set[str]) -> Iterator[str]:
+    """Why sublayers cannot read the tokens of a call, or layers the input of the stack."""
+    if "tokens" in reads and not isinstance(value.embed, Tokens):
+        yield "token_values and ngrams look up tokens, and the inputs are none; use Tokens, or leave them out"
+    if "tokens" in reads and (value.class_token or value.memory is not None):
+        yield "token_values and ngrams know the tokens of a call, but not of a class token or a segment memory; leave these out"
+    sizes = {size for one in value.body.sublayers() if (size := getattr(one, "token_values", None))}
+    if isinstance(value.embed, Tokens) and sizes - {value.embed.vocabulary}:
+        yield f"token_values has {max(sizes)} tokens, the model {value.embed.vocabulary}; make them equal"
+    plain = isinstance(value.body, Stack) and not isinstance(value.body.residual, Reversible)
+    if any(layer.shortcut for layer in value.body.layers) and not plain:
+        yield "a shortcut reads the input of a Stack with one stream; leave it out of Repeat, Halt and reversible stacks"
 
 
 def _width_reasons(value: Model) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 # Values are found by name among the imported classes, so whoever reads a model from JSON needs all of them.
-from everyformer.network import convolution, feedforward, grid, lstm, ponder_rnn, sandwich_norm, sinusoid  # noqa: F401
+from everyformer.network import convolution, feedforward, grid, lstm, ngrams, ponder_rnn, sandwich_norm, sinusoid  # noqa: F401
 from everyformer.network.auxiliary import AuxiliaryPredictions
 from everyformer.network.cache import SegmentMemory
 from everyformer.network.depth import Depth

@@ -7,10 +7,12 @@ How heads are projected and merged is in attention/projection.py, the attention 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from everyformer.attention.attend import attend
@@ -19,16 +21,17 @@ from everyformer.attention.has_data import is_recorded
 from everyformer.attention.hashing import Hash, hashing
 from everyformer.attention.legal import attention_reasons, head_reasons, position_limit
 from everyformer.attention.pattern import And, Full, Pattern, Visible
-from everyformer.attention.projection import Projection
+from everyformer.attention.projection import Projection, ProjectionModule
 from everyformer.attention.score_mod import ScoreMod, ScoreModModule, narrow_pattern
 from everyformer.network.cache import EncoderKV, Entry, KVCache, LayerInputs
 from everyformer.network.sublayer import Execution, Sublayer, SublayerModule
-from everyformer.value import Share, Value
+from everyformer.value import Share, Size, Value
 
 
 class Attention(Sublayer, Value, frozen=True):
     """Self-attention: who attends to whom, how strongly, through which heads. `dropout` is that of the attention weights.
 
+    `token_values` is the vocabulary of a table of values, one vector for each token, that are added to those of the heads.
     Example: `Attention(Standard(8), Causal() & Window(64), (Rotary(),))`.
     """
 
@@ -36,6 +39,7 @@ class Attention(Sublayer, Value, frozen=True):
     pattern: Pattern = Full()
     score_mods: tuple[ScoreMod, ...] = ()
     dropout: Share = 0.0
+    token_values: Size | None = None
     carries: ClassVar[str | None] = "key-value cache"
 
     def build(self, width: int) -> AttentionModule:
@@ -51,7 +55,7 @@ class Attention(Sublayer, Value, frozen=True):
         return (self.pattern,)
 
     def reads(self) -> set[str]:
-        return {part.needs for part in self.pattern.walk() if part.needs}
+        return {part.needs for part in self.pattern.walk() if part.needs} | ({"tokens"} if self.token_values else set())
 
     def whole_sequence_reason(self, before: int, batch: int, context: Context) -> str | None:
         if hashing(self.pattern):
@@ -89,6 +93,22 @@ class CrossAttention(Sublayer, Value, frozen=True):
             yield f"the pattern {self.pattern} compares positions of two different sequences; use full in cross-attention"
 
 
+class TokenValues(nn.Module):
+    """v <- a v + b sqrt(E) W[t], with a table W of vectors of the width E of a head, one for each token t and head, and learned
+    numbers a and b, 1/2 at first (Zhou et al. 2024; Jordan et al. 2024, value embeddings)."""
+
+    def __init__(self, vocabulary: int, heads: ProjectionModule):
+        super().__init__()
+        self.width = heads.value_width
+        self.table = nn.Embedding(vocabulary, getattr(heads, "key_heads", heads.heads) * self.width)
+        self.mix_2 = nn.Parameter(torch.full((2,), 0.5))
+
+    def forward(self, v_BHTE: Tensor, context: Context) -> Tensor:
+        assert context.side.tokens is not None
+        token_BTHE = self.table(context.side.tokens).unflatten(-1, (-1, self.width)) * math.sqrt(self.width)
+        return (self.mix_2[0] * v_BHTE + self.mix_2[1] * token_BTHE.transpose(1, 2)).to(v_BHTE.dtype)
+
+
 class SharedScoreMod(nn.Module):
     """Stands for the module of a shared score modification, which the depth owns."""
 
@@ -120,6 +140,7 @@ class AttentionModule(SublayerModule):
         self.heads = value.heads.build(width)
         sizes = (self.heads.heads, self.heads.key_width, self.heads.value_width)
         self.score_mods = ScoreModList(score_mod.build(*sizes) for score_mod in value.score_mods)
+        self.token_values = TokenValues(value.token_values, self.heads) if value.token_values else None
         self.hash = next((Hash(part, *sizes[:2]) for part in hashing(value.pattern)), None)
         self.gathers = not value.score_mods and self.hash is None
 
@@ -134,7 +155,8 @@ class AttentionModule(SublayerModule):
                 self.score_mods[i] = SharedScoreMod(known.setdefault(key, self.score_mods[i]))
 
     def new_entry(self, segment_memory: bool = False) -> Entry:
-        return LayerInputs(detached=True) if segment_memory else KVCache()
+        # Layer inputs have no tokens; while the weights do not change, keys and values give the same outputs.
+        return LayerInputs(detached=True) if segment_memory and self.token_values is None else KVCache()
 
     def max_distance(self) -> int | None:
         # A hashed key that is too far away to be attended to still decides whether a query is alone in its bucket.
@@ -155,7 +177,7 @@ class AttentionModule(SublayerModule):
         self, x_BTD: Tensor, context: Context, entry: Entry | None, hashes: list[Tensor] | None = None
     ) -> tuple[Tensor, Entry | None]:
         q_BHQE, k_BHTE, v_BHTE = self.heads.project(x_BTD)  # eq. M6
-        new = self._hashed(KVCache((k_BHTE, v_BHTE)))
+        new = self._hashed(KVCache((k_BHTE, self._values(v_BHTE, context))))
         transformed = isinstance(entry, KVCache) and self.caches_transformed
         if transformed:
             q_BHQE, new = self._transformed(q_BHQE, new, context)
@@ -180,7 +202,8 @@ class AttentionModule(SublayerModule):
         return self._attend(q_BHQE, keys, context, transformed), keys
 
     def update(self, x_BTD: Tensor, context: Context, entry: Entry | None) -> Entry:
-        new = self._hashed(KVCache(self.heads.keys_values(x_BTD)))
+        k_BHTE, v_BHTE = self.heads.keys_values(x_BTD)
+        new = self._hashed(KVCache((k_BHTE, self._values(v_BHTE, context))))
         if isinstance(entry, KVCache) and self.caches_transformed:
             _, new = self._transformed(self.heads.query(x_BTD), new, context)
         return self._hashed(entry).append(new) if isinstance(entry, KVCache) else new
@@ -188,6 +211,10 @@ class AttentionModule(SublayerModule):
     def gather(self, x_BQD: Tensor, context: Context, entry: Entry) -> Tensor:
         assert isinstance(entry, KVCache)
         return self._attend(self.heads.query(x_BQD), entry, context)
+
+    def _values(self, v_BHTE: Tensor, context: Context) -> Tensor:
+        """The values, with those of the tokens if there are some."""
+        return v_BHTE if self.token_values is None else self.token_values(v_BHTE, context)
 
     def _from_memory(self, context: Context, entry: LayerInputs) -> tuple[Context, KVCache]:
         """The keys and values of the segment memory, and the context without the keys that no query can attend to."""

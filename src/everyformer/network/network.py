@@ -107,6 +107,7 @@ class Network(nn.Module):
         x_BTD, visible = self._embed(inputs, visible)
         side, before = side_inputs or SideInputs(), cache or Cache()
         check_call(self, side, cache, encoder_output, x_BTD.shape[0], kernel)
+        side = replace(side, tokens=inputs) if "tokens" in self.reads else side
         position_BK = joined_positions(before, visible, x_BTD, position_offset)
         if position_BK is not None and (position_offset is not None or before.position_BK is not None):
             self._check_table(position_BK)
@@ -151,7 +152,8 @@ class Network(nn.Module):
         edges = checked_edges(side.edges, batch, keys, position_BK)
         prefix = checked_prefix(side.prefix, batch)
         positions = Positions(x_BTD.shape[1], keys, x_BTD.device, key_BK=position_BK)
-        return Context(positions, SideInputs(by_position(document_BK, positions), edges, prefix=prefix), call)
+        documents = by_position(document_BK, positions)
+        return Context(positions, SideInputs(documents, edges, prefix=prefix, tokens=side.tokens), call)
 
     def max_distance(self) -> int | None:
         """How far back any layer can attend with the weights as they are: a cache needs no more. None: to the start."""

@@ -215,7 +215,8 @@ class Slots:
         ]
         # A token after the prompt attends to every earlier one, so no prefix adds to that.
         prefix_B = torch.zeros_like(row_B) if "prefix" in network.reads else None
-        context = Context(all_positions[0], SideInputs(prefix=prefix_B), Call(self.kernel))
+        tokens = inputs if "tokens" in network.reads else None
+        context = Context(all_positions[0], SideInputs(prefix=prefix_B, tokens=tokens), Call(self.kernel))
         context = replace(context, encoder=network.encoder_context(self.encoder_output, x_BTD, context))
         x_BTD = network.add_positions(x_BTD, context)
         x_BTD, new = network.body(x_BTD, context, entries)

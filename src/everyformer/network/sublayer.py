@@ -52,7 +52,7 @@ class Sublayer:
         return ()
 
     def reads(self) -> set[str]:
-        """The inputs of a call that it reads: "documents", "edges", "encoder_output"."""
+        """The inputs of a call that it reads: "documents", "edges", "encoder_output", "tokens"."""
         return set()
 
     def whole_sequence_reason(self, before: int, batch: int, context: Context) -> str | None:

@@ -47,6 +47,7 @@ from everyformer.network.legal import illegal_reasons
 from everyformer.network.lstm import AblatedLstm, Lstm
 from everyformer.network.model import Model
 from everyformer.network.multi_head_attention import Attention
+from everyformer.network.ngrams import Ngrams
 from everyformer.network.norm import BatchNorm, InstanceNorm, LayerNorm, RMSNorm, SequenceNorm
 from everyformer.network.output_head import Classify, Language, Logistics, OutputHead, PerToken, Regress, ReplacedToken
 from everyformer.network.ponder_rnn import PonderRnn
@@ -189,12 +190,16 @@ BODIES: tuple[Depth, ...] = (  # those without attention
     _stack(2, PonderRnn(2, "rnn", epsilon=0.3, bias=-0.5), residual=PreNorm()),
 )
 _CAUSAL = Attention(Standard(2), parse("causal"))
+_TOKEN_VALUES = Attention(Standard(4, key_heads=2), parse("causal & window(3)"), (Rotary(),), token_values=VOCABULARY)
 _HYBRID = (Layer((Lstm(), _CAUSAL)),)
 HYBRIDS: tuple[Depth, ...] = (  # layers of other sublayers than an attention and a net
     Stack(2, _HYBRID, PreNorm()),
     Stack(2, (Layer((_CAUSAL, Lstm())), Layer((_CAUSAL, FeedForward(32)))), PostNorm()),
     _stack(2, Convolution(16, kernels=(2, 3)), _CAUSAL, FeedForward(32), residual=PreNorm()),
     _stack(2, _CAUSAL, residual=PreNorm()),
+    _stack(2, Ngrams((2, 3), rows=7, features=4), _CAUSAL, FeedForward(32), residual=PreNorm()),
+    Stack(2, (Layer((_TOKEN_VALUES, FeedForward(32)), shortcut=True),), PreNorm(RMSNorm())),
+    Halt(2, (Layer((_TOKEN_VALUES, FeedForward(32))),), PostNorm(), None, "freeze", epsilon=0.3),
     _stack(2, Lstm(), _CAUSAL, residual=Reversible()),
     _stack(
         2,

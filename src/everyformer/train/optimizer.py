@@ -47,7 +47,8 @@ def optimizers(network: nn.Module, optim: Optim, capture_on: torch.device | None
 def _layer_matrices(network: nn.Module) -> set[nn.Parameter]:
     """The weights of the layers that are matrices: not embeddings, output heads, or weights that layers share."""
     stacks = [module for module in network.modules() if isinstance(module, DepthModule)]
-    return {p for stack in stacks for p in stack.layers.parameters() if p.dim() == 2}
+    tables = {module.weight for module in network.modules() if isinstance(module, nn.Embedding)}
+    return {p for stack in stacks for p in stack.layers.parameters() if p.dim() == 2} - tables
 
 
 def set_lr(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
