@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,19 @@ def gpt2_files(monkeypatch: pytest.MonkeyPatch) -> Path:
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     monkeypatch.setitem(datasets.DATASETS, datasets.GPT2_FILES, (datasets.FileSet(sums, "https://home/"),))
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's chromium, driven by playwright."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.fail("chromium is not installed; run make browser, which installs it")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

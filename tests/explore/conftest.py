@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,12 @@ def client(explorer) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="session")
 def address(explorer) -> Iterator[str]:
+    with served(explorer) as address:
+        yield address
+
+
+@contextmanager
+def served(explorer: Explorer) -> Iterator[str]:
     """Where the page is served."""
     opened = open_socket("127.0.0.1", 0)
     server = Server(explorer)

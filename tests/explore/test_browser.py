@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,59 +16,17 @@ import everyformer
 from everyformer.attention.parse import parse
 from everyformer.explore.saved import Saved, save_page
 from everyformer.family.table import member, parameters
+from tests.chromium import opened_page, until
 from tests.explore.conftest import SCRIPT
 
 pytestmark = pytest.mark.browser
-CHROMIUM = shutil.which("chromium")
 TEXT = "To be, or not to be"
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.fail("chromium is not installed; run make browser, which installs it")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@contextmanager
-def opened_page(browser, address: str, **options: Any) -> Iterator[Any]:
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
-    page = context.new_page()
-    problems: list[str] = []
-    expected = "the server responded with a status of 400"  # of a request that is refused, which the browser writes
-    page.on(
-        "console",
-        lambda one: (
-            problems.append(one.text) if one.type in ("error", "warning") and expected not in one.text else None
-        ),
-    )
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("dialog", lambda one: problems.append(one.message))
-    page.on(
-        "request", lambda one: None if one.url.startswith((address, "data:", "blob:")) else problems.append(one.url)
-    )
-    yield page
-    context.close()
-    assert not problems
 
 
 @pytest.fixture
 def page(browser, address) -> Iterator[Any]:
     with opened_page(browser, address, base_url=address) as page:
         yield page
-
-
-def until(page, condition: str) -> None:
-    """Waits for a condition in JavaScript. playwright's own function evaluates text in the page, which its policy forbids."""
-    for _ in range(200):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(50)
-    pytest.fail(f"it did not come true: {condition}")
 
 
 def patterns_of(trained) -> set[str]:
@@ -176,6 +132,10 @@ def test_the_family_is_a_map_and_a_choice_changes_the_model(page):
     page.get_by_role("spinbutton", name="layers").press("Tab")
     until(page, f"document.querySelector('[data-parameters]').innerText === '{170560:,}'")
     assert parameters(member("gpt2", "tiny", layers=3)) == 170560
+    page.get_by_label("add a sublayer").select_option("lstm")
+    page.get_by_role("button", name="remove lstm, sublayer 3").click()
+    page.get_by_role("button", name="move feed-forward, sublayer 2, up").click()
+    until(page, "document.querySelector('ol li').innerText.startsWith('feed-forward')")
     page.get_by_label("segment memory").fill("32")
     page.get_by_label("segment memory").press("Tab")
     page.get_by_text("not legal").wait_for()

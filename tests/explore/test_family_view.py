@@ -69,6 +69,25 @@ def test_a_choice_changes_what_it_names_and_stays_legal(client, question):
     assert data["nearest"]["differences"] and json.loads(data["json"])
 
 
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_choice_for_one_side_of_a_pair_leaves_the_other(client, side):
+    start, pattern = member("transformer", "tiny"), "causal & window(8)" if side == "decoder" else "window(8)"
+    request = {"json": to_json(start), "question": "pattern", "choice": pattern, "side": side}
+    data = ask(client, "/api/family/choose", **request)
+    other = "decoder" if side == "encoder" else "encoder"
+    changed = choose(start, "pattern", pattern, side)
+    assert data["json"] == to_json(changed) and getattr(changed, other) == getattr(start, other)
+    assert (data["side"], data["answers"]["pattern"], data["reasons"]) == (side, pattern, [])
+
+
+def test_sublayers_that_are_sent_back_are_the_same_model(client):
+    for name, size in TINY:
+        start = ask(client, "/api/family/member", name=name, size=size)
+        choice = start["answers"]["sublayers"]
+        data = ask(client, "/api/family/choose", json=start["json"], question="sublayers", choice=choice)
+        assert data["json"] == start["json"], name
+
+
 def test_the_plan_is_the_librarys(client):
     start = ask(client, "/api/family/member", name="gpt2", size="tiny")
     data = ask(client, "/api/family/plan", json=start["json"])

@@ -16,6 +16,9 @@ export function human(number, unit = "") {
   return `${Number(number.toPrecision(3))} ${unit}`.trim();
 }
 
+/** A token whose spaces are seen. */
+export const visible = (text) => text.replaceAll(" ", "␣");
+
 /** A list of numbers as ranges: "0-3, 8". */
 export function ranges(numbers, most = 12) {
   const runs = [];

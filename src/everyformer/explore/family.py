@@ -17,7 +17,7 @@ from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.multi_head_attention import Attention
 from everyformer.network.size import parameters
 from everyformer.network.store import model_from_json
-from everyformer.study.choices import CHOICES, AnyModel, alternatives, choose, illegal
+from everyformer.study.choices import CHOICES, AnyModel, Side, alternatives, choose, illegal
 from everyformer.study.differences import differences, is_size, tree_of
 from everyformer.study.family_listing import cache_of, read_listing
 from everyformer.study.plan import plan
@@ -43,6 +43,7 @@ class ChooseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     json: Json
     question: Name | None = None
     choice: Any = None
+    side: Side = "decoder"  # of an encoder-decoder
 
 
 class Family:
@@ -65,7 +66,7 @@ class Family:
         return self._about(find_member(request.name).value(request.size))
 
     def choose(self, request: ChooseRequest) -> Answer:
-        return self._about(_chosen(request))
+        return self._about(_chosen(request), request.side)
 
     def plan(self, request: ChooseRequest) -> Answer:
         """Memory and operations of a training step, by `plan`."""
@@ -81,15 +82,15 @@ class Family:
         }  # fmt: skip
         return Answer(data)
 
-    def _about(self, model: AnyModel) -> Answer:
+    def _about(self, model: AnyModel, side: Side = "decoder") -> Answer:
         """What is known of a model at once: whether it is legal, its parts, its texts, and the nearest member."""
         reasons = illegal(model)
-        main = model.decoder if isinstance(model, EncoderDecoder) else model
+        main = getattr(model, side) if isinstance(model, EncoderDecoder) else model
         count = None if reasons else parameters(model)
         data = {
             "json": to_json(model), "python": to_python(model), "reasons": reasons, "parameters": count,
             "answers": _answers(main), "nearest": _nearest(model), "train": _command(model),
-            "alternatives": alternatives(main.width, main.limit() or 64), "pair": isinstance(model, EncoderDecoder),
+            "alternatives": alternatives(main.width, main.limit() or 64), "side": side if isinstance(model, EncoderDecoder) else None,
         }  # fmt: skip
         return Answer(data)
 
@@ -105,13 +106,13 @@ def _chosen(request: ChooseRequest) -> AnyModel:
     model = model_from_json(request.json.encode())
     if request.question is not None:
         try:
-            model = choose(model, request.question, request.choice)
+            model = choose(model, request.question, request.choice, request.side)
         except (TypeError, AttributeError, msgspec.MsgspecError):
             raise ValueError(
                 f"{request.question} cannot be {str(request.choice)[:100]!r}; give another choice"
             ) from None
-    side = model.decoder if isinstance(model, EncoderDecoder) else model
-    if side.width > 1 << 15 or getattr(side.body, "num_layers", 1) > 512:
+    sides = (model.encoder, model.decoder) if isinstance(model, EncoderDecoder) else (model,)
+    if any(side.width > 1 << 15 or getattr(side.body, "num_layers", 1) > 512 for side in sides):
         raise ValueError("the page shows models up to a width of 32,768 and 512 layers; choose a smaller one")
     return model
 
@@ -131,20 +132,22 @@ def _answers(model: Model) -> dict[str, Any]:
         "memory": model.memory.length if model.memory else None, "cache": cache_of(model), "width": model.width,
         "position": None if model.position is None else msgspec.to_builtins(model.position),
         "outputs": [msgspec.to_builtins(one) for one in model.outputs], "tree": tree_of(model),
-        "sublayers": [snake(type(one).__name__) for one in body.layers[0].sublayers],
+        "sublayers": [msgspec.to_builtins(one) for one in body.layers[0].sublayers],
     }  # fmt: skip
 
 
 @cache
 def _members() -> dict[tuple[str, str], AnyModel]:
-    """Every member in its smallest size."""
-    return {(name, size): one.value(size) for name, one in MEMBERS.items() for size in list(one.sizes)[:1]}
+    """Every member in every size."""
+    return {(name, size): one.value(size) for name, one in MEMBERS.items() for size in one.sizes}
 
 
 def _nearest(model: AnyModel) -> dict[str, Any]:
     """The member that differs in the fewest parts, and then in the fewest sizes."""
     best: tuple[int, int, str, str, dict[str, Any]] | None = None
     for (name, size), value in _members().items():
+        if size != next(iter(MEMBERS[name].sizes)):
+            continue
         pairs = differences(value, model)
         parts = sum(not is_size(path, pair) for path, pair in pairs.items())
         if best is None or (parts, len(pairs)) < best[:2]:
@@ -163,9 +166,8 @@ def _text(leaf: Any) -> str:
 
 def _command(model: AnyModel) -> str:
     """A command that trains the model: a member by its name, any other from a file that it writes first."""
-    for name, one in MEMBERS.items():
-        for size in one.sizes:
-            if one.value(size) == model:
-                return f"everyformer train {name} --size {size} --out runs/mine"
+    for (name, size), value in _members().items():
+        if value == model:
+            return f"everyformer train {name} --size {size} --out runs/mine"
     text = shlex.quote(msgspec.json.encode(model).decode())
     return f"echo {text} > mine.json && everyformer train mine.json --out runs/mine"

@@ -12,6 +12,7 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
+from everyformer.attention.score_mod import ScoreModModule
 from everyformer.explore.answer import Answer, Ask, quantised
 from everyformer.explore.library import Library
 from everyformer.network.network import Network, PairNetwork
@@ -59,6 +60,10 @@ class HeadRequest(ReadRequest, forbid_unknown_fields=True, kw_only=True):
     head: Natural
 
 
+class GraphRequest(ReadRequest, forbid_unknown_fields=True, kw_only=True):
+    node: Natural
+
+
 class InnerRequest(ReadRequest, forbid_unknown_fields=True, kw_only=True):
     kind: str
 
@@ -84,6 +89,7 @@ class Inside:
             "/api/inside": Ask(ReadRequest, self.read),
             "/api/inside/head": Ask(HeadRequest, self.head),
             "/api/inside/inner": Ask(InnerRequest, self.inner),
+            "/api/inside/graph": Ask(GraphRequest, self.graph),
         }
 
     def read(self, request: ReadRequest) -> Answer:
@@ -97,14 +103,15 @@ class Inside:
             "inner": [kind for kind in INNER if _has(kind, reading.sides)],
             "segment": _segment(request, reading) if _has_memory(reading) else None,
             "writes": isinstance(reading.model.task.inference, LanguageInference),
-            "image": _image(reading.inputs, arrays), "graph": _graph(reading.inputs),
+            "image": _image(reading.inputs, arrays), "source": list(reading.inputs.source_labels),
+            "graph": None if reading.inputs.graph is None else {"node": reading.inputs.graph.node},
         }  # fmt: skip
         if (found := reading.predicted) is not None:
             data["predicted"] = {"of": found.of, "names": found.names, "total": found.total, "at": len(arrays)}
             arrays += [found.id_PN.numpy().astype(np.float32), found.probability_PN.numpy()]
             if found.surprisal_T is not None:
                 data["predicted"]["surprisal"] = len(arrays)
-                arrays.append(found.surprisal_T.numpy())
+                arrays += [found.surprisal_T.numpy(), found.came_T.numpy().astype(np.float32)]  # type: ignore[union-attr]
         return Answer(data, arrays)
 
     def head(self, request: HeadRequest) -> Answer:
@@ -140,6 +147,21 @@ class Inside:
             {"title": one.title, "rows": list(one.rows), "kind": one.kind, "labels": list(one.labels)} for one in maps
         ]
         return Answer({"maps": rows}, [np.ascontiguousarray(one.value_RT.numpy(), np.float32) for one in maps])
+
+    def graph(self, request: GraphRequest) -> Answer:
+        """The nodes around one, with their places in a plane."""
+        with self.library.lock, torch.no_grad():
+            graph = self._reading(request).inputs.graph
+        if graph is None or request.node >= len(graph.class_N):
+            raise ValueError(f"the run reads no graph with a node {request.node}; choose another node or run")
+        nodes = neighbourhood(graph.edge_NN, request.node)
+        edge_NN = graph.edge_NN[nodes][:, nodes]
+        joined_NN = (edge_NN | edge_NN.T) & ~torch.eye(len(nodes), dtype=torch.bool)
+        data = {
+            "node": request.node, "nodes": nodes, "classes": graph.class_N[nodes].tolist(),
+            "edges": joined_NN.triu().nonzero().tolist(), "places": layout(joined_NN).round(4).tolist(),
+        }  # fmt: skip
+        return Answer(data)
 
     def _reading(self, request: ReadRequest) -> Reading:
         key = (request.run, request.text, request.example, request.segment, tuple(request.off))
@@ -198,9 +220,14 @@ def _described(reading: Reading, request: HeadRequest) -> dict[str, Any]:
     layers = attention_layers(reading.model.network, request.part)
     if not layers:
         return {}
-    value: Any = layers[request.layer % len(layers)].value
-    score_mods = [str(one) for one in getattr(value, "score_mods", ())]
-    return {"pattern": str(value.pattern.for_head(request.head)), "score_mods": score_mods}
+    attention: Any = layers[request.layer % len(layers)]
+    modules = list(getattr(attention, "score_mods", ()))
+    changed = [type(one).transform is not ScoreModModule.transform for one in modules]
+    score_mods = [str(one) for one in getattr(attention.value, "score_mods", ())]
+    return {
+        "pattern": str(attention.value.pattern.for_head(request.head)), "score_mods": score_mods,
+        "in_product": [text for text, one in zip(score_mods, changed, strict=True) if one],  # change queries and keys
+    }  # fmt: skip
 
 
 def _check_size(network: Network | PairNetwork, inputs: ProbeInput) -> None:
@@ -267,16 +294,3 @@ def _image(inputs: ProbeInput, arrays: list[Any]) -> dict[str, Any] | None:
     arrays.append(image.cell_P2.numpy().astype(np.float32))
     channels, height, width = image.pixel_CYX.shape
     return {"at": at, "channels": channels, "height": height, "width": width, "size": image.size, "query": image.query}
-
-
-def _graph(inputs: ProbeInput) -> dict[str, Any] | None:
-    """The nodes around the one of interest, with their places in a plane."""
-    if (graph := inputs.graph) is None:
-        return None
-    nodes = neighbourhood(graph.edge_NN, graph.node)
-    edge_NN = graph.edge_NN[nodes][:, nodes]
-    joined_NN = (edge_NN | edge_NN.T) & ~torch.eye(len(nodes), dtype=torch.bool)
-    return {
-        "node": graph.node, "nodes": nodes, "classes": graph.class_N[nodes].tolist(),
-        "edges": joined_NN.triu().nonzero().tolist(), "places": layout(joined_NN).round(4).tolist(),
-    }  # fmt: skip

@@ -82,6 +82,8 @@ def _inside(recorder: Recorder, run: str, saved: Saved) -> None:
         for layer, heads in enumerate(part["layers"]):
             for head in range(heads):
                 recorder.ask("/api/inside/head", **body, part=part["name"], layer=layer, head=head)
+    if reading["graph"] is not None:
+        recorder.ask("/api/inside/graph", **body, node=reading["graph"]["node"])
     for kind in reading["inner"]:
         recorder.ask("/api/inside/inner", **body, kind=kind)
 

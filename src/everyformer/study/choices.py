@@ -9,7 +9,7 @@ Each changes all layers. The result may be illegal, which `illegal` tells.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -31,18 +31,19 @@ from everyformer.network.sublayer import Sublayer
 from everyformer.value import from_json, named
 
 AnyModel = Model | EncoderDecoder
+Side = Literal["encoder", "decoder"]
 
 
-def choose(model: AnyModel, question: str, choice: Any) -> AnyModel:
-    """Returns the model with another choice for a question, one of CHOICES. Of a pair it is the decoder that changes.
+def choose(model: AnyModel, question: str, choice: Any, side: Side = "decoder") -> AnyModel:
+    """Returns the model with another choice for a question, one of CHOICES. Of an encoder-decoder it is one side that changes.
 
     Raises ValueError if the choice is none for this question.
     """
     if question not in CHOICES:
         raise ValueError(f"there is no choice {question!r}; the choices are {', '.join(CHOICES)}")
     if isinstance(model, EncoderDecoder):
-        encoder = _width(model.encoder, choice) if question == "width" else model.encoder
-        return replace(model, decoder=CHOICES[question](model.decoder, choice), encoder=encoder)
+        sides = ("encoder", "decoder") if question == "width" else (side,)
+        return replace(model, **{one: CHOICES[question](getattr(model, one), choice) for one in sides})
     return CHOICES[question](model, choice)
 
 
@@ -152,11 +153,16 @@ def _width(model: Model, choice: Any) -> Model:
 
 
 def _sublayers(model: Model, choice: Sequence[Any]) -> Model:
-    """Layers of these sublayers, all alike. Attention is that of the model, if it has one."""
-    attention = next((one for one in model.body.sublayers() if isinstance(one, Attention)), None)
+    """Layers of these sublayers. An attention is that of the layer, if it has one."""
     sublayers = tuple(_read(one, Sublayer) for one in choice)
-    kept = tuple(attention if attention and isinstance(one, Attention) else one for one in sublayers)
-    return replace(model, body=replace(model.body, layers=(Layer(kept),)))  # type: ignore[type-var]
+
+    def change(layer: Layer) -> Layer:
+        attention = next((one for one in layer.sublayers if isinstance(one, Attention)), None)
+        kept = tuple(attention if attention and isinstance(one, Attention) else one for one in sublayers)
+        return replace(layer, sublayers=kept)
+
+    layers = tuple(change(layer) for layer in model.body.layers)
+    return replace(model, body=replace(model.body, layers=layers))  # type: ignore[type-var]
 
 
 CHOICES: dict[str, Callable[[Model, Any], Model]] = {

@@ -27,6 +27,7 @@ class Predicted:
     probability_PN: Tensor
     names: Mapping[int, str]  # of the ids
     surprisal_T: Tensor | None = None  # NaN at the first position, which nothing predicts
+    came_T: Tensor | None = None  # the id of what came at each position, where there is a surprisal
 
     @property
     def total(self) -> float | None:
@@ -51,18 +52,24 @@ def predicted(inference: Inference, inputs: ProbeInput, side: ProbedSide) -> Pre
             logits_PV = torch.cat((torch.zeros_like(logits_PV), logits_PV), dim=1)
         log_PV = logits_PV[: len(side.labels)].log_softmax(-1)
         log_PN, id_PN = log_PV.topk(min(OUTCOMES, log_PV.shape[1]))
-        surprisal_T = _surprisal(inputs, log_PV) if isinstance(head, Language) else None
-        names = _names(inference, head, sorted(set(id_PN.flatten().tolist())))
-        return Predicted(KINDS[type(head)], id_PN, log_PN.exp(), names, surprisal_T)
+        came_T = _read_tokens(inputs, len(log_PV)) if isinstance(head, Language) else None
+        surprisal_T = None if came_T is None else _surprisal(came_T, log_PV)
+        shown = [id_PN] if came_T is None else [id_PN, came_T]
+        names = _names(inference, head, sorted({one for ids in shown for one in ids.flatten().tolist()}))
+        return Predicted(KINDS[type(head)], id_PN, log_PN.exp(), names, surprisal_T, came_T)
     return None
 
 
-def _surprisal(inputs: ProbeInput, log_TV: Tensor) -> Tensor | None:
-    """The surprisal of each token, given those before it."""
+def _read_tokens(inputs: ProbeInput, count: int) -> Tensor | None:
+    """The first `count` tokens that the network reads, if it reads tokens."""
     token_BT = inputs.inputs[-1]
     if not isinstance(token_BT, Tensor) or token_BT.dim() != 2 or token_BT.is_floating_point():
         return None
-    token_T = token_BT[0, : len(log_TV)].long().cpu()
+    return token_BT[0, :count].long().cpu()
+
+
+def _surprisal(token_T: Tensor, log_TV: Tensor) -> Tensor:
+    """The surprisal of each token, given those before it."""
     nats_T = -log_TV[:-1].gather(1, token_T[1:, None])[:, 0]
     return torch.cat((torch.full((1,), math.nan), nats_T / math.log(2)))
 

@@ -280,7 +280,7 @@ class ImageInference(Inference):
         middle = (cell_P2 == torch.tensor([data.rows // 2, data.columns // 2])).all(1).nonzero()[0].item()
         read_P2 = torch.cat((torch.full((1, 2), -1), cell_P2[:-1]))
         pixel_CYX = torch.from_numpy(data.images.splits["valid"][row]).float() / 255
-        labels = [f"{y},{x}" for y, x in read_P2.tolist()]
+        labels = ["start" if y < 0 else f"{y},{x}" for y, x in read_P2.tolist()]
         image = ImageCells(pixel_CYX, read_P2, 1, int(middle))
         return ProbeInput(inputs, labels, image=image)
 
