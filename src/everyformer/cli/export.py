@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from everyformer.cli.options import Step
 from everyformer.cli.own_parts import Imports, import_parts
-from everyformer.cli.terminal import console, error_console, next_command
+from everyformer.cli.terminal import console, error_console, next_use
 from everyformer.value import nearest
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def export(
     screen = console()
     count = parameters(trained.network.value)
     screen.print(f"{to}: {out}  ({count:,} parameters, {files / 2**20:.1f} MiB)")
-    next_command(screen, "evaluate", run)
+    next_use(screen, run, trained)
     return 0
 
 

@@ -6,6 +6,16 @@ from pathlib import Path
 
 from everyformer.cli.terminal import console, error_console, next_command
 
+FIRST_USE = {  # a command and its options, by the task
+    "language": ("generate", "--prompt 'Once'"),
+    "masked": ("generate", "--prompt 'Once upon a ___.'"),
+    "denoise": ("generate", "--prompt 'Once upon a ___.'"),
+    "replaced": ("generate", "--prompt 'To be, or not to bee.'"),
+    "classify": ("predict", "--data FILE"),
+    "regress": ("predict", "--data FILE"),
+    "embedtexts": ("embed", "--data FILE --out vectors.npy"),
+}
+
 
 def import_model(source: Path, /, *, out: Path | None = None, leave_out: tuple[str, ...] = ()) -> int:
     """Make a run of a model of Hugging Face transformers.
@@ -33,13 +43,6 @@ def import_model(source: Path, /, *, out: Path | None = None, leave_out: tuple[s
     model = imported.network.value
     task = type(imported.task).__name__.lower()
     screen.print(f"run: {folder}  ({parameters(model):,} parameters, task {task})")
-    if task == "language":
-        example = "1 2 3" if isinstance(imported.tokenizer, TokenIds) else "Once"
-        next_command(screen, "generate", folder, hint=f"--prompt '{example}'")
-    elif task == "denoise":
-        next_command(screen, "generate", folder, hint="--prompt 'Once upon a ___.'")
-    elif task in ("classify", "regress"):
-        next_command(screen, "predict", folder, hint="--data FILE")
-    else:
-        next_command(screen, "evaluate", folder)
+    ids = isinstance(imported.tokenizer, TokenIds)
+    next_command(screen, FIRST_USE[task][0], folder, hint="--prompt '1 2 3'" if ids else FIRST_USE[task][1])
     return 0

@@ -39,7 +39,7 @@ def plan(
     Parameters
     ----------
     member
-        A member of the family, or a .json file with a model of your own.
+        A member of the family, a .json file with a model of your own, or the folder of a run that is to be fine-tuned.
     settings
         Settings as path=value, as in everyformer train.
     size
@@ -55,8 +55,9 @@ def plan(
     """
     import_parts(imports)
     from everyformer.study.plan import plan as make
-    from everyformer.train.recipe import Recipe
+    from everyformer.train.recipe import Recipe, is_run
 
+    init_from = init_from or (Path(member) if is_run(member) else None)
     recipe = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from)
     if memory is not None and not 0 < memory < math.inf:
         raise ValueError(f"--memory {memory:g} is not a size in GiB; give a number above 0, or leave it out")

@@ -23,7 +23,7 @@ from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.show import WIDEST
 from everyformer.cli.show import show as show
 from everyformer.cli.tables import print_labelled
-from everyformer.cli.terminal import console, next_command
+from everyformer.cli.terminal import console, next_command, next_use
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -314,7 +314,4 @@ def _finish(trained: TrainedRun, run: Path, kind: str, out: Path | None, figure:
         return
     figure().savefig(out)
     screen.print(f"{kind}: {out}")
-    if trained.can_generate:
-        next_command(screen, "generate", run, hint=trained.task.inference.example)
-    else:
-        next_command(screen, "evaluate", run)
+    next_use(screen, run, trained)

@@ -80,3 +80,13 @@ def next_command(screen: Console, *words: str | Path, hint: str = "") -> None:
     command = " ".join((shlex.join(["everyformer", *map(str, words), *given]), *([hint] if hint else [])))
     if not screen.quiet:
         error_console().print(f"\nnext: {command}", style="dim", soft_wrap=True)
+
+
+def next_use(screen: Console, run: Path, trained: Any) -> None:
+    """Print what a model is used for: generating, embedding texts if it has no output head, or else evaluating."""
+    if trained.can_generate:
+        next_command(screen, "generate", run, hint=trained.task.inference.example)
+    elif trained.methods[:1] == ("embed",):
+        next_command(screen, "embed", run, hint="--data FILE --out vectors.npy")
+    else:
+        next_command(screen, "evaluate", run)

@@ -69,6 +69,10 @@ class Estimate:
 
     @property
     def mean(self) -> float:
+        if not self.scored:
+            raise ValueError(
+                "no token of these data is one that this model predicts; give longer data, or data that its tokenizer reads"
+            )
         return self.total / self.scored
 
     @property

@@ -11,6 +11,8 @@ again at each step, as a function of (seed, step); BERT repeats ten sets of mask
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +26,12 @@ from torch.nn import functional as F
 from everyformer.attention.context import Probe, SideInputs
 from everyformer.data import tokenizer as tokenizers
 from everyformer.data.encode import Sentences, encode_sentences
+from everyformer.data.inputs import Inputs, read_inputs
 from everyformer.data.text import Text, open_text
 from everyformer.data.tokenizer import SPECIAL, Ids
 from everyformer.infer.estimate import Estimate, Progress, row_sums
 from everyformer.infer.evaluate import perplexity
+from everyformer.infer.predict import Predictions, in_batches
 from everyformer.network.linear_cross_entropy import NO_TARGET, cross_entropy
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
@@ -52,6 +56,8 @@ CLS, SEP, MASK = (SPECIAL.index(name) for name in ("[CLS]", "[SEP]", "[MASK]"))
 FIRST_WORD = len(SPECIAL)  # tokens below this one are special
 MASKED, RANDOM = 0.8, 0.1  # of the selected tokens; the others stay
 EVALUATION_ROWS = 32  # in one call
+MASK_NAMES = ("[MASK]", "<mask>")
+BLANK = re.compile(r"_{3,}|\[MASK\]|<mask>")
 
 
 class Masked(Task, Value, frozen=True):
@@ -303,6 +309,11 @@ class MaskedObjective(Objective):
 
 
 class MaskedInference(TokenInference):
+    """Fills the blanks of texts."""
+
+    can_generate = can_predict = True
+    example = "--prompt 'To be, or ___ to be, that is the ___.'"
+
     def __init__(self, objective: MaskedObjective):
         super().__init__(
             objective.data.tokenizer,
@@ -310,6 +321,45 @@ class MaskedInference(TokenInference):
             ((objective.data.special.start,), (objective.data.special.end,)),
         )
         self.objective, self.data = objective, objective.data
+
+    def with_masks(self, text: str) -> Ids:
+        """Returns the tokens of a text, with its marks, in which each blank (___, [MASK] or <mask>) is one masked token."""
+        mask = self.data.special.mask
+        name = next(name for name in MASK_NAMES if mask in self.tokenizer.encode(name.encode()))
+        tokens = self.tokenizer.encode(BLANK.sub(name, text).encode())
+        if mask not in tokens:
+            raise ValueError(f"the text {text!r} has no blank to fill; write ___ where one token is missing")
+        if self.context is not None and len(tokens) + len(self.marks[0] + self.marks[1]) > self.context:
+            raise ValueError(
+                f"the text has {len(tokens)} tokens, but the model reads {self.context} with their marks; shorten it"
+            )
+        return self.marked(tokens)
+
+    @torch.no_grad()
+    def fill(self, network: Network | PairNetwork, texts: Sequence[str]) -> list[str]:
+        """Returns the texts with the most likely token in each blank."""
+        device, rows = next(network.parameters()).device, [self.with_masks(text) for text in texts]
+
+        def filled(some: list[Ids]) -> Tensor:
+            token_BT, visible_BT = (x.to(device) for x in pad(some, 1))
+            token_BTV = network(token_BT, visible=visible_BT).logits_of(self.objective.head)
+            guess_BT = torch.where(token_BT == self.data.special.mask, token_BTV.argmax(-1), token_BT)
+            return F.pad(guess_BT, (0, max(map(len, rows)) - guess_BT.shape[1]))
+
+        first, last = map(len, self.marks)
+        guesses = zip(rows, in_batches(rows, filled), strict=True)
+        return [self.tokenizer.decode(guess_T[first : len(row) - last].tolist()) for row, guess_T in guesses]
+
+    def generate_text(self, network: Network | PairNetwork, prompt: str) -> str:  # type: ignore[override]
+        """Returns the prompt with the most likely token in each blank."""
+        return self.fill(network, [prompt])[0]
+
+    def predict(self, network: Network | PairNetwork, inputs: Sequence[Any]) -> Predictions:
+        """Returns the texts with their blanks filled."""
+        return Predictions(np.array(self.fill(network, [str(text) for text in inputs]), dtype=object))
+
+    def read_inputs(self, data: str, column: str | None = None) -> Inputs:
+        return read_inputs(data, "text", (column, self.data.task.column, "text"))
 
     @torch.no_grad()
     def sample(self, network: Network | PairNetwork, seed: int) -> str | None:

@@ -68,6 +68,7 @@ class ReplacedData(TaskData):
     """Rows of text with masked positions, and a uniform number for each."""
 
     pads = True
+    has_generator = True
 
     def __init__(self, task: Replaced, rows: MaskedData):
         self.task, self.rows, self.text, self.tokenizer = task, rows, rows.text, rows.tokenizer
@@ -87,10 +88,7 @@ class ReplacedData(TaskData):
 
     def fit(self, model: Model | EncoderDecoder) -> FittedTask:
         model = single_sequence(model, "replaced")
-        if model.generator is None:
-            raise ValueError(
-                "replaced needs a generator that replaces tokens; choose the member electra, with model.generator=0.25"
-            )
+        self.has_generator = model.generator is not None
         self.context = self.rows.context = context_of(self.task.context, model, CONTEXT)
         if self.context < 8:
             raise ValueError(f"a context of {self.context} is too short for a passage and its marks; give at least 8")
@@ -98,7 +96,16 @@ class ReplacedData(TaskData):
         objective = ReplacedObjective(self, head_index(model, ReplacedToken, "replaced"))
         return FittedTask(self, objective, ReplacedInference(objective))
 
+    def check_generator(self) -> None:
+        """Raises ValueError without a generator: then the network can find replaced tokens, but neither be trained nor be evaluated."""
+        if not self.has_generator:
+            raise ValueError(
+                "this model has no generator that replaces tokens, as training and evaluating it need; choose the member electra, with "
+                "model.generator=0.25, or use generate, embed, or another --task with --init-from"
+            )
+
     def examples(self) -> int:
+        self.check_generator()
         return self.rows.examples()
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
@@ -142,6 +149,7 @@ class ReplacedObjective(Objective):
 
     def forward(self, network: Any, batch: Batch, kernel: str) -> tuple[Any, Tensor, Tensor, Tensor]:
         """Returns the network's output; for each token the loss of finding it and whether it was replaced; the generator's losses."""
+        self.data.check_generator()
         token_BT, position_BM, visible_BT = batch["token_BT"], batch["position_BM"], batch.tensors.get("visible_BT")
         side_inputs = SideInputs(replacement=Replacement(token_BT, position_BM, batch["uniform_BM"]))
         output = network(batch["input_BT"], visible=visible_BT, side_inputs=side_inputs, kernel=kernel)

@@ -27,13 +27,14 @@ from everyformer.family.weight_files import WEIGHTS, optional_list, optional_obj
 from everyformer.network.embed import Patches, Tokens
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
-from everyformer.network.output_head import Classify, Language, Masked, Reading, Regress
+from everyformer.network.output_head import Classify, Language, Masked, Reading, Regress, ReplacedToken
 from everyformer.task.classify import Classify as ClassifyTask
 from everyformer.task.classify import Regress as RegressTask
 from everyformer.task.corruption import MARKS
 from everyformer.task.denoise import Denoise
 from everyformer.task.embed_texts import POOLINGS, EmbedTexts
 from everyformer.task.masked import Masked as MaskedTask
+from everyformer.task.replaced import Replaced
 from everyformer.task.table import task_for
 from everyformer.task.task import FittedTask, Task, TaskData
 from everyformer.train import checkpoint
@@ -196,6 +197,8 @@ def _task(
     marked = tokenizer is not None and None not in map(tokenizer.special_id, ("[CLS]", "[SEP]", "[MASK]"))
     if isinstance(first, Masked) and marked:
         return MaskedTask(next_sentence=len(heads) > 1), {}, network
+    if isinstance(first, ReplacedToken) and marked:
+        return Replaced(), {}, network
     if isinstance(first, Language):
         return task_for(model), {}, network
     if isinstance(first, Classify):

@@ -13,8 +13,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from everyformer.data.problems import problem_name
 from everyformer.family.member import is_part, read_setting
-from everyformer.family.table import find
+from everyformer.family.table import MEMBERS, find
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.task.table import task_for
 from everyformer.task.task import Task
@@ -118,18 +119,22 @@ class Recipe(Value, frozen=True, kw_only=True):
     ) -> Recipe:
         """Returns the recipe of a command line: `Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")`.
 
-        The member may also be a `Model` or an `EncoderDecoder`, or a .json file of one; then the recipe contains that model.
-        A size of a member may have settings of its own for its task, which come before the given ones. The learning rate and the
-        warm-up, if no setting gives them, follow from the model, the task and the number of steps.
+        The member may also be a `Model` or an `EncoderDecoder`, or a .json file of one; then the recipe contains that model. The folder
+        of a run stands for its model and its task. A size of a member may have settings of its own for its task, which come before
+        the given ones. The learning rate and the warm-up, if no setting gives them, follow from the model, the task and the
+        number of steps.
         """
-        entry, given_task = find(member), task_for(member, size, task, None if data is None else str(data))
-        if given_task == task_for(member, size):
-            settings = (*entry.recipes.get(size or entry.size, ()), *settings)
+        entry, named = find(member), None if data is None else str(data)
+        own = _task_of_run(member) if task is None and problem_name(named) is None else None
+        given_task = own or task_for(member, size, task, named)
+        sized = entry.recipes.get(size or entry.size, ())
+        if sized and given_task == task_for(member, size):
+            settings = (*sized, *settings)
         recipe = cls(
             member=member if entry.name == member else entry.value(size),
             size=size,
             task=given_task,
-            data=None if data is None else str(data),
+            data=named,
             init_from=None if init_from is None else str(init_from),
         )
         recipe = override(recipe, settings)
@@ -151,6 +156,18 @@ class Recipe(Value, frozen=True, kw_only=True):
         member = find(self.member)
         settings = {name: setting for name, setting in data_settings.items() if name in member.settings()}
         return member.value(self.size, **(settings | self.model))
+
+
+def is_run(member: object) -> bool:
+    """Whether what stands for a member is the folder of a run."""
+    named = isinstance(member, str | Path) and str(member) not in MEMBERS
+    return named and (Path(str(member)).expanduser() / "recipe.json").is_file()
+
+
+def _task_of_run(member: str | Model | EncoderDecoder) -> Task | None:
+    from everyformer.train.folder import read_recipe
+
+    return read_recipe(Path(str(member)).expanduser()).task if is_run(member) else None
 
 
 MAX_WARMUP = 1000  # steps

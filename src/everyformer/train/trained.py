@@ -176,6 +176,7 @@ class TrainedRun:
         The options are tokens, temperature, top_k, top_p, min_p, seed and, where texts have an end token, ignore_end. A prompt
         of a list may also be a list of token ids.
         """
+        self.require("generate", "does not generate text")
         inference = self.task.inference
         if isinstance(prompt, str):
             return inference.generate_text(self.network, prompt, **_checked_options(inference.generate_text, options))
