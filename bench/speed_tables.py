@@ -22,7 +22,19 @@ def ceilings(log: str) -> Rows:
 
 @table("training")
 def training(log: str) -> Rows:
-    head = ["row", "way", "ms a step", "least", "most", "tokens/s", "TFLOP/s", "of the matrix rate", "GiB", "warm-up"]
+    head = [
+        "row",
+        "way",
+        "ms a step",
+        "least",
+        "most",
+        "processor ms",
+        "tokens/s",
+        "TFLOP/s",
+        "of the matrix rate",
+        "GiB",
+        "warm-up",
+    ]
     rows = [head]
     for row, way, rest in STEP.findall(log):
         failed = rest.startswith("failed: ")
@@ -43,3 +55,34 @@ def profiles(log: str) -> Rows:
             rows.append([*(first if shown == 0 else [""] * 4), f"`{name[:60]}`", share, milliseconds, calls])
             shown += 1
     return rows
+
+
+@table("members")
+def members(log: str) -> Rows:
+    head = [
+        "member",
+        "task",
+        "parameters",
+        "ms a step",
+        "least",
+        "most",
+        "processor ms",
+        "targets/s",
+        "tokens/s",
+        "MiB",
+    ]
+    rows = [head]
+    for line in log.partition("\nmember ")[2].splitlines()[1:]:
+        name, _, rest = line.partition(" ")
+        cells = rest.split()
+        if "failed:" in cells[:1]:
+            rows.append([name, rest.strip(), *[""] * (len(head) - 2)])
+        elif len(cells) == len(head) - 1:
+            rows.append([f"`{name}`", *cells])
+    return rows
+
+
+@table("evaluation")
+def evaluation(log: str) -> Rows:
+    lines = [line.split() for line in log.splitlines() if line.startswith(("forward ", "evaluate "))]
+    return [["way", "positions/s", "least", "most", "bytes/s", "of the forward pass"], *lines]

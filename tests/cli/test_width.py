@@ -53,7 +53,14 @@ def test_a_pipe_gets_one_line_per_row(name, capsys, monkeypatch):
     assert not any(line.startswith("    ") and line.strip() for line in lines[1:])
 
 
-VERBS = ["", *(name for name in app if not name.startswith("-")), "show pattern", "show attention", "bench generate"]
+VERBS = [
+    "",
+    *(name for name in app if not name.startswith("-")),
+    "show pattern",
+    "show attention",
+    "bench generate",
+    "bench train",
+]
 OF_A_RUN = {
     "evaluate": ["evaluate", "runs/one", "--limit", "2"],
     "resume": ["resume", "runs/one"],

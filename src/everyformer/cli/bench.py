@@ -1,4 +1,4 @@
-"""`everyformer bench`: measure the speed of attention, generation and training on this machine."""
+"""`everyformer bench`: measure speed and memory on this machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from everyformer.cli.bench_family import evaluate, family
 from everyformer.cli.bench_generate import generate
 from everyformer.cli.bench_train import train
 from everyformer.cli.options import Device
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 HEADER = f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'speed-up':>15}{'MiB':>8}"
 bench = App(name="bench", help="Measure speed and memory on this machine.", help_format="plaintext")
-bench.command(generate)
-bench.command(train)
+for verb in (train, evaluate, generate, family):
+    bench.command(verb)
 
 
 @bench.command

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from everyformer.study.bench_train import Speed
 
-HEADER = f"{'row':<18}{'way':<22}{'ms':>9}{'least':>9}{'most':>9}{'tokens/s':>11}{'TFLOP/s':>9}{'of matrix':>10}{'GiB':>7}{'warm-up':>9}"
+HEADER = (
+    f"{'row':<18}{'way':<22}{'ms':>9}{'least':>9}{'most':>9}{'cpu ms':>9}{'tokens/s':>11}{'TFLOP/s':>9}{'of matrix':>10}{'GiB':>7}"
+    f"{'warm-up':>9}"
+)
 TOP = 15  # kernels of a profile that are printed
 
 
@@ -34,7 +37,7 @@ def train(
     """Measure training steps, as everyformer train takes them, beside a plain script and transformers.
 
     A GPU computes at published sizes in bf16, a CPU at small ones in fp32. Operations are 6 N + 12 L T D a token: N weights
-    in products, L layers, T positions, width D; of dense attention only.
+    in products, L layers, T positions, width D; of dense attention only. cpu ms is the processor time of a step.
 
     Parameters
     ----------
@@ -44,8 +47,8 @@ def train(
     steps
         The number of steps that are measured after the warm-up.
     ways
-        Who trains and how, for example everyformer,plain-compiled: everyformer, plain or transformers, alone or with -compiled
-        or -graphs (CUDA graphs). Default: the usual ones of each row.
+        Who trains and how, separated by commas: everyformer, plain or transformers, alone or with -compiled or -graphs (CUDA
+        graphs), for example plain-compiled. Default: the usual ones of each row.
     profile
         Print which kernels or operators take the time, instead of the table.
     json_file
@@ -94,29 +97,30 @@ def _print(screen: Console, speed: Speed, matrix: float) -> None:
     if steps.failure is not None:
         print_row(screen, f"{name}failed: {steps.failure}", {f"{speed.row} {speed.way}": f"failed: {steps.failure}"})
         return
-    times = [f"{1000 * one:,.2f}" for one in (steps.median, steps.least, steps.most)]
+    times = [f"{1000 * one:,.2f}" for one in (steps.median, steps.least, steps.most, steps.processor)]
     # A rate without its operations, such as that of sparse attention, is not known.
     rate, share = (
         ("-", "-") if speed.teraflops is None else (f"{speed.teraflops:.3g}", f"{speed.teraflops / matrix:.1%}")
     )
     memory = "-" if steps.memory is None else f"{steps.memory / 2**30:.2f}"
     cells = [f"{speed.rate:>11,.0f}", f"{rate:>9}", f"{share:>10}", f"{memory:>7}", f"{steps.warmup:>8.1f}s"]
-    short = f"{times[0]} ms ({times[1]} to {times[2]}), {speed.rate:,.0f} tokens/s, {rate} TFLOP/s, {share} of the matrix rate, "
+    spread = f"{times[0]} ms ({times[1]} to {times[2]}), {times[3]} cpu ms"
+    rates = f"{speed.rate:,.0f} tokens/s, {rate} TFLOP/s, {share} of the matrix rate"
     line = name + "".join(f"{one:>9}" for one in times) + "".join(cells)
-    print_row(screen, line, {f"{speed.row} {speed.way}": f"{short}{memory} GiB, warm-up {steps.warmup:.1f} s"})
+    end = f"{memory} GiB, warm-up {steps.warmup:.1f} s"
+    print_row(screen, line, {f"{speed.row} {speed.way}": f"{spread}, {rates}, {end}"})
 
 
 def _draw(screen: Console, found: list[Speed], figure: Path | None) -> None:
     from everyformer.study.bench_figure import Bar, draw
     from everyformer.study.bench_train import OURS
 
-    bars = [
-        Bar(
-            one.row, one.way, one.rate, one.shape.tokens / one.steps.most, one.shape.tokens / one.steps.least, one.way in OURS
-        )
-        for one in found
-        if one.steps.failure is None
-    ]  # fmt: skip
+    bars = []
+    for one in found:
+        panel, _, rest = one.row.partition("-")  # all rows at the same length share their axis
+        if one.steps.failure is None:
+            least, most = (one.shape.tokens / seconds for seconds in (one.steps.most, one.steps.least))
+            bars.append(Bar(panel, f"{rest} {one.way}".strip(), one.rate, least, most, one.way in OURS))
     if figure is not None and bars:
         screen.print(f"figure: {draw(bars, 'tokens per second', figure)}")
 

@@ -43,7 +43,7 @@ def draw(bars: Sequence[Bar], unit: str, path: Path) -> Path:
             fontsize=8,
         )
         plot.set_yticks(range(len(shown)), [bar.label for bar in shown], fontsize=9)
-        plot.invert_yaxis()
+        plot.set_ylim(len(shown) - 0.4, -0.6)
         plot.set_xlim(0, 1.15 * max(bar.most for bar in shown))
         plot.set_title(panel, fontsize=10, fontweight="bold", loc="left")
         plot.spines[["top", "right"]].set_visible(False)

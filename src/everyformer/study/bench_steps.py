@@ -31,12 +31,14 @@ ROUNDS = {"cuda": 1}  # how often each way is built and measured, in turn with t
 
 @dataclass(frozen=True)
 class Steps:
-    """Seconds of a training step (median, least, most), of the warm-up, and bytes at the peak; or why it failed."""
+    """Seconds of a training step (median, least, most), of the processor in a step (median) and of the warm-up, and bytes at the
+    peak; or why it failed."""
 
     median: float
     least: float
     most: float
     count: int
+    processor: float
     warmup: float
     memory: int | None
     failure: str | None = None
@@ -62,9 +64,9 @@ def train_steps(recipe: Recipe, device: torch.device, tick: Tick) -> TrainedRun:
 
 def measure(ways: dict[str, Way], device: torch.device, steps: int) -> dict[str, Steps]:
     """Returns the steps of each way. Without a GPU the ways take turns, because other programs slow them down."""
-    rounds = ROUNDS.get(device.type, 3)
+    rounds = ROUNDS.get(device.type, 3) if len(ways) > 1 else 1
     each = -(-steps // rounds)
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times, busy = ({name: list[float]() for name in ways} for _ in range(2))
     failures, memory, warmups = dict[str, str](), dict[str, int | None](), dict[str, float]()
     for _ in range(rounds):
         for name, way in ways.items():
@@ -78,20 +80,19 @@ def measure(ways: dict[str, Way], device: torch.device, steps: int) -> dict[str,
                 failures[name] = reason(error)
                 continue
             times[name] += clock.seconds()
+            busy[name] += clock.processor_seconds()
             warmups.setdefault(name, clock.warmed_up)
             memory[name] = memory[name] or peak
     return {
-        name: _failed(failures[name]) if name in failures else _steps(times[name], warmups[name], memory[name])
+        name: Steps(0.0, 0.0, 0.0, 0, 0.0, 0.0, None, failures[name])
+        if name in failures
+        else _steps(times[name], busy[name], warmups[name], memory[name])
         for name in ways
     }
 
 
-def _steps(times: Sequence[float], warmup: float, memory: int | None) -> Steps:
-    return Steps(statistics.median(times), min(times), max(times), len(times), warmup, memory)
-
-
-def _failed(failure: str) -> Steps:
-    return Steps(0.0, 0.0, 0.0, 0, 0.0, None, failure)
+def _steps(times: Sequence[float], busy: Sequence[float], warmup: float, memory: int | None) -> Steps:
+    return Steps(statistics.median(times), min(times), max(times), len(times), statistics.median(busy), warmup, memory)
 
 
 def reason(error: BaseException) -> str:

@@ -18,7 +18,7 @@ import torch
 
 SIZES = {"cuda": 8192, "cpu": 1024}  # of the matrices
 COPIED = {"cuda": 2**30, "cpu": 2**27}  # bytes
-REPEATS = 20
+REPEATS, WARMUP = 20, 3
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,11 @@ def _ceiling(name: str, unit: str, work: float, times: list[float]) -> Ceiling:
     return Ceiling(name, unit, statistics.median(rates), min(rates), max(rates))
 
 
-def seconds(once: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> list[float]:
-    """The times of a function, after three times that are not counted."""
-    clock = StepClock(device, 3, repeats)
+def seconds(
+    once: Callable[[], object], device: torch.device, repeats: int = REPEATS, warmup: int = WARMUP
+) -> list[float]:
+    """The times of a function, after some times that are not counted."""
+    clock = StepClock(device, warmup, repeats)
     while clock.tick():
         once()
     return clock.seconds()
@@ -67,6 +69,7 @@ class StepClock:
     def __init__(self, device: torch.device, warmup: int, steps: int):
         self.device, self.warmup, self.steps = device, warmup, steps
         self.marks: list[torch.cuda.Event | float] = []
+        self.processor: list[float] = []  # seconds that all threads of this process have computed, at each mark
         self.warmed_up = 0.0  # seconds of the warm-up, with all that is compiled in it
 
     def tick(self) -> bool:
@@ -77,11 +80,16 @@ class StepClock:
             self.marks.append(event)
         else:
             self.marks.append(time.perf_counter())
+        self.processor.append(time.process_time())
         if len(self.marks) == 1:
             self.warmed_up = -time.perf_counter()
         if len(self.marks) == self.warmup + 1:
             self.warmed_up += time.perf_counter()
         return len(self.marks) <= self.warmup + self.steps
+
+    def processor_seconds(self) -> list[float]:
+        """Returns the processor time of each step after the warm-up."""
+        return [b - a for a, b in pairwise(self.processor[self.warmup :])]
 
     def seconds(self) -> list[float]:
         """Returns the time of each step after the warm-up."""
