@@ -9,7 +9,7 @@ from everyformer import Attention, Convolution, EncoderDecoder, Language, Rotary
 from everyformer.family.table import MEMBERS
 from everyformer.infer import decode
 from everyformer.infer.decode import Decoder, most_slots, static_reason
-from everyformer.infer.sample import choose, draw_uniform, seeded_generator
+from everyformer.infer.sample import draw_uniform, seeded_generator
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network
 from everyformer.network.slots import Slots
@@ -77,7 +77,7 @@ def test_broken_weights_are_an_error():
     network = ready(model(outputs=HEAD))
     cache = network(torch.tensor([[1]]), cache=Cache()).cache
     next(iter(network.outputs.parameters())).data.fill_(float("nan"))
-    decoder = Decoder(network, 0, cache, torch.tensor([2]), [seeded_generator(0)], choose)
+    decoder = Decoder(network, 0, cache, torch.tensor([2]), [seeded_generator(0)], (1.0, None, None, None))
     with pytest.raises(ValueError, match="load another checkpoint"):
         next(decoder.tokens(1))
 

@@ -11,7 +11,8 @@ of a request is that of `generate` with its prompt alone, whatever else is in th
 
 How a request is decoded follows from the model:
 
-    slots     a row of preallocated keys and values and recurrent states (network/slots.py), all rows in one call
+    slots     a row of preallocated keys and values and recurrent states (network/slots.py), all rows in one call, which a GPU
+              records as a CUDA graph for each power of two of rows
     window    where the context is full, or later tokens change earlier outputs, the last tokens are read again for each new one:
               no cache is exact there. All such requests in one call
     alone     a causal convolution reads the inputs before the token in order, which slots do not keep, nor cache entries of your
@@ -22,68 +23,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from everyformer.infer.decode import most_slots, static_reason
+from everyformer.infer.decode import choose_fused, most_slots, static_reason
+from everyformer.infer.events import Event, Request, draw_events
 from everyformer.infer.forward import WORTHWHILE, Forward
 from everyformer.infer.prompts import check_prefix, check_tokens, language_head, pad_left, prefix_inputs, prompt_rows
-from everyformer.infer.sample import check_sampling, choose, seeded_generator
+from everyformer.infer.recorded import Recorded
+from everyformer.infer.sample import check_sampling, seeded_generator
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network
 from everyformer.network.slots import Slots
 
 FEWEST = 64  # slots to begin with
 PREFILL = 8192  # tokens of prompts that one call reads, unless one prompt is longer
-AHEAD = 64  # random numbers that are drawn at once
-Sampling = tuple[float, int | None, float | None, float | None]  # temperature, top_k, top_p, min_p
-
-
-@dataclass(frozen=True)
-class Event:
-    """One token of a request. Example: `Event(number=1, token=65).ended is None`.
-
-    number    of the request, as `submit` returned it
-    token     the token; None if a request ends without one, because 0 tokens were asked for
-    logprob   the logarithm of its probability at temperature 1; None for the first token of an echo, and with `logprobs=None`
-    top       the most likely tokens here with their logprobs, as many as `logprobs`
-    ended     with the last event of a request "stop" or "length", or "error" if its logits are NaN or infinite
-    echo      whether this is a token of the prompt
-    """
-
-    number: int
-    token: int | None
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    ended: str | None = None
-    echo: bool = False
-
-
-@dataclass(eq=False)
-class _Request:
-    """A prompt with its options, and what has become of it."""
-
-    number: int
-    text: list[int]
-    prompt: int  # its length
-    left: int
-    sampling: Sampling
-    generator: Generator
-    stop: frozenset[int]
-    logprobs: int | None
-    echo: bool
-    drawn: deque[float] = field(default_factory=deque)
-    cache: Cache | None = None  # of a request that is decoded alone
-    gone: bool = False
-
-    def uniform(self) -> float:
-        """The next random number of this request; drawn ahead they are the same as one at a time."""
-        if not self.drawn:
-            self.drawn.extend(torch.rand(AHEAD, generator=self.generator, dtype=torch.float64).tolist())
-        return self.drawn.popleft()
 
 
 class Batcher:
@@ -92,7 +48,15 @@ class Batcher:
     Example: `batcher = Batcher(network, rows=8); batcher.submit([1, 2, 3], tokens=4); events = batcher.step()`.
     """
 
-    def __init__(self, network: Network, rows: int = 32, *, kernel: str = "auto", packed: bool | None = None):
+    def __init__(
+        self,
+        network: Network,
+        rows: int = 32,
+        *,
+        kernel: str = "auto",
+        fused: bool | None = None,
+        packed: bool | None = None,
+    ):
         self.network, self.rows, self.kernel = network, rows, kernel
         self.forward = Forward(network, language_head(network), WORTHWHILE, packed)
         if not isinstance(rows, int) or rows < 1:
@@ -104,10 +68,12 @@ class Batcher:
             )
         self.cached = network.value.body.is_language_model()
         self.alone = self.cached and static_reason(network.body.new_entries()) is not None
+        self.fused = choose_fused(network, fused, kernel)
+        self._steps: dict[int, _Step] = {}  # by the number of rows
         self._numbers = 0
-        self._waiting: deque[_Request] = deque()
-        self._in_slots: list[_Request] = []  # in the order of their rows
-        self._others: list[_Request] = []  # windows, and requests with a cache of their own
+        self._waiting: deque[Request] = deque()
+        self._in_slots: list[Request] = []  # in the order of their rows
+        self._others: list[Request] = []  # windows, and requests with a cache of their own
         self._slots: Slots | None = None
 
     def submit(
@@ -146,7 +112,7 @@ class Batcher:
         seed = int(torch.randint(1 << 62, ())) if seed is None else seed
         sampling, generator = (temperature, top_k, top_p, min_p), seeded_generator(seed, copy, row)
         self._numbers = number = self._numbers + 1
-        request = _Request(number, row, len(row), tokens, sampling, generator, frozenset(stop), logprobs, echo)
+        request = Request(number, row, len(row), tokens, sampling, generator, frozenset(stop), logprobs, echo)
         self._waiting.append(request)
         return number
 
@@ -184,11 +150,11 @@ class Batcher:
                     new.append(request)
             for calls in (self._next_in_slots(slots), self._next_of_others(list(self._others)), self._first(new)):
                 for requests, logits_BTV in calls:
-                    events += _events(requests, logits_BTV)
+                    events += draw_events(requests, logits_BTV, self.fused)
             self._drop()
         return events
 
-    def _admitted(self) -> Iterator[_Request]:
+    def _admitted(self) -> Iterator[Request]:
         """The waiting requests that take the free rows."""
         free = self.rows - len(self._in_slots) - len(self._others)
         while self._waiting and free > 0:
@@ -211,27 +177,32 @@ class Batcher:
             self._others.append(request)
         self._others = [request for request in self._others if not request.gone]
         if not (self._in_slots or self._waiting):
-            self._slots = None  # frees the memory
+            self._slots, self._steps = None, {}  # frees the memory
 
-    def _is_window(self, request: _Request) -> bool:
+    def _is_window(self, request: Request) -> bool:
         """Whether the next token follows from the last tokens alone, which are read again for it."""
         limit = self.network.limit
         return not self.cached or (limit is not None and len(request.text) > limit)
 
-    def _next_in_slots(self, requests: list[_Request]) -> Iterator[tuple[list[_Request], Tensor]]:
+    def _next_in_slots(self, requests: list[Request]) -> Iterator[tuple[list[Request], Tensor]]:
         """The next logits of the requests in slots."""
         if not requests:
             return
         length = max(len(request.text) for request in requests)
         slots = self._room(length, len(requests))
+        token_B1 = torch.tensor([request.text[-1:] for request in requests])
+        if slots.next_B1.is_cuda:
+            rows = 1 << (len(requests) - 1).bit_length()
+            if rows not in self._steps:
+                view = slots.view(min(rows, slots.rows), slots.capacity)
+                self._steps[rows] = _Step(view, self.forward, len(requests))
+            yield requests, self._steps[rows](token_B1)
+            return
         # Slots beyond the longest text are empty in every row, so nothing needs to read them.
         view = slots.view(len(requests), min(slots.capacity, length))
-        token_B1 = torch.tensor([request.text[-1:] for request in requests], device=slots.next_B1.device)
-        found = view.step(token_B1, logits=False)
-        found = found[self.forward.head] if isinstance(found, tuple) else found
-        yield requests, self.forward.logits(found, last=False)
+        yield requests, _logits(self.forward, view, token_B1)
 
-    def _first(self, requests: list[_Request]) -> Iterator[tuple[list[_Request], Tensor]]:
+    def _first(self, requests: list[Request]) -> Iterator[tuple[list[Request], Tensor]]:
         """The logits of new requests, after one pass through their prompts, and their rows."""
         for group in _groups([(request, request.text) for request in requests]):
             logits_BTV, cache = self._read(group, Cache())
@@ -239,14 +210,15 @@ class Batcher:
             self._in_slots += [request for request, _ in group]
             if self._slots is None:
                 capacity, rows = self._size(cache.length, len(group))
-                self._slots = Slots.of(self.network, cache, capacity, rows=rows, kernel=self.kernel)
+                options = {"kernel": self.kernel, "fused": self.fused}
+                self._slots = Slots.of(self.network, cache, capacity, rows=rows, **options)
             else:
                 self._room(cache.length, len(self._in_slots)).put(range(start, len(self._in_slots)), cache)
             yield self._in_slots[start:], logits_BTV
 
-    def _next_of_others(self, requests: list[_Request]) -> Iterator[tuple[list[_Request], Tensor]]:
+    def _next_of_others(self, requests: list[Request]) -> Iterator[tuple[list[Request], Tensor]]:
         """The next logits of windows, and of requests with a cache of their own, one after the other."""
-        windows: list[tuple[_Request, list[int]]] = []
+        windows: list[tuple[Request, list[int]]] = []
         for request in requests:
             if self._is_window(request):
                 request.cache = None
@@ -277,6 +249,7 @@ class Batcher:
         capacity, wanted = self._size(length, rows)
         if capacity > self._slots.capacity or wanted > self._slots.rows:
             self._slots = self._slots.grown(max(capacity, self._slots.capacity), max(wanted, self._slots.rows))
+            self._steps = {}
         return self._slots
 
     def _size(self, length: int, rows: int) -> tuple[int, int]:
@@ -294,7 +267,7 @@ class Batcher:
         return None
 
 
-_Group = list[tuple[_Request, list[int]]]  # requests, with the part of their texts that is read
+_Group = list[tuple[Request, list[int]]]  # requests, with the part of their texts that is read
 
 
 def _groups(requests: _Group) -> Iterator[_Group]:
@@ -309,65 +282,27 @@ def _groups(requests: _Group) -> Iterator[_Group]:
         yield group
 
 
-def _events(requests: list[_Request], logits_BTV: Tensor) -> Iterator[Event]:
-    """The next token of each request, drawn from its last logits, after the tokens of an echo."""
-    last_BV = logits_BTV[:, -1]
-    finite, drawn = last_BV.amax(-1).isfinite().tolist(), _drawn(requests, last_BV)
-    wanted = [row for row, request in enumerate(requests) if request.logprobs is not None]
-    most = max((requests[row].logprobs or 0 for row in wanted), default=0)
-    listed = dict(zip(wanted, _logprobs(last_BV[wanted], [drawn[row] for row in wanted], most), strict=True))
-    for row, request in enumerate(requests):
-        if request.echo:
-            yield from _echo(request, logits_BTV[row])
-        if request.gone:
-            continue
-        if not finite[row]:
-            request.gone = True
-            yield Event(request.number, None, ended="error")
-            continue
-        token, (logprob, top) = drawn[row], listed.get(row, (None, ()))
-        request.text.append(token)
-        request.left -= 1
-        ended = "stop" if token in request.stop else "length" if request.left == 0 else None
-        request.gone = ended is not None
-        yield Event(request.number, token, logprob, top[: request.logprobs], ended)
+class _Step:
+    """A recorded step of some rows, of which the first ones may be in use."""
+
+    def __init__(self, slots: Slots, forward: Forward, used: int):
+        self.slots = slots
+        self._hide(used)
+        self.token_B1 = torch.zeros_like(slots.next_B1)
+        self.recorded = Recorded(lambda: _logits(forward, slots, self.token_B1), slots.state())
+
+    def __call__(self, token_B1: Tensor) -> Tensor:
+        """The logits B, 1, V after these tokens, one for each row in use."""
+        used = len(token_B1)
+        self.token_B1[:used].copy_(token_B1)
+        self._hide(used)
+        return self.recorded.replay()[:used]
+
+    def _hide(self, used: int) -> None:
+        """Sets back the rows that are not in use, whose positions would leave the model's."""
+        self.slots.next_B1[used:] = 0
 
 
-def _echo(request: _Request, logits_TV: Tensor) -> Iterator[Event]:
-    """The tokens of the prompt, each with the logprob after those before it."""
-    request.echo = False
-    listed: list[tuple[float | None, tuple[tuple[int, float], ...]]] = [(None, ())] * len(request.text)
-    if request.logprobs is not None and len(request.text) > 1:
-        before_TV = logits_TV[-len(request.text) : -1]
-        listed[1:] = _logprobs(before_TV, request.text[1:], request.logprobs)
-    request.gone = request.left == 0
-    for index, (token, (logprob, top)) in enumerate(zip(request.text, listed, strict=True), start=1):
-        ended = "length" if request.gone and index == len(request.text) else None
-        yield Event(request.number, token, logprob, top, ended, echo=True)
-
-
-def _drawn(requests: list[_Request], logits_BV: Tensor) -> list[int]:
-    """The next token of each request, by its own options and its own random numbers."""
-    same: dict[Sampling, list[int]] = {}
-    for row, request in enumerate(requests):
-        same.setdefault(request.sampling, []).append(row)
-    token_B = torch.empty(len(requests), dtype=torch.long, device=logits_BV.device)
-    for sampling, rows in same.items():
-        some_BV = logits_BV if len(same) == 1 else logits_BV[rows]
-        u_B1: Tensor | None = None
-        if sampling[0]:
-            numbers = [[requests[row].uniform()] for row in rows]
-            u_B1 = torch.tensor(numbers, dtype=torch.float64, device=logits_BV.device)
-        token_B[rows] = choose(some_BV, u_B1, *sampling)
-    drawn: list[int] = token_B.tolist()
-    return drawn
-
-
-def _logprobs(logits_NV: Tensor, tokens: list[int], count: int) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
-    """The log probability of a token after each row of logits, and the `count` most likely tokens with theirs."""
-    if not tokens:
-        return []
-    log_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)).log_softmax(-1)
-    of_token = log_NV.gather(1, torch.tensor(tokens, device=log_NV.device)[:, None])[:, 0].tolist()
-    values, ids = (x.tolist() for x in log_NV.topk(min(count, log_NV.shape[1])))
-    return [(log, tuple(zip(*top, strict=True))) for log, *top in zip(of_token, ids, values, strict=True)]
+def _logits(forward: Forward, slots: Slots, token_B1: Tensor) -> Tensor:
+    found = slots.step(token_B1, logits=False)
+    return forward.logits(found[forward.head] if isinstance(found, tuple) else found, last=False)

@@ -1,26 +1,31 @@
 """Decoding in slots: every step has the same shapes, so on a GPU the whole step, from the embedding to the drawn token, is one CUDA graph.
 
-    for token_B in Decoder(network, head, cache, first_B, generators, choose).tokens(200): ...
+    for token_B in Decoder(network, head, cache, first_B, generators, sampling).tokens(200): ...
 
-A graph is recorded for each number of slots, which doubles when they are full. Random numbers are drawn on the host, for each row from
-its own generator, and copied ahead. Tokens reach the host one step behind, so the GPU never waits for it.
+Where they serve the model, the Triton programs of network/fused_step.py compute the step, and those of infer/draw.py draw tokens
+without filters. A graph is recorded for each number of slots, which doubles when they are full. Random numbers are drawn on the
+host, for each row from its own generator, and copied ahead. Tokens reach the host one step behind, so the GPU never waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from everyformer.infer.sample import BROKEN, draw_uniform
+from everyformer.infer.draw import Sampling, draw, draws
+from everyformer.infer.recorded import Recorded
+from everyformer.infer.sample import BROKEN, choose, draw_uniform
 from everyformer.network.cache import Cache, EncoderKV, Entry, KVCache, LayerInputs, RecurrentState
+from everyformer.network.fused_step import fused_reason
 from everyformer.network.network import EncoderOutput, Network
 from everyformer.network.slots import Slots
 
 AHEAD = 512  # steps for which random numbers are drawn at once
 FEWEST = 256  # slots to begin with
-Choose = Callable[[Tensor, Tensor], Tensor]  # from logits B, V and uniform numbers B, 1 to tokens B
+WORTHWHILE = 64  # tokens from which on the programs of a fused step are worth their compilation
 
 
 def static_reason(entries: Sequence[Entry]) -> str | None:
@@ -33,6 +38,17 @@ def static_reason(entries: Sequence[Entry]) -> str | None:
     return None
 
 
+def choose_fused(network: Network, fused: bool | None, kernel: str = "auto") -> bool:
+    """Returns whether steps in slots are fused. None: where they can be. Raises ValueError if `fused` is True and they cannot be."""
+    if fused is False:
+        return False
+    named = None if kernel == "auto" else f"the kernel {kernel} computes the attention, not the fused step"
+    reason = named or fused_reason(network)
+    if fused and reason:
+        raise ValueError(f"fused=True, but {reason}; leave fused= out")
+    return reason is None
+
+
 class Decoder:
     """Continues the sequences of a cache, one token for each in every step."""
 
@@ -43,22 +59,28 @@ class Decoder:
         cache: Cache,
         first_B: Tensor,
         generators: Sequence[Generator],
-        choose: Choose,
+        sampling: Sampling,
         *,
         encoder_output: EncoderOutput | None = None,
         kernel: str = "auto",
+        fused: bool | None = None,
     ):
-        self.network, self.head, self.generators, self.choose = network, head, generators, choose
+        self.network, self.head, self.generators, self.sampling = network, head, generators, sampling
+        steps = choose_fused(network, fused, kernel)
+        self.draws = steps and draws(sampling)
         self.most = most_slots(network)
         wanted = max(FEWEST, 1 << cache.length.bit_length())
         capacity = wanted if self.most is None else min(wanted, self.most)
-        self.slots = Slots.of(network, cache, capacity, encoder_output=encoder_output, kernel=kernel)
-        self.token_B1, self.filled = first_B[:, None].clone(), cache.length
-        device = first_B.device
-        self.uniform_NB = torch.zeros(AHEAD, len(first_B), dtype=torch.float64, device=device)
+        options: dict[str, Any] = {"encoder_output": encoder_output, "kernel": kernel, "fused": steps}
+        self.slots = Slots.of(network, cache, capacity, **options)
+        device, rows = first_B.device, len(first_B)
+        # The tokens, and for each row 1, or 0 once its logits are broken: they reach the host in one copy.
+        self.result_2B = torch.stack((first_B.long(), torch.ones_like(first_B.long())))
+        self.token_B1, self.finite_B, self.filled = self.result_2B[0, :, None], self.result_2B[1], cache.length
+        self.uniform_NB = torch.zeros(AHEAD, rows, dtype=torch.float64, device=device)
         self.step_1 = torch.zeros(1, dtype=torch.long, device=device)
-        self.finite = torch.ones((), dtype=torch.bool, device=device)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.temperature_B = torch.full((rows,), sampling[0], dtype=torch.float64, device=device)
+        self.recorded: Recorded[None] | None = None
 
     def tokens(self, count: int) -> Iterator[Tensor]:
         """Yields `count` times the next tokens, on the host."""
@@ -68,27 +90,25 @@ class Decoder:
         for step in range(count):
             self._prepare(step, count)
             self._step()
-            yield self._checked(self.token_B1[:, 0].clone(), self.finite)
+            yield self._checked(self.result_2B.clone())
 
     def _one_behind(self, count: int) -> Iterator[Tensor]:
         """The same on a GPU, where the next step is started before the tokens of the last one are read."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        waiting: tuple[Tensor, Tensor, torch.cuda.Event] | None = None
-        for step in range(count):
-            with torch.cuda.stream(stream):
-                self._prepare(step, count)
-                self._replay(stream)
-                token_B = self.token_B1[:, 0].to("cpu", non_blocking=True)
-                finite, event = self.finite.to("cpu", non_blocking=True), torch.cuda.Event()
-                event.record(stream)
-            if waiting is not None:
-                waiting[2].synchronize()
-                yield self._checked(*waiting[:2])
-            waiting = token_B, finite, event
-        if waiting is not None:
-            waiting[2].synchronize()
-            yield self._checked(*waiting[:2])
+        results = torch.empty(2, *self.result_2B.shape, dtype=torch.long, pin_memory=True)
+        events = torch.cuda.Event(), torch.cuda.Event()
+        for step in range(count + 1):
+            if step < count:
+                with torch.cuda.stream(stream):
+                    self._prepare(step, count)
+                    self.recorded = self.recorded or Recorded(self._step, self._state())
+                    self.recorded.replay()
+                    results[step % 2].copy_(self.result_2B, non_blocking=True)
+                    events[step % 2].record(stream)
+            if step > 0:
+                events[(step - 1) % 2].synchronize()
+                yield self._checked(results[(step - 1) % 2].clone())
 
     def _prepare(self, step: int, count: int) -> None:
         """Makes room for one more token, and draws random numbers for the next steps, as many as will be used."""
@@ -99,37 +119,28 @@ class Decoder:
         if self.filled == self.slots.capacity and self.slots.capacity != self.most:
             wanted = 2 * self.slots.capacity
             self.slots = self.slots.grown(wanted if self.most is None else min(wanted, self.most))
-            self.graph = None
+            self.recorded = None
         self.filled = min(self.filled + 1, self.slots.capacity)
 
     def _step(self) -> None:
         logits = self.slots.step(self.token_B1)
         logits_BV = (logits[self.head] if isinstance(logits, tuple) else logits)[:, -1]
-        self.finite &= logits_BV.amax(-1).isfinite().all()
-        u_B1 = self.uniform_NB.index_select(0, self.step_1)[0, :, None]
-        self.token_B1.copy_(self.choose(logits_BV, u_B1)[:, None])
+        if self.draws:
+            draw(logits_BV, self.uniform_NB, self.step_1, self.temperature_B, self.token_B1, self.finite_B)
+        else:
+            self.finite_B *= logits_BV.amax(-1).isfinite()
+            u_B1 = self.uniform_NB.index_select(0, self.step_1)[0, :, None]
+            self.token_B1.copy_(choose(logits_BV, u_B1, *self.sampling)[:, None])
         self.step_1 += 1
-
-    def _replay(self, stream: torch.cuda.Stream) -> None:
-        if self.graph is None:
-            state = [x.clone() for x in self._state()]
-            for _ in range(2):  # kernels are compiled and workspaces allocated before the recording
-                self._step()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=stream):
-                self._step()
-            for x, before in zip(self._state(), state, strict=True):
-                x.copy_(before)
-        self.graph.replay()
 
     def _state(self) -> list[Tensor]:
         """What a step changes, without keys and values, which the next step writes again."""
-        return [self.token_B1, self.step_1, self.finite, *self.slots.state()]
+        return [self.result_2B, self.step_1, *self.slots.state()]
 
-    def _checked(self, token_B: Tensor, finite: Tensor) -> Tensor:
-        if not bool(finite):
+    def _checked(self, result_2B: Tensor) -> Tensor:
+        if not result_2B[1].all():
             raise ValueError(BROKEN)
-        return token_B
+        return result_2B[0]
 
 
 def most_slots(network: Network) -> int | None:

@@ -24,10 +24,11 @@ from torch import Generator, Tensor
 
 from everyformer.attention.context import SideInputs
 from everyformer.infer.batching import Batcher
-from everyformer.infer.decode import Choose, Decoder, static_reason
+from everyformer.infer.decode import WORTHWHILE, Decoder, choose_fused, static_reason
+from everyformer.infer.draw import Sampling
 from everyformer.infer.forward import Forward
 from everyformer.infer.prompts import Prompts, check_prefix, check_tokens, language_head, pad_left, prompt_rows
-from everyformer.infer.sample import BROKEN, check_sampling, choose, sample, seeded_generator
+from everyformer.infer.sample import BROKEN, check_sampling, sample, seeded_generator
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network, evaluating
 from everyformer.value import nearest
@@ -35,9 +36,20 @@ from everyformer.value import nearest
 __all__ = ["generate", "sample", "stream"]
 
 NETWORK_OPTIONS = {"encoder_output", "side_inputs", "kernel", "probe"}  # the same in every call of the network
-SAMPLING_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "context", "cached", "static", "packed"}
-BATCHER_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "kernel", "packed"}
-Sampling = tuple[float, int | None, float | None, float | None]  # temperature, top_k, top_p, min_p
+SAMPLING_OPTIONS = {
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "context",
+    "cached",
+    "static",
+    "fused",
+    "packed",
+}
+BATCHER_OPTIONS = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "kernel", "fused", "packed"}
 TOGETHER = 64  # prompts that are generated together, unless rows= says otherwise
 
 
@@ -64,7 +76,7 @@ def generate(
                 if token is not None:
                     text.append(token)
         return texts
-    run = {name: options.pop(name) for name in ("kernel", "packed") if name in options}
+    run = {name: options.pop(name) for name in ("kernel", "fused", "packed") if name in options}
     seed = options.pop("seed", None)
     seed = int(torch.randint(1 << 62, ())) if seed is None else seed
     batcher = Batcher(network, TOGETHER if rows is None else rows, **run)
@@ -94,6 +106,7 @@ def stream(
     context: int | None = None,
     cached: bool = True,
     static: bool | None = None,
+    fused: bool | None = None,
     packed: bool | None = None,
     **options: Any,
 ) -> Iterator[list[int | None]]:
@@ -102,6 +115,8 @@ def stream(
     seed      equal seeds give equal texts; None draws a seed from torch's global generator
     stop      a row ends after the first of these tokens
     static    True decodes in slots of a fixed size, on a GPU as one CUDA graph a token: equal texts. None: on a GPU
+    fused     True computes each step in slots with few Triton programs instead of PyTorch's kernels: outputs equal up to rounding, and
+              four times as fast or so. None: on a GPU for 64 tokens or more, where the model's parts have programs
     packed    True computes with weights in the order in which a CPU reads them fastest, which packs them first: outputs equal up to
               rounding. None: on a CPU in float32 for 32 tokens or more
     context   the largest number of tokens that the model reads; None: as many as it has positions, or all
@@ -116,6 +131,24 @@ def stream(
     rows, head = prompt_rows(prompts), language_head(network)
     check_sampling(temperature, top_k, top_p, min_p)
     check_tokens(tokens, stop)
+    context = _context(network, context, cached, max(map(len, rows)) + tokens)
+    seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+    generators, sampling = _generators(rows, seed), (temperature, top_k, top_p, min_p)
+    check_prefix(network, rows)
+    # Without causality new tokens change earlier outputs. The first call covers the prefix.
+    cached = cached and network.value.body.is_language_model()
+    window = _Window(Forward(network, head, tokens, packed), rows, context, cached, options)
+    static = cached and (window.token_BT.is_cuda if static is None else static)
+    if fused:
+        choose_fused(network, fused, options.get("kernel") or "auto")
+        if not static:
+            raise ValueError("fused=True, but only steps in slots are fused; leave fused=, cached= and static= out")
+    fused = False if fused is None and tokens < WORTHWHILE else fused
+    return _steps(window, _new_tokens(window, tokens, generators, sampling, static, fused), frozenset(stop))
+
+
+def _context(network: Network, context: int | None, cached: bool, length: int) -> int:
+    """The largest number of tokens that the model reads of a text of this length."""
     if context is not None and context < 1:
         raise ValueError(f"context is {context}: give a context of 1 or more, or leave it out")
     if network.value.memory is not None and (context is not None or not cached):
@@ -123,22 +156,12 @@ def stream(
             "the outputs of a model with a segment memory depend on that memory, so there is no window to compute again; leave "
             "context= and cached=False out"
         )
-    context = context or network.limit or max(map(len, rows)) + tokens
+    context = context or network.limit or length
     if network.limit is not None and context > network.limit:
         raise ValueError(
             f"context is {context}, but the model has {network.limit} positions; give at most {network.limit}"
         )
-    seed = int(torch.randint(1 << 62, ())) if seed is None else seed
-    generators = _generators(rows, seed)
-
-    sampling = (temperature, top_k, top_p, min_p)
-
-    check_prefix(network, rows)
-    # Without causality new tokens change earlier outputs. The first call covers the prefix.
-    cached = cached and network.value.body.is_language_model()
-    window = _Window(Forward(network, head, tokens, packed), rows, context, cached, options)
-    static = window.token_BT.is_cuda if static is None else static
-    return _steps(window, _new_tokens(window, tokens, generators, sampling, static and cached), frozenset(stop))
+    return context
 
 
 @torch.no_grad()
@@ -154,7 +177,7 @@ def _steps(window: _Window, new_tokens: Iterator[Tensor], stop: frozenset[int]) 
 
 
 def _new_tokens(
-    window: _Window, tokens: int, generators: list[Generator], sampling: Sampling, static: bool
+    window: _Window, tokens: int, generators: list[Generator], sampling: Sampling, static: bool, fused: bool | None
 ) -> Iterator[Tensor]:
     """Yields the new tokens of all rows. With `static` they are decoded in slots while the context is not full."""
     temperature, top_k, top_p, min_p = sampling
@@ -163,16 +186,18 @@ def _new_tokens(
         window.drop_ended()
         running = [generators[row] for row in window.running]
         new_B = sample(window.logits(), temperature, running, top_k=top_k, top_p=top_p, min_p=min_p)
-        window.append(new_B)
+        window.append(new_B[:, None])
         left -= 1
         yield new_B
         count = min(left, window.context + 1 - window.length)
         if static and count > 0 and window.static_reason() is None:
-            decoder = window.decoder(new_B, running, lambda logits, u: choose(logits, u, *sampling))
+            new: list[Tensor] = []
+            decoder = window.decoder(new_B, running, sampling, fused)
             for new_B in decoder.tokens(count):
-                window.append(new_B.to(window.token_BT.device))
+                new.append(new_B)
                 left -= 1
                 yield new_B
+            window.append(torch.stack(new, dim=1))
             static = False
 
 
@@ -243,18 +268,20 @@ class _Window:
         """Why the tokens cannot be decoded in slots, or None if they can."""
         return static_reason(self.cache.entries)
 
-    def decoder(self, new_B: Tensor, generators: list[Generator], choose: Choose) -> Decoder:
+    def decoder(self, new_B: Tensor, generators: list[Generator], sampling: Sampling, fused: bool | None) -> Decoder:
         """Continues the cached tokens in slots."""
         options = {name: x for name, x in self.options.items() if name in ("encoder_output", "kernel")}
-        return Decoder(self.forward.network, self.forward.head, self.cache, new_B, generators, choose, **options)
+        network, head = self.forward.network, self.forward.head
+        return Decoder(network, head, self.cache, new_B, generators, sampling, fused=fused, **options)
 
-    def append(self, new_B: Tensor) -> None:
-        self.length, self.new_BT = self.length + 1, new_B[:, None]
+    def append(self, new_BT: Tensor) -> None:
+        self.new_BT = new_BT.to(self.token_BT.device)
+        self.length += new_BT.shape[1]
         # Only the window is kept, so the cost of a step does not grow with the text.
         self.token_BT = torch.cat((self.token_BT[:, -self.context :], self.new_BT), dim=1)
         if self.padding:
-            visible_B1 = self.visible_BT.new_ones(len(self.visible_BT), 1)
-            self.visible_BT = torch.cat((self.visible_BT[:, -self.context :], visible_B1), dim=1)
+            visible_BT = torch.ones_like(self.new_BT, dtype=torch.bool)
+            self.visible_BT = torch.cat((self.visible_BT[:, -self.context :], visible_BT), dim=1)
 
 
 def _generators(rows: list[list[int]], seed: int) -> list[Generator]:

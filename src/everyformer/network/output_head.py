@@ -215,9 +215,13 @@ class LanguageModule(nn.Module):
         self.map = None if value.tied else nn.Linear(width, vocabulary, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if value.bias else None
 
+    def weight(self, embed: EmbedModule) -> Tensor:
+        """The map V, D from a vector to its logits."""
+        return _tied(embed) if self.map is None else self.map.weight
+
     def logit_map(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> LogitMap:
         z_BTD = z_BTD if self.scale == 1.0 else z_BTD * self.scale
-        return LogitMap(z_BTD, _tied(embed) if self.map is None else self.map.weight, self.bias, self.soft_cap)
+        return LogitMap(z_BTD, self.weight(embed), self.bias, self.soft_cap)
 
     def forward(self, z_BTD: Tensor, visible_BT: Tensor | None, embed: EmbedModule) -> Tensor:
         return self.logit_map(z_BTD, visible_BT, embed).logits()

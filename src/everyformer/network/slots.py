@@ -19,6 +19,7 @@ from torch import Tensor
 
 from everyformer.attention.context import Call, Context, Positions, SideInputs
 from everyformer.network.cache import NO_POSITION, Cache, Entry, KVCache, RecurrentState
+from everyformer.network.fused_step import fused_step
 from everyformer.network.network import EncoderOutput, Network
 
 
@@ -95,6 +96,7 @@ class Slots:
     next_B1: Tensor  # the position of the next token
     encoder_output: EncoderOutput | None = None
     kernel: str = "auto"
+    fused: bool = False  # whether the programs of network/fused_step.py compute a step
 
     @property
     def rows(self) -> int:
@@ -164,8 +166,7 @@ class Slots:
 
     def grown(self, capacity: int, rows: int | None = None) -> Slots:
         """These slots with more of them, before any of the first table was written twice, and with more rows."""
-        options: dict[str, Any] = {"encoder_output": self.encoder_output, "kernel": self.kernel}
-        grown = Slots._empty(self.network, self.entries, capacity, rows or self.rows, **options)
+        grown = Slots._empty(self.network, self.entries, capacity, rows or self.rows, **self._options())
         grown.next_B1[: self.rows] = self.next_B1
         pairs = list(zip(grown.entries, self.entries, strict=True))
         sources = {one.table: old.table for one, old in pairs if isinstance(one, SlotKV) and isinstance(old, SlotKV)}
@@ -188,7 +189,10 @@ class Slots:
             else:
                 entries.append(entry.map(lambda x: x[:rows]) if isinstance(entry, RecurrentState) else entry)
         tables = [table.view(rows, capacity) for table in self.tables]
-        return Slots(self.network, entries, tables, self.next_B1[:rows], self.encoder_output, self.kernel)
+        return Slots(self.network, entries, tables, self.next_B1[:rows], **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {"encoder_output": self.encoder_output, "kernel": self.kernel, "fused": self.fused}
 
     def step(self, inputs: Any, logits: bool = True) -> Any:
         """The logits of every output head after one more token of each sequence; changes the state.
@@ -199,10 +203,26 @@ class Slots:
         x_BTD = network.embed(inputs)
         for table in self.tables:
             table.position_BS.scatter_(1, table.slot_B[:, None], self.next_B1)
-        all_positions = [
-            Positions(1, table.capacity, x_BTD.device, self.next_B1, table.position_BS) for table in self.tables
-        ]
+        # A token after the prompt attends to every earlier one, so no prefix adds to that.
+        prefix_B = torch.zeros_like(self.next_B1[:, 0]) if "prefix" in network.reads else None
+        side = SideInputs(prefix=prefix_B, tokens=inputs if "tokens" in network.reads else None)
+        context = Context(self._positions(0, x_BTD.device), side, Call(self.kernel))
+        context = replace(context, encoder=network.encoder_context(self.encoder_output, x_BTD, context))
+        x_BTD = network.add_positions(x_BTD, context)
+        if self.fused:
+            predicted = fused_step(network, x_BTD, context, self.entries, self.tables)
+        else:
+            predicted = network.predict(self._body(x_BTD, context), logits=logits)
+        self.next_B1 += 1
+        for table in self.tables:
+            table.slot_B.add_(1).remainder_(table.ring)
+        return predicted
+
+    def _body(self, x_BTD: Tensor, context: Context) -> Tensor:
+        """The output of the layers, which append to the entries."""
         row_B = torch.arange(self.rows, device=x_BTD.device)
+        others = (self._positions(number, x_BTD.device) for number in range(1, len(self.tables)))
+        all_positions = [context.positions, *others]
         entries = [
             replace(
                 entry,
@@ -213,20 +233,16 @@ class Slots:
             else entry
             for entry in self.entries
         ]
-        # A token after the prompt attends to every earlier one, so no prefix adds to that.
-        prefix_B = torch.zeros_like(row_B) if "prefix" in network.reads else None
-        tokens = inputs if "tokens" in network.reads else None
-        context = Context(all_positions[0], SideInputs(prefix=prefix_B, tokens=tokens), Call(self.kernel))
-        context = replace(context, encoder=network.encoder_context(self.encoder_output, x_BTD, context))
-        x_BTD = network.add_positions(x_BTD, context)
-        x_BTD, new = network.body(x_BTD, context, entries)
+        x_BTD, new = self.network.body(x_BTD, context, entries)
         for entry, after in zip(self.entries, new or (), strict=True):
             if isinstance(entry, RecurrentState):
                 entry.tensors[0].copy_(after.tensors[0][:, -1:])
-        self.next_B1 += 1
-        for table in self.tables:
-            table.slot_B.copy_((table.slot_B + 1) % table.ring)
-        return network.predict(x_BTD, logits=logits)
+        return x_BTD
+
+    def _positions(self, number: int, device: torch.device) -> Positions:
+        """The positions of a table's slots, and of the new token."""
+        table = self.tables[number]
+        return Positions(1, table.capacity, device, self.next_B1, table.position_BS)
 
     def state(self) -> list[Tensor]:
         """The tensors that a step changes, besides keys and values."""
