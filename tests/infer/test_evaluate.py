@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from everyformer import Classify, Halt, Language, Learned, PreNorm, Repeat, Span, Stack, generate
 from everyformer.infer.estimate import Estimate
 from everyformer.infer.evaluate import adaptive_metrics, bits_per_byte, perplexity, window_nll
+from everyformer.network import linear_cross_entropy
 from everyformer.study.spans import spans
 from tests.infer import spec
 from tests.network import VOCABULARY, model, ready
@@ -95,6 +96,22 @@ def test_every_call_has_whole_windows_and_no_padding(literal):
     handle.remove()
     assert sum(shape[0] for shape in shapes) == 32
     assert all(shape[1] == WINDOW for shape in shapes) and [shape[0] for shape in shapes] == [1, 10, 10, 10, 1]
+
+
+def test_logits_are_computed_of_new_targets_alone_and_never_whole(literal, monkeypatch):
+    network, expected = literal
+    computed: list[int] = []
+
+    def logits(self):
+        computed.append(len(self.hidden))
+        return linear_cross_entropy.F.linear(self.hidden, self.weight_VD, self.bias_V)
+
+    monkeypatch.setattr(linear_cross_entropy.LogitMap, "logits", logits)
+    monkeypatch.setattr(linear_cross_entropy, "CHUNK_ON_CPU", 6 * VOCABULARY)
+    total, count = window_nll(network, TEXT, WINDOW, 4, batch=3)
+    assert sum(computed) == count == 39 and max(computed) <= 6
+    monkeypatch.undo()
+    assert math.isclose(total, expected(TEXT, 4), rel_tol=1e-12)
 
 
 def test_dropout_is_off_and_the_training_mode_is_restored(literal):

@@ -61,6 +61,17 @@ def test_only_wanted_gradients_are_computed(chunks):
         assert not LogitMap(*leaves).cross_entropy(target_N).requires_grad
 
 
+@pytest.mark.parametrize("cap", [None, 0.7])
+def test_the_losses_of_the_vectors_are_those_of_whole_logits(chunks, cap):
+    (hidden, weight, bias), target_N = inputs(True)
+    target_N = target_N.clamp(min=0)
+    found_N = LogitMap(hidden, weight, bias, cap).losses(target_N)
+    logits = LogitMap(hidden, weight, bias, cap).logits()
+    wanted_N = -logits.log_softmax(-1).gather(1, target_N[:, None])[:, 0]
+    assert not found_N.requires_grad
+    torch.testing.assert_close(found_N, wanted_N.detach(), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_vectors_without_a_target_cost_nothing_and_change_nothing(chunks, share):
     leaves, target_N = inputs(bias=True)

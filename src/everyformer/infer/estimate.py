@@ -95,7 +95,7 @@ class Estimate:
 
     def _sums_and_targets(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The sum and the number of targets of each unit; of units with positions, of groups of neighbours."""
-        sum_U = torch.cat([one.double().cpu() for one in self._sums]).numpy()
+        sum_U = torch.cat([one.double() for one in self._sums]).cpu().numpy()
         targets_U = np.concatenate(self._targets).astype(np.float64)
         if not self._positions:
             return sum_U, targets_U

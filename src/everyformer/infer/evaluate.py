@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from everyformer.attention.context import Probe
 from everyformer.attention.span import DynamicSpanModule, SpanModule
@@ -33,11 +33,13 @@ from everyformer.infer.estimate import Estimate
 from everyformer.infer.prompts import fixed_prefix, language_head, prefix_inputs
 from everyformer.network.act import HaltingUnit
 from everyformer.network.cache import Cache
+from everyformer.network.linear_cross_entropy import LogitMap
 from everyformer.network.network import Network, evaluating
 from everyformer.network.output_head import Language, vocabulary_size
 
 MAX_LOGITS = 1 << 26  # in one call by default: a quarter of a GiB in float32
-MAX_CPU_WINDOWS = 32  # in one call on a CPU, where larger batches are not faster
+MAX_HIDDEN = 1 << 27  # numbers of a hidden state in one call by default, so that a GPU is busy for milliseconds
+MAX_CPU_HIDDEN, MAX_CPU_WINDOWS = 1 << 22, 32  # the same, and windows, on a CPU, where larger batches are not faster
 MAX_ROWS = 32  # into which a text is split for streaming
 MIN_LEAD = 256  # tokens that a row reads before its first target, at least
 PROBED_TOKENS = 512  # at the beginning of a text, for adaptive spans and halting steps
@@ -58,8 +60,9 @@ def window_nll(
     """Returns the sum of -log p over the targets token_N[1:], in nats, and the number of targets.
 
     With a `limit` at most about so many targets are scored, of windows that are spread over the text. `batch` is the number of
-    windows in one call (None: as many as MAX_LOGITS allows, on a CPU at most 32). `estimate` collects the sums of the windows
-    and reports the progress. Use autocast around it for another precision.
+    windows in one call (None: as many as MAX_HIDDEN allows, on a CPU at most 32). Logits are computed of the new targets of a window
+    alone, in chunks. `estimate` collects the sums of the windows and reports the progress. Use autocast around it for another
+    precision.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride is {stride} with a window of {window}: give a stride of 1 to {window}")
@@ -75,17 +78,15 @@ def window_nll(
             f"stride is {stride} with a window of {window}, but its first {given + 1} tokens are the model's prefix and are not predicted; "
             f"{f'give a stride of at most {window - given}' if window > given else 'give a longer window'}"
         )
-    fitting = MAX_LOGITS // (window * vocabulary_of(network, head))
-    batch = batch or max(1, min(MAX_CPU_WINDOWS, fitting) if device.type == "cpu" else fitting)
+    batch = batch or _fitting(window, network.value.width, device)
     batches = [(end_B, min(new, window - given)) for end_B, new in _batches(count, window, stride, batch, limit)]
     estimate.expect(sum(len(end_B) * new for end_B, new in batches))
     with evaluating(network):
         for end_B, new in batches:
-            token_BT = _windows(token_N, end_B, window).to(device)
+            token_BT = _windows(token_N, end_B, window, device)
             side_inputs = prefix_inputs(network, [window - new + 1] * len(end_B))
-            output = network(token_BT[:, :-1], kernel=kernel, side_inputs=side_inputs)
-            loss_B = _loss(output.logits_of(head)[:, -new:], token_BT[:, -new:])
-            estimate.add(loss_B, new, end_B)
+            output = network(token_BT[:, :-1], kernel=kernel, side_inputs=side_inputs, probe=_later())
+            estimate.add(_loss(output.logits_of(head), token_BT, new), new, end_B)
     return estimate.total, estimate.scored
 
 
@@ -125,11 +126,11 @@ def streaming_nll(
             cache = Cache(max_length=memory)
             for offset in range(0, end, segment):
                 size = min(segment, end - offset)
-                token_BT = _windows(token_N, start_B + offset + size, size).to(device)
-                output = network(token_BT[:, :-1], cache=cache, kernel=kernel)
+                token_BT = _windows(token_N, start_B + offset + size, size, device)
+                output = network(token_BT[:, :-1], cache=cache, kernel=kernel, probe=_later())
                 cache = output.cache
                 if counted := scored if offset < unscored else len(start_B):
-                    loss_B = _loss(output.logits_of(head)[:counted], token_BT[:counted, 1:])
+                    loss_B = _loss(output.logits_of(head), token_BT[:counted], size)
                     estimate.add(loss_B, size, start_B[:counted] + offset + size)
     return estimate.total, estimate.scored
 
@@ -179,21 +180,33 @@ def _batches(count: int, window: int, stride: int, batch: int, limit: int | None
         yield np.array([count]), rest
 
 
-def _windows(token_N: NDArray[Any], end_B: NDArray[Any], window: int) -> Tensor:
+def _fitting(window: int, width: int, device: torch.device) -> int:
+    """The number of windows in one call by default."""
+    if device.type == "cpu":
+        return max(1, min(MAX_CPU_WINDOWS, MAX_CPU_HIDDEN // (window * width)))
+    return max(1, MAX_HIDDEN // (window * width))
+
+
+def _windows(token_N: NDArray[Any], end_B: NDArray[Any], window: int, device: torch.device) -> Tensor:
     """Returns the inputs and targets of the windows with these ends. Windows that overlap are views of one piece of the text."""
     steps = np.diff(end_B)
     stride = int(steps[0]) if len(steps) else 1
     if stride <= window and (steps == stride).all():
         piece = np.asarray(token_N[end_B[0] - window : end_B[-1] + 1]).astype(np.int64)
-        return torch.from_numpy(piece).unfold(0, window + 1, stride)
-    return torch.from_numpy(np.stack([np.asarray(token_N[end - window : end + 1]) for end in end_B]).astype(np.int64))
+        return torch.from_numpy(piece).to(device).unfold(0, window + 1, stride)
+    rows = [np.asarray(token_N[end - window : end + 1]) for end in end_B]
+    return torch.from_numpy(np.stack(rows).astype(np.int64)).to(device)
 
 
-def _loss(logits_BTV: Tensor, target_BT: Tensor) -> Tensor:
-    """Returns the sum of -log p of each row in float64, from logits in float32 at least."""
-    exact = torch.promote_types(logits_BTV.dtype, torch.float32)
-    loss_N = F.cross_entropy(logits_BTV.flatten(0, 1).to(exact), target_BT.flatten(), reduction="none")
-    return loss_N.double().view(target_BT.shape).sum(1)
+def _later() -> Probe:
+    """The probe of a pass that does not compute its logits."""
+    return Probe(records_weights=False, logits=False)
+
+
+def _loss(logits: LogitMap, token_BT: Tensor, new: int) -> Tensor:
+    """Returns the sum of -log p of the last `new` tokens of each row, in float64."""
+    hidden_BTD = logits.hidden[: len(token_BT), logits.hidden.shape[1] - new :]
+    return replace(logits, hidden=hidden_BTD).losses(token_BT[:, -new:]).double().sum(1)
 
 
 def vocabulary_of(network: Network, head: int) -> int:

@@ -16,7 +16,7 @@ There are no second derivatives. Under `torch.compile` the chunks are part of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -52,6 +52,14 @@ class LogitMap:
         """Returns the output of the linear map within the soft cap, if there is one."""
         return logits if self.soft_cap is None else self.soft_cap * (logits / self.soft_cap).tanh()
 
+    def losses(self, target: Tensor) -> Tensor:
+        """Returns -log p(target) of each vector, in float32 at least, without gradients. The logits are computed in chunks."""
+        hidden_ND, target_N = self.hidden.flatten(0, -2), target.flatten()
+        pieces = (x.split(chunk_rows(len(self.weight_VD), target.device)) for x in (hidden_ND, target_N))
+        with torch.no_grad():
+            losses = [_losses(replace(self, hidden=h).logits(), t) for h, t in zip(*pieces, strict=True)]
+        return torch.cat(losses).view(target.shape)
+
     def cross_entropy(self, target: Tensor, smoothing: float = 0.0) -> Tensor:
         """Returns the sum of -log p(target) over the vectors whose target is not negative, in chunks."""
         hidden_ND, target_N = self.hidden.flatten(0, -2), target.flatten()
@@ -75,6 +83,11 @@ def cross_entropy(logits: Tensor | LogitMap, target: Tensor, smoothing: float = 
     target_N = target.flatten()
     target_N = torch.where(target_N < 0, NO_TARGET, target_N)
     return F.cross_entropy(logits_NV, target_N, reduction="sum", ignore_index=NO_TARGET, label_smoothing=smoothing)
+
+
+def _losses(logits_NV: Tensor, target_N: Tensor) -> Tensor:
+    exact = torch.promote_types(logits_NV.dtype, torch.float32)
+    return F.cross_entropy(logits_NV.to(exact), target_N, reduction="none")
 
 
 def chunk_rows(vocabulary: int, device: torch.device, has_program: bool = False) -> int:
