@@ -17,10 +17,11 @@ from everyformer.train.distributed import World
 from everyformer.train.loop import resume, train
 from everyformer.train.recipe import Recipe
 from everyformer.train.record import read
-from tests.train.small import finish, recipe, text
+from tests.train.small import finish, recipe, same, text
 
 SETTINGS = ("model.dropout=0.0", "run.batch=8")
 WAYS = {"ddp": "run.shard=false", "fsdp": "run.shard=true"}
+SKIPS = ("optim.name=muon", "run.steps=6", "run.save=1", "run.keep=6", "run.evaluate=0")
 TORCHRUN = (
     sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
     "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
@@ -50,14 +51,17 @@ def deep(data, *settings):
 
 # Everything that needs two processes, in one launch: most of the time is the launch.
 ALL = """
-import os, shutil, sys, time, warnings
+import math, os, shutil, sys, time, warnings
 from pathlib import Path
+import pytest
 import torch
 import torch.distributed as dist
 from everyformer.data import tokenizer
+from everyformer.train import loop
 from everyformer.train.loop import resume, train
 from tests.train.small import recipe
-from tests.train.test_distributed import SETTINGS, WAYS, deep, spans
+from tests.train.test_distributed import SETTINGS, SKIPS, WAYS, deep, spans
+from tests.train.test_in_flight import broken_steps
 torch.set_num_threads(1)
 warnings.filterwarnings("error", "FSDP2-wrapped module")  # returned a view
 folder, data = Path(sys.argv[1]), sys.argv[2]
@@ -71,6 +75,11 @@ if os.environ["RANK"] == "0":
     shutil.copytree(folder / "shared", folder / "again")
 dist.barrier()
 resume(folder / "again", step=2)
+with pytest.MonkeyPatch.context() as patch:
+    broken_steps(patch, {15: math.nan})  # the fourth of six
+    patch.setattr(loop, "steps_ahead", lambda device: 2)
+    for way, setting in WAYS.items():
+        train(recipe(data, *SETTINGS, *SKIPS, setting), folder / f"skip-{way}")
 train_tokenizer = tokenizer.train
 def learned(*args):
     (folder / f"learned-{os.environ['RANK']}").touch()
@@ -147,6 +156,10 @@ def test_two_processes_have_the_curve_of_one_and_resume_each_others_runs(tmp_pat
         train(make(tmp_path / "text.txt"), tmp_path / f"{name}-one")
         losses = (torch.tensor(recorded(tmp_path / one, "step", "loss")) for one in (name, f"{name}-one"))
         torch.testing.assert_close(*losses)
+    for way in WAYS:  # a skipped step changes nothing in any process
+        assert recorded(tmp_path / f"skip-{way}", "skip", "step") == [4]
+        paths = [checkpoint.path_of(tmp_path / f"skip-{way}", step) for step in (3, 4, 5)]
+        assert same(*paths[:2]) and not same(*paths[1:])
     # The main process learned the tokenizer, the other one found it in the cache.
     assert [(tmp_path / f"learned-{rank}").exists() for rank in (0, 1)] == [True, False]
 

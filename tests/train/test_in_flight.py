@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 
 import pytest
 import torch
 
-from everyformer.task.language import LanguageData, LanguageObjective
+from everyformer.task.language import Language, LanguageData, LanguageObjective
 from everyformer.train import checkpoint, loop
 from everyformer.train.distributed import World
 from everyformer.train.draw import Batches
 from everyformer.train.gradient_watch import Unstable
 from everyformer.train.in_flight import InFlight, Sent
 from everyformer.train.loop import resume, train
-from everyformer.train.recipe import Recipe
+from everyformer.train.recipe import Recipe, override
 from everyformer.train.record import read
 from tests.train.small import recipe, same, text
 
@@ -73,6 +74,20 @@ def test_a_skipped_step_leaves_the_weights_the_moments_and_the_ema(tmp_path, mon
     train(recipe(text(tmp_path), *settings), tmp_path / "run", until=7)
     paths = {step: checkpoint.path_of(tmp_path / "run", step) for step in (4, 5, 6, 7)}
     assert same(paths[4], paths[5]) and same(paths[4], paths[6]) and not same(paths[6], paths[7])
+
+
+@pytest.mark.spec(137)
+def test_a_segment_memory_is_reset_in_the_step_after_a_skipped_one(tmp_path, monkeypatch):
+    """So its numbers are waited for in each step."""
+    broken_steps(monkeypatch, {15: float("nan")})
+    start, losses = Recipe(member="transformer-xl", size="tiny", task=Language(), data=str(text(tmp_path))), {}
+    one = override(start, ["run.steps=6", "run.batch=2", "run.evaluate=0", "run.device=cpu", "task.valid=0.02"])
+    for folder, ahead in (("waits", 0), ("ahead", 2)):
+        monkeypatch.setattr(loop, "steps_ahead", lambda device, ahead=ahead: ahead)
+        train(one, tmp_path / folder)
+        losses[folder] = [line["loss"] for line in records(tmp_path / folder) if line["kind"] == "step"]
+    assert str(losses["waits"]) == str(losses["ahead"])
+    assert [math.isnan(loss) for loss in losses["ahead"]] == [False, False, False, True, False, False]
 
 
 @pytest.mark.spec(137)
