@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from everyformer.task.language import Language, LanguageData, LanguageObjective
-from everyformer.train import checkpoint, loop
+from everyformer.train import checkpoint, learner, loop
 from everyformer.train.distributed import World
 from everyformer.train.draw import Batches
 from everyformer.train.gradient_watch import Unstable
 from everyformer.train.in_flight import InFlight, Sent
 from everyformer.train.loop import resume, train
+from everyformer.train.optimizer import optimizers
 from everyformer.train.recipe import Recipe, override
 from everyformer.train.record import read
 from tests.train.small import recipe, same, text
@@ -167,3 +168,17 @@ def test_batches_that_are_drawn_ahead_are_the_same_and_use_no_random_numbers_of_
     assert not ahead.drawn  # nothing is drawn past the last step
     assert torch.equal(torch.get_rng_state(), state)
     ahead.close()
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_run_whose_learning_rates_are_tensors_resumes_to_equal_bits(tmp_path, monkeypatch, name):
+    """As those of a CUDA graph."""
+    monkeypatch.setattr(
+        learner, "optimizers", lambda network, optim, _: optimizers(network, optim, torch.device("cpu"))
+    )
+    data, settings = text(tmp_path), ("run.steps=6", "run.evaluate=0", f"optim.name={name}")
+    train(recipe(data, *settings), tmp_path / "whole")
+    train(recipe(data, *settings), tmp_path / "cut", until=3)
+    resume(tmp_path / "cut")
+    assert same(*(checkpoint.path_of(tmp_path / folder, 6) for folder in ("whole", "cut")))
+    assert records(tmp_path / "whole")[-3:] == records(tmp_path / "cut")[-3:]

@@ -10,9 +10,9 @@ from tests.train.small import start, text
 
 ENDLESS = """
 import sys
-from everyformer.train import loop
+from everyformer.train import loop, stop_signals
 from tests.train.small import recipe
-loop.SAME_SIGNAL = 0.1
+stop_signals.SAME_SIGNAL = 0.1
 def endless(self, number, records):
     print("stepping", flush=True)
     while True:

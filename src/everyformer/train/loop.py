@@ -10,11 +10,10 @@ depends on when a run was interrupted.
 from __future__ import annotations
 
 import dataclasses
-import math
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +42,7 @@ from everyformer.train.recipe import Recipe
 from everyformer.train.record import Callback, Records
 from everyformer.train.run_data import changed_splits, check_classes, with_data
 from everyformer.train.schedule import batch_size, lr_factor
+from everyformer.train.stop_signals import stop_signals
 from everyformer.train.trained import TrainedRun
 
 
@@ -122,9 +122,6 @@ def _open(recipe: Recipe, folder: Path | None, world: World) -> TaskData:
     return recipe.task.open(recipe.data, folder)
 
 
-SAME_SIGNAL = 5.0  # seconds in which a signal is taken for the first one: launchers send it to a process twice
-
-
 class Loop:
     """One run in one process."""
 
@@ -165,7 +162,7 @@ class Loop:
         records = self._open_records()
         metrics: dict[str, Any] = {}
         try:
-            with self._signals(records):
+            with stop_signals(lambda: self.stop_reason is not None, partial(self._stop, records)):
                 metrics = self._steps(start, records)
         except Exception as error:
             with suppress(ValueError, RuntimeError):  # the disk may be full, or the device in an error
@@ -360,36 +357,9 @@ class Loop:
             learner.scaler.load_state_dict(state["scaler"])
         return int(state["step"])
 
-    @contextmanager
-    def _signals(self, records: Records) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run after the current step, with a checkpoint. A second one ends it at once.
-
-        An evaluation is aborted; the checkpoint is still written.
-        """
-        first = math.inf
-
-        def stop(number: int, frame: Any) -> None:
-            nonlocal first
-            if self.stop_reason is not None and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            if time.monotonic() > first + SAME_SIGNAL:
-                signal.signal(number, signal.SIG_DFL)
-                signal.raise_signal(number)
-            first = min(first, time.monotonic())
-            self.stop_reason = f"asked to stop by {signal.Signals(number).name}"
-            self.signalled = True  # it is written when the records of the steps before are
-            records.tell("stop", self.step, reason=self.stop_reason)
-            if self.evaluator.running:
-                raise StopEvaluation
-
-        previous: dict[int, Any] = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                previous[number] = signal.signal(number, stop)
-        except ValueError:  # not in the main thread, which alone may handle signals
-            previous = {}
-        try:
-            yield
-        finally:
-            for name, handler in previous.items():
-                signal.signal(name, handler)
+    def _stop(self, records: Records, reason: str) -> None:
+        """End the run after the current step, with a checkpoint. An evaluation is aborted."""
+        self.stop_reason, self.signalled = reason, True  # it is written when the records of the steps before are
+        records.tell("stop", self.step, reason=reason)
+        if self.evaluator.running:
+            raise StopEvaluation
