@@ -44,7 +44,7 @@ gpu: .venv/.installed
 # The site, in site/. Nothing is loaded from the network, and a link that leads nowhere is an error.
 docs: .venv/.installed
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
-	@echo 'open site/index.html'
+	@echo 'open site/index.html; the search needs a server: $(PY) -m http.server --directory site'
 
 clean:
 	rm -rf .venv build site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 import everyformer
+from docs.hooks.equations import NONE, equations
 from everyformer.cli.main import app
 from everyformer.cli.settings_listing import read_listing
+from everyformer.sources import SOURCES
+from tests.chromium import opened_page, until
 
 ROOT = Path(__file__).parent.parent
 LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?([^\s\">]+)|<link[^>]*?\shref=\"?([^\s\">]+)")
@@ -57,3 +60,36 @@ def test_the_reference_has_every_name_command_and_setting(site):
     rows = [*listing["run"], *listing["optim"], *(row for rows in listing["tasks"].values() for row in rows)]
     rows += [row for member in listing["members"].values() for row in member["model"]]
     assert all(f"<code>{row['name']}</code>" in pages["settings"] for row in rows)
+
+
+@pytest.mark.browser
+def test_a_student_finds_the_code_of_any_equation(browser, site):
+    """With three clicks from the first page: the reference, whose first page lists the equations, the equation's code."""
+    with opened_page(browser, site.as_uri()) as page:
+        page.goto((site / "index.html").as_uri())
+        page.get_by_role("link", name="Reference", exact=True).first.click()
+        page.get_by_role("heading", name="From the equation to the code").wait_for()
+        numbers = [number for number in equations() if number not in NONE]
+        assert {number[0] for number in numbers} == set(SOURCES)
+        for number in numbers:
+            row = page.get_by_role("row").filter(has=page.locator(f"[id='{number}']"))
+            row.get_by_role("link", name=re.compile(r"\.py:\d+")).first.click()
+            line = page.locator(":target")
+            line.wait_for()
+            above = page.locator(f"#L{int(line.get_attribute('id')[1:]) - 1}")
+            assert re.search(rf"# eq\. .*\b{number}\b", above.inner_text() + line.inner_text())
+            until(
+                page,
+                "(box => box.top >= 0 && box.bottom <= innerHeight)(document.querySelector(':target').getBoundingClientRect())",
+            )
+            page.go_back()
+
+
+@pytest.mark.browser
+def test_a_chapter_leads_from_its_equation_to_the_code(browser, site):
+    with opened_page(browser, site.as_uri()) as page:
+        page.goto((site / "learn" / "01_self_attention.html").as_uri())
+        page.get_by_role("link", name="K1 and K2").click()
+        row = page.get_by_role("row").filter(has=page.locator(":target"))
+        row.get_by_role("link", name=re.compile(r"\.py:\d+")).first.click()
+        assert "# eq. " in page.locator(":target").inner_text()
