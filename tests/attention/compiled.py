@@ -18,13 +18,14 @@ from everyformer.attention.kernels.parts import Kind, Part, band, distant, resid
 from everyformer.attention.pattern import Hashed
 from everyformer.network import cross_entropy_program
 
-HALF = ("q", "k", "v", "gradient", "output", "to_q", "to_k", "to_v", "logits")
+HALF = ("q", "k", "v", "gradient", "output", "to_q", "to_k", "to_v", "logits", "relative", "to_relative")
 SINGLE = ("total", "delta", "to_z", "z", "shared_k", "shared_v", "rotation", "loss")
 WHOLE = ("order", "rank", "alone", "spans")
 LONG = ("bucket_of", "target")
 PARTS = {  # with a soft mask or without, first or not
     "window": (band(1, 255), False, True),
     "span": (band(1, 255), True, True),
+    "relative": (band(1, 255), True, True),
     "summary": (band(128, 0, 8, 8), False, True),
     "stride": (residue(256, 1), False, False),
     "distant": (distant(128, 8, 8), False, False),
@@ -37,7 +38,7 @@ def calls() -> Iterator[tuple[str, Any, dict[str, int]]]:
     """Programs with the numbers that are fixed when they are compiled, as `fused` launches them."""
     for name, (part, soft, first) in PARTS.items():
         numbers = {"KIND": int(part.kind), "SIZE": part.size, "COLUMNS": part.columns, "ROUND": part.round, "E": 64}
-        numbers |= {"SOFT": soft, "FIRST": first}
+        numbers |= {"SOFT": soft, "RELATIVE": name == "relative", "FIRST": first}
         for program in (programs.forward, programs.to_queries, programs.to_keys):
             if program is not programs.to_keys or part.kind is not Kind.BLOCK_AND_DISTANT:
                 yield f"{program.__name__} {name}", program, numbers | fused.SIZES[part.kind][program.__name__]
@@ -61,7 +62,8 @@ def main() -> None:
     for name_of_call, program, numbers in calls():
         given = {name: number for name, number in numbers.items() if name in program.arg_names}
         options = {name: number for name, number in numbers.items() if name not in program.arg_names}
-        absent = () if numbers.get("SOFT") else ("z", "to_z", "spans")  # None, where nothing is soft
+        absent = [] if numbers.get("SOFT") else ["z", "to_z", "spans"]  # None, where nothing is soft
+        absent += [] if numbers.get("RELATIVE") else ["relative", "to_relative"]
         types = {name: "constexpr" if name in absent else kind(name, numbers) for name in program.arg_names}
         fixed = {(at,): given.get(name) for at, name in enumerate(program.arg_names) if types[name] == "constexpr"}
         triton.compile(ASTSource(program, types, fixed), target=GPUTarget("cuda", 90, 32), options=options)

@@ -21,7 +21,7 @@ from everyformer.attention.kernels.parts import Kind
 from everyformer.attention.kernels.request import Request
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Hashed
-from everyformer.attention.score_mod import ScoreMod
+from everyformer.attention.score_mod import ScoreMod, Shaw
 from everyformer.attention.span import DynamicSpan, Span
 from everyformer.family.sparse_transformer import fixed_sets, interleaved, merged, split_by_head
 
@@ -124,6 +124,56 @@ def test_spans_of_several_blocks(score_mod):
     equal(*request_of("causal", (score_mod,), length=300 if CUDA else 75))
 
 
+@pytest.mark.spec(37, 94)
+@pytest.mark.parametrize("soft", ((), (Span(20, ramp=4),), (DynamicSpan(8, 20, ramp=4),)), ids=("", "span", "dynamic"))
+@pytest.mark.parametrize(
+    "text", ("causal & window(12)", "causal & ~window(1) & window(15)", "causal & ~window(3) & window(9)")
+)
+def test_windows_may_have_scores_by_distance(text, soft):
+    request, weights = request_of(text, (Shaw(20, future=text == "causal & window(12)"), *soft), batch=2)
+    assert "score term" not in (fused._relative_reason(request) or "")
+    equal(request, weights)
+
+
+@pytest.mark.parametrize("soft", ((), (Span(40, ramp=8),)), ids=("", "span"))
+def test_scores_by_distance_of_several_blocks(soft):
+    equal(*request_of("causal & ~window(1) & window(40)", (Shaw(40, future=False), *soft), length=300 if CUDA else 75))
+
+
+@pytest.mark.parametrize("soft", ((), (Span(20, ramp=4),)), ids=("", "span"))
+def test_windows_with_scores_by_distance_follow_a_memory_that_is_partly_empty(soft):
+    torch.manual_seed(0)
+    queries, keys = 21, 34
+    key_BK = torch.stack(
+        [torch.arange(keys), (torch.arange(keys) - 9).clamp(min=-1), (torch.arange(keys) - 13).clamp(min=-1)]
+    )
+    q, k, v = (torch.randn(3, HEADS, size, WIDTH, device=DEVICE) for size in (queries, keys, keys))
+    leaves = [x.to(torch.bfloat16 if CUDA else torch.float32).float().requires_grad_() for x in (q, k, v)]
+    context = Context.of(queries, keys, DEVICE, key_BK=key_BK.to(DEVICE))
+    modules = [one.build(HEADS, WIDTH, WIDTH).to(DEVICE) for one in (Shaw(20, future=False), *soft)]
+    weights = [weight for module in modules for weight in module.parameters()]
+    terms = tuple(module.bias(*leaves[:2], 0.4, context) for module in modules)
+    q, k, v = leaves
+    request = Request(q, k, v, parse("causal & ~window(1) & window(15)"), terms, (), context, 0.4, 0.0)
+    assert fused._relative_reason(request) is None
+    equal(request, [*leaves, *weights])
+
+
+def test_scores_by_distance_are_for_windows_within_their_table():
+    for text, shaw, reason in (
+        ("causal & block(8)", Shaw(20), "more than a window"),
+        ("causal & window(12)", Shaw(8), "keys are up to 11 positions away, but those from 8 on share"),
+        ("causal & window(12)", Shaw(11), None),
+    ):
+        found = fused._relative_reason(request_of(text, (shaw,))[0])
+        assert found is None if reason is None else reason in (found or "")
+    request, _ = request_of("causal & window(12)", (Shaw(20),))
+    gap_BK = torch.arange(LENGTH, device=DEVICE)[None].clone()
+    gap_BK[0, 3] = -1
+    hole = Request(**(vars(request) | {"context": Context.of(LENGTH, LENGTH, DEVICE, key_BK=gap_BK)}))
+    assert "do not follow each other" in (fused._relative_reason(hole) or "")
+
+
 @pytest.mark.parametrize(("width", "half"), [(6, 5), (40, 20)])
 def test_the_program_computes_the_buckets_of_every_round(width, half):
     """Wherever the keys lie in memory."""
@@ -190,7 +240,7 @@ def test_programs_compile_for_a_gpu(tmp_path):
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
     )
     assert done.returncode == 0, done.stdout[-200:] + done.stderr[-1500:]
-    assert len(done.stdout.splitlines()) == 23
+    assert len(done.stdout.splitlines()) == 26
 
 
 def test_a_block_and_the_columns_of_earlier_blocks_of_its_size_are_one_launch():

@@ -177,7 +177,7 @@ def test_fused_has_no_dropout_and_no_term_but_one_soft_mask(score_mods, dropout)
         )
         assert fused.unsupported_reason(one_soft) is None
         request = Request(q, q, q, Causal(), terms, (), context, 0.1, dropout)
-        assert "no dropout and no score term but one soft mask" in (fused.unsupported_reason(request) or "")
+        assert "no dropout and no score terms but one soft mask" in (fused.unsupported_reason(request) or "")
 
 
 @pytest.mark.parametrize("depth", [300, 700, 900, 950, 1000, 2000, 5000, 100_000])

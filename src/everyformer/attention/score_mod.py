@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -252,13 +253,7 @@ class ShawModule(ScoreModModule):
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         back, future = context.within(self.back), context.within(self.future)  # few of thousands of rows may be used
         used_RE = self.key_RE[self.back - back : self.back + future + 1]
-        term_BHQR = q_BHQE @ used_RE.to(q_BHQE.dtype).T * scale
-
-        def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
-            row = (context.positions.key_at(b, j) - context.positions.query_at(b, i)).clamp(-back, future) + back
-            return look_up(term_BHQR, b, h, i, row)
-
-        return term
+        return RelativeTerm(q_BHQE @ used_RE.to(q_BHQE.dtype).T * scale, back, future, context)
 
     def output(self, weights_BHQK: Tensor, context: Context) -> Tensor | None:
         if self.value_RE is None:
@@ -268,6 +263,21 @@ class ShawModule(ScoreModModule):
         row_BHQK = row_BHQK.expand_as(weights_BHQK)
         share_BHQR = weights_BHQK.new_zeros(*weights_BHQK.shape[:3], len(self.value_RE))
         return share_BHQR.scatter_add(-1, row_BHQK, weights_BHQK) @ self.value_RE.to(weights_BHQK.dtype)
+
+
+@dataclass(frozen=True, eq=False)  # torch.compile asks a callable for its hash before its fields are set
+class RelativeTerm:
+    """The term of a query and the distance j - i, from `back` positions before the query to `future` after it."""
+
+    term_BHQR: Tensor
+    back: int
+    future: int
+    context: Context
+
+    def __call__(self, b: Any, h: Any, i: Any, j: Any) -> Tensor:
+        positions = self.context.positions
+        distance = positions.key_at(b, j) - positions.query_at(b, i)
+        return look_up(self.term_BHQR, b, h, i, distance.clamp(-self.back, self.future) + self.back)
 
 
 class T5Bias(ScoreMod, Value, frozen=True):

@@ -18,10 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from everyformer.attention.algebra import And, ByHead, Causal, Full, Not, Or
 from everyformer.attention.context import Context, SideInputs
-from everyformer.attention.has_data import can_read
 from everyformer.attention.kernels.merge import log_sum_exp, merge
 from everyformer.attention.kernels.parts import Kind, parts, plan
-from everyformer.attention.kernels.request import Request
+from everyformer.attention.kernels.request import Request, has_consecutive_keys
 from everyformer.attention.kernels.sdpa import dense, without_empty_rows
 from everyformer.attention.pattern import Pattern, Window
 
@@ -62,7 +61,7 @@ def unsupported_reason(request: Request) -> str | None:
         return None
     if any(type(part) not in BY_DISTANCE for part in (request.narrowed or request.pattern).walk()):
         return "the index of a key is not its position (left padding, a cropped cache or another sequence); use sdpa"
-    if not request.context.memo(("consecutive",), lambda: _are_consecutive(request.context)):
+    if not has_consecutive_keys(request.context):
         return "the visible keys of a sequence do not follow each other (padding between them, or another sequence); use sdpa"
     return None
 
@@ -126,15 +125,6 @@ def _indices_are_positions(context: Context) -> bool:
         return False
     index_K = torch.arange(positions.keys, device=positions.device)
     return bool(((positions.key_BK == index_K) | (positions.key_BK < 0)).all())
-
-
-def _are_consecutive(context: Context) -> bool:
-    """Whether the visible keys of each sequence have consecutive indices: then the difference of two is their distance."""
-    positions = context.positions
-    if positions.query_BQ is not None or positions.key_BK is None or not can_read(positions.key_BK):
-        return False
-    key_BK = positions.key_BK
-    return bool(((key_BK.diff(dim=1) == 1) | (key_BK[:, :-1] < 0)).all())
 
 
 def _attend(request: Request, gather: Gather, head_H: Tensor, with_total: bool) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,9 @@
 
 Each part is one launch of a program of `programs.py`. It continues where the last part stopped: it starts from that part's outputs
 and sums of exponentials, so nothing is merged, reordered or copied. Only the gradients of the distant keys, which several
-programs share, are added up at the end. Adaptive spans are a band whose keys are weighted by the soft mask.
+programs share, are added up at the end. Adaptive spans are a band whose keys are weighted by the soft mask. A term of query and distance is
+a table, linear in the length for windows; in it a pair that nothing else excludes can be hidden, so a window with such a term may
+follow a segment memory, and may leave out the nearest keys.
 
 Paper: Dao 2023 (FlashAttention-2); the programs differ from it in the pairs that they compute.
 """
@@ -14,20 +16,25 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from everyformer.attention.algebra import And, Not
 from everyformer.attention.has_data import has_data
 from everyformer.attention.hashing import BUCKET
 from everyformer.attention.kernels.parts import Kind, Part, plan
-from everyformer.attention.kernels.request import HALF, Request
-from everyformer.attention.pattern import Hashed, Pattern
+from everyformer.attention.kernels.request import HALF, Request, has_consecutive_keys
+from everyformer.attention.pattern import Hashed, Pattern, Window
+from everyformer.attention.score_mod import RelativeTerm
 from everyformer.attention.span import SoftMask
 
+T = TypeVar("T")
+
 MAX_WIDTH = 128
+MAX_TABLE = 2**31  # scores by query and distance
 LIMIT = 0.25  # computed fraction up to which it is faster than dense attention
 
 
@@ -76,9 +83,10 @@ def unsupported_reason(request: Request) -> str | None:
         return "its programs are for NVIDIA's GPUs; use blocked"
     if importlib.util.find_spec("triton") is None:
         return "Triton, which comes with PyTorch for CUDA on Linux, is not installed; use blocked"
-    if request.dropout or len(request.terms) > 1 or not all(isinstance(term, SoftMask) for term in request.terms):
-        return "its programs have no dropout and no score term but one soft mask; use blocked"
-    if reason := request.partial_pass_reason():
+    kinds = [type(term) for term in request.terms]
+    if request.dropout or len(set(kinds)) < len(kinds) or not set(kinds) <= {SoftMask, RelativeTerm}:
+        return "its programs have no dropout and no score terms but one soft mask and one of the distance; use blocked"
+    if reason := _relative_reason(request) if RelativeTerm in kinds else request.partial_pass_reason():
         return reason
     if (width := _width(request)) > MAX_WIDTH:
         return f"heads are wider than {MAX_WIDTH}; use blocked"
@@ -87,6 +95,29 @@ def unsupported_reason(request: Request) -> str | None:
     if launched_parts(request) is None:
         return f"{request.pattern} is not a union of windows, blocks, strides and summaries, nor hashed; use blocked"
     return None
+
+
+def _relative_reason(request: Request) -> str | None:
+    """Returns why a request with a term of the distance cannot be computed, or None."""
+    term, groups = _term(request, RelativeTerm), launched_parts(request) or ()
+    farthest = max((part.back for parts in groups for part in parts), default=0)
+    if request.context.max_distance is not None:
+        farthest = min(farthest, request.context.max_distance)
+    if any(part.kind is not Kind.BAND or part.size > 1 for parts in groups for part in parts):
+        return f"{request.pattern} is more than a window, and score terms are for windows only; use blocked"
+    if term.back < min(farthest, request.context.positions.keys - 1):
+        return (
+            f"keys are up to {farthest} positions away, but those from {term.back} on share a score term; use blocked"
+        )
+    if term.term_BHQR.numel() >= MAX_TABLE:
+        return f"{tuple(term.term_BHQR.shape)} score terms are {MAX_TABLE:,} or more; use blocked"
+    if not has_consecutive_keys(request.context):
+        return "the visible keys of a sequence do not follow each other (padding between them, or another sequence); use sdpa"
+    return None
+
+
+def _term(request: Request, kind: type[T]) -> T:
+    return next(term for term in request.terms if isinstance(term, kind))
 
 
 def computed_fraction(request: Request) -> float:
@@ -105,8 +136,21 @@ def launched_parts(request: Request) -> tuple[tuple[Part, ...], ...] | None:
     if not request.terms:
         is_hashed = type(request.pattern) is Hashed
         return None if is_hashed and request.context.side.hashes is None else _parts(request.pattern, request.heads)
+    pattern = request.pattern
+    if any(isinstance(term, RelativeTerm) for term in request.terms):
+        pattern, _ = _without_nearest(pattern)
+    spans = [term.value.max_span for term in request.terms if isinstance(term, SoftMask)]
     # A soft mask ends at the largest span; the programs have soft masks for windows only, and other parts with a distance are ANY.
-    return _parts(request.pattern, request.heads, request.terms[0].value.max_span)  # type: ignore[attr-defined]
+    return _parts(pattern, request.heads, *spans)
+
+
+@lru_cache(maxsize=256)
+def _without_nearest(pattern: Pattern) -> tuple[Pattern, int]:
+    """Returns the pattern with the nearest keys that it leaves out, and how many these are."""
+    operands = pattern.parts if isinstance(pattern, And) else (pattern,)
+    sizes = [one.part.size for one in operands if isinstance(one, Not) and type(one.part) is Window]
+    others = [one for one in operands if not (isinstance(one, Not) and type(one.part) is Window)]
+    return (And(tuple(others)) if len(others) > 1 else others[0], max(sizes)) if sizes and others else (pattern, 0)
 
 
 @lru_cache(maxsize=256)
@@ -136,15 +180,37 @@ def _of_keys(part: Part) -> tuple[Part, ...]:
 
 def run(request: Request) -> Tensor:
     q, k, v = request.by_position(_width(request))
-    groups = launched_parts(request)
+    groups, missing = launched_parts(request), k.shape[1] - q.shape[1]
     assert groups is not None
-    ramp, z_BHT = 1, None
+    ramp, z_BHT, relative_BHQR = 1, None, None
     for term in request.terms:
-        assert isinstance(term, SoftMask)
-        ramp, z_BHT = term.value.ramp, term.z_BHQ.float().expand(request.q_BHQE.shape[:3]).contiguous()
+        if isinstance(term, SoftMask):
+            ramp, z_BHQ = term.value.ramp, term.z_BHQ.float().expand(request.q_BHQE.shape[:3])
+            z_BHT = torch.cat((z_BHQ[..., :1].expand(-1, -1, missing), z_BHQ), -1).contiguous()
+        if isinstance(term, RelativeTerm):
+            relative_BHQR = _table(request, term)
+    if (
+        missing
+    ):  # queries before the first, for the memory; they attend to nothing, because the table has no rows for them
+        q = torch.cat((q.new_zeros(q.shape[0], missing, *q.shape[2:]), q), 1)
     buckets = _buckets(request.pattern, request.context.side.hashes) if isinstance(request.pattern, Hashed) else None
-    output_BTHE: Tensor = FusedAttention.apply(q, k, v, z_BHT, groups, buckets, request.scale, ramp)  # type: ignore[no-untyped-call]
-    return output_BTHE.transpose(1, 2)[..., : request.v_BHKE.shape[-1]]
+    output_BTHE: Tensor = FusedAttention.apply(  # type: ignore[no-untyped-call]
+        q, k, v, z_BHT, relative_BHQR, groups, buckets, request.scale, ramp
+    )
+    return output_BTHE[:, missing:].transpose(1, 2)[..., : request.v_BHKE.shape[-1]]
+
+
+def _table(request: Request, term: RelativeTerm) -> Tensor:
+    """Returns the scores by query and distance, the distance 0 last; -inf hides the nearest keys and an empty memory."""
+    table_BHQR, positions = term.term_BHQR[..., : term.back + 1], request.context.positions
+    _, nearest = _without_nearest(request.pattern)
+    distance_R = torch.arange(term.back, -1, -1, device=positions.device)
+    hidden = distance_R < nearest
+    if positions.key_BK is not None:
+        empty_B = (positions.key_BK < 0).sum(1)
+        i_Q1 = torch.arange(positions.keys - positions.queries, positions.keys, device=positions.device)[:, None]
+        hidden = hidden | (i_Q1 - distance_R < empty_B[:, None, None, None])
+    return table_BHQR.masked_fill(hidden, -torch.inf).contiguous()
 
 
 def _width(request: Request) -> int:
@@ -180,6 +246,7 @@ def _launches(
     program: Any,
     q_BTHE: Tensor,
     z_BHT: Tensor | None,
+    relative_BHQR: Tensor | None,
     groups: Sequence[tuple[Part, ...]],
     buckets: Buckets | None,
     scale: float,
@@ -189,6 +256,7 @@ def _launches(
     batch, length, heads, width = q_BTHE.shape
     rounds = 1 if buckets is None else buckets.order.shape[2]
     of_keys = program.__name__ == "to_keys"
+    offset, distances = (0, 1) if relative_BHQR is None else (length - relative_BHQR.shape[2], relative_BHQR.shape[3])
     for turn, parts in enumerate(groups):
         of_program = [one for part in parts for one in _of_keys(part)] if of_keys else parts
         for number, part in enumerate(of_program):
@@ -203,7 +271,8 @@ def _launches(
             blocks = -(-slots // sizes["N" if of_keys else "M"])
             if blocks == 0:
                 continue
-            numbers = (blocks, length, heads, turn, len(groups), rounds, scale, ramp, part.back, part.skip)
+            of_part = (scale, ramp, part.back, part.skip)
+            numbers = (blocks, length, heads, turn, len(groups), rounds, *of_part, offset, distances)
             fixed = {
                 "KIND": int(part.kind),
                 "SIZE": part.size,
@@ -211,7 +280,7 @@ def _launches(
                 "ROUND": part.round,
                 "E": width,
             }
-            fixed |= {"SOFT": z_BHT is not None, "FIRST": number == 0}
+            fixed |= {"SOFT": z_BHT is not None, "RELATIVE": relative_BHQR is not None, "FIRST": number == 0}
             grid = blocks * rows, SHARED if shared else 1
             yield part, slice(turn, None, len(groups)), partial(_launch, program[grid], numbers, fixed | sizes)
 
@@ -225,14 +294,16 @@ class FusedAttention(torch.autograd.Function):
     """softmax over the union of the parts, from B, T, H, E to the same shape. The first part has all queries and keys."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, z: Tensor | None, *call: Any) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, z: Tensor | None, relative: Tensor | None, *call: Any
+    ) -> Tensor:
         from everyformer.attention.kernels import programs
 
         output = torch.empty_like(q)
         total = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
-        for _, _, launch in _launches(programs.forward, q, z, *call):
-            launch(q, k, v, output, total, z, *_tables(call[1], q))
-        ctx.save_for_backward(q, k, v, z, output, total)
+        for _, _, launch in _launches(programs.forward, q, z, relative, *call):
+            launch(q, k, v, output, total, z, relative, *_tables(call[1], q))
+        ctx.save_for_backward(q, k, v, z, relative, output, total)
         ctx.call = call
         return output
 
@@ -241,21 +312,22 @@ class FusedAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         from everyformer.attention.kernels import programs
 
-        q, k, v, z, output, total = ctx.saved_tensors
+        q, k, v, z, relative, output, total = ctx.saved_tensors
         tables, ramp, gradient = _tables(ctx.call[1], q), ctx.call[3], gradient.contiguous()
         delta, to_q, to_k, to_v = (torch.empty_like(x) for x in (total, q, k, v))
+        to_relative = None if relative is None else torch.zeros_like(relative)
         to_z, spans = None, None
         if z is not None:
             to_z, spans = torch.empty_like(z), torch.stack((z.amax(-1) + ramp, z.amin(-1)), -1).ceil().to(torch.int32)
-        for _, _, launch in _launches(programs.to_queries, q, z, *ctx.call):
-            launch(q, k, v, gradient, output, total, delta, to_q, to_z, z, *tables)
-        for part, heads, launch in _launches(programs.to_keys, q, z, *ctx.call):
+        for _, _, launch in _launches(programs.to_queries, q, z, relative, *ctx.call):
+            launch(q, k, v, gradient, output, total, delta, to_q, to_z, to_relative, z, relative, *tables)
+        for part, heads, launch in _launches(programs.to_keys, q, z, relative, *ctx.call):
             if part.kind is not Kind.DISTANT:
-                launch(q, k, v, gradient, total, delta, to_k, to_v, z, spans, *tables)
+                launch(q, k, v, gradient, total, delta, to_k, to_v, z, spans, relative, *tables)
                 continue
             inputs = (q, k, v, gradient, total, delta)
-            _distant_gradients(part, heads, launch, inputs, (to_k, to_v), (z, spans, *tables))
-        return to_q, to_k, to_v, to_z, *(None for _ in ctx.call)
+            _distant_gradients(part, heads, launch, inputs, (to_k, to_v), (z, spans, relative, *tables))
+        return to_q, to_k, to_v, to_z, to_relative, *(None for _ in ctx.call)
 
 
 def _distant_gradients(

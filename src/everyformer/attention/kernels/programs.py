@@ -16,6 +16,8 @@ with l the SIZE, m `back`, c the COLUMNS and s `skip` of the part, r the residue
 query; `which` is r or n. The programs of keys compute `block and distant` as a band and a distant part.
 
 A band may be soft: the weight of a key is multiplied by min(max((ramp + z_i - (i - j)) / ramp, 0), 1), and keys with 0 are not read.
+A band may be RELATIVE: `relative` has a number for each query, the first of which is position `offset`, and each distance, the last column
+for the distance 0; it is added to the score, and a pair without a number in the table, or with -inf, is hidden.
 Scores are never stored. A part that is not the FIRST continues from the outputs, sums and gradients of those before it.
 Products are computed in the precision of the inputs, everything else in float32; `total` is the base-2 logarithm of a query's sum.
 Offsets within a sequence are 32-bit: computing them takes much of the time.
@@ -147,6 +149,14 @@ def _allowed(
 
 
 @triton.jit
+def _relative_offsets(i, j, length, offset, distances):
+    """Returns where the relative numbers of pairs stand in their table, and which pairs have one."""
+    at, distance = i - offset, i - j
+    exists = (at >= 0) & (i < length) & (distance >= 0) & (distance < distances)
+    return at * distances + distances - 1 - distance, exists
+
+
+@triton.jit
 def _pieces(low, full_start, full_end, high, STEP: tl.constexpr):
     """Returns the bounds of three pieces; the middle one lies within `full_start` and `full_end`, in whole steps."""
     full_start = tl.minimum(low + tl.cdiv(tl.maximum(full_start - low, 0), STEP) * STEP, high)
@@ -206,9 +216,10 @@ def _queries_of(
 
 @triton.jit
 def forward(
-    q, k, v, output, total, z, order, rank, alone, blocks, length, heads, group, groups, rounds, scale, ramp, back, skip,
-    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, FIRST: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, UNEVEN: tl.constexpr, E: tl.constexpr,
+    q, k, v, output, total, z, relative, order, rank, alone,
+    blocks, length, heads, group, groups, rounds, scale, ramp, back, skip, offset, distances,
+    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, RELATIVE: tl.constexpr,
+    ROUND: tl.constexpr, FIRST: tl.constexpr, M: tl.constexpr, N: tl.constexpr, UNEVEN: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     block, _number, row, base, which, queries, keys, order, rank, alone = _program(
         order, rank, alone, blocks, length, heads, group, groups, rounds, KIND, SIZE, COLUMNS, ROUND, E
@@ -221,6 +232,8 @@ def forward(
     i = _positions(x, queries, order, which, skip, False, KIND, SIZE, COLUMNS)
     valid, own_offsets, stat = (x < queries), i[:, None] * step + e[None, :], row * length + i
     q, k, v, output = q + base, k + base, v + base, output + base
+    if RELATIVE:
+        relative += row * (length - offset) * distances
     q_ME = tl.load(q + own_offsets, mask=valid[:, None], other=0.0)
     z_M = tl.zeros([M], tl.float32)
     if SOFT:
@@ -239,6 +252,10 @@ def forward(
             )
             k_NE = tl.load(k + other_offsets, mask=exists, other=0.0)
             score = tl.dot(q_ME, tl.trans(k_NE))
+            if RELATIVE:
+                relative_offsets, has_number = _relative_offsets(i[:, None], j[None, :], length, offset, distances)
+                number_MN = tl.load(relative + relative_offsets, mask=has_number, other=float("-inf"))
+                score += number_MN.to(tl.float32) * (1.0 / scale)
             if piece != FULL:
                 allowed, weight, _ = _allowed(
                     x[:, None], y[None, :], i[:, None], j[None, :], z_M[:, None], queries, keys, which, rank, alone, length,
@@ -247,7 +264,7 @@ def forward(
                 score = tl.where(allowed, score, float("-inf"))
             new = tl.maximum(top, tl.max(score, 1) * (scale * LOG2E))
             safe = new
-            if piece != FULL:
+            if piece != FULL or RELATIVE:
                 safe = tl.where(new == float("-inf"), 0.0, new)
             p = tl.exp2(score * (scale * LOG2E) - safe[:, None])
             if SOFT and piece != FULL:
@@ -263,10 +280,10 @@ def forward(
 
 @triton.jit
 def to_queries(
-    q, k, v, gradient, output, total, delta, to_q, to_z, z, order, rank, alone,
-    blocks, length, heads, group, groups, rounds, scale, ramp, back, skip,
-    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, FIRST: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, UNEVEN: tl.constexpr, E: tl.constexpr,
+    q, k, v, gradient, output, total, delta, to_q, to_z, to_relative, z, relative, order, rank, alone,
+    blocks, length, heads, group, groups, rounds, scale, ramp, back, skip, offset, distances,
+    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, RELATIVE: tl.constexpr,
+    ROUND: tl.constexpr, FIRST: tl.constexpr, M: tl.constexpr, N: tl.constexpr, UNEVEN: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """Computes the gradients of queries and spans, and for `to_keys` the product `delta` of each output and its gradient."""
     block, _number, row, base, which, queries, keys, order, rank, alone = _program(
@@ -283,6 +300,10 @@ def to_queries(
     q_ME = tl.load(q + own_offsets, mask=valid[:, None], other=0.0)
     gradient_ME = tl.load(gradient + own_offsets, mask=valid[:, None], other=0.0)
     total_M = tl.load(total + stat, mask=valid, other=0.0)
+    if RELATIVE:
+        relative += row * (length - offset) * distances
+        to_relative += row * (length - offset) * distances
+        total_M = tl.where(total_M == float("-inf"), 0.0, total_M)  # of a query without keys
     if FIRST:
         output_ME = tl.load(output + own_offsets, mask=valid[:, None], other=0.0)
         delta_M = tl.sum(gradient_ME.to(tl.float32) * output_ME.to(tl.float32), 1)
@@ -302,7 +323,12 @@ def to_queries(
             )
             k_NE = tl.load(k + other_offsets, mask=exists, other=0.0)
             v_NE = tl.load(v + other_offsets, mask=exists, other=0.0)
-            p = tl.exp2(tl.dot(q_ME, tl.trans(k_NE)) * (scale * LOG2E) - total_M[:, None])
+            score = tl.dot(q_ME, tl.trans(k_NE))
+            if RELATIVE:
+                relative_offsets, has_number = _relative_offsets(i[:, None], j[None, :], length, offset, distances)
+                number_MN = tl.load(relative + relative_offsets, mask=has_number, other=float("-inf"))
+                score += number_MN.to(tl.float32) * (1.0 / scale)
+            p = tl.exp2(score * (scale * LOG2E) - total_M[:, None])
             if piece != FULL:
                 allowed, weight, raw = _allowed(
                     x[:, None], y[None, :], i[:, None], j[None, :], z_M[:, None], queries, keys, which, rank, alone, length,
@@ -313,6 +339,8 @@ def to_queries(
             if SOFT and piece != FULL:
                 acc_z += tl.sum(tl.where(raw <= 1.0, to_score, 0.0), 1)
                 to_score *= weight
+            if RELATIVE:
+                tl.store(to_relative + relative_offsets, to_score.to(relative.dtype.element_ty), mask=has_number)
             acc += tl.dot(to_score.to(k_NE.dtype), k_NE)
     acc *= scale
     if not FIRST:
@@ -324,10 +352,10 @@ def to_queries(
 
 @triton.jit
 def to_keys(
-    q, k, v, gradient, total, delta, to_k, to_v, z, spans, order, rank, alone,
-    blocks, length, heads, group, groups, rounds, scale, ramp, back, skip,
-    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, ROUND: tl.constexpr, FIRST: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, UNEVEN: tl.constexpr, E: tl.constexpr,
+    q, k, v, gradient, total, delta, to_k, to_v, z, spans, relative, order, rank, alone,
+    blocks, length, heads, group, groups, rounds, scale, ramp, back, skip, offset, distances,
+    KIND: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, SOFT: tl.constexpr, RELATIVE: tl.constexpr,
+    ROUND: tl.constexpr, FIRST: tl.constexpr, M: tl.constexpr, N: tl.constexpr, UNEVEN: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """Computes the gradients of keys and values. All queries attend to the few distant keys: several programs share the queries of
     a block of these keys, and each stores its sums separately (B H of the group, programs, keys, E) for `add_distant`."""
@@ -341,6 +369,8 @@ def to_keys(
     own_offsets, valid = j[:, None] * step + e[None, :], (y < keys)[:, None]
     q, k, v, gradient = q + base, k + base, v + base, gradient + base
     total, delta = total + row * length, delta + row * length
+    if RELATIVE:
+        relative += row * (length - offset) * distances
     k_NE = tl.load(k + own_offsets, mask=valid, other=0.0)
     v_NE = tl.load(v + own_offsets, mask=valid, other=0.0)
     acc_k, acc_v = tl.zeros([N, E], tl.float32), tl.zeros([N, E], tl.float32)
@@ -362,7 +392,13 @@ def to_keys(
             total_M = tl.load(total + i, mask=exists, other=0.0)
             delta_M = tl.load(delta + i, mask=exists, other=0.0)
             # Keys along the first axis: so the result has the layout that the next product needs.
-            p = tl.exp2(tl.dot(k_NE, tl.trans(q_ME)) * (scale * LOG2E) - total_M[None, :])
+            score = tl.dot(k_NE, tl.trans(q_ME))
+            if RELATIVE:
+                total_M = tl.where(total_M == float("-inf"), 0.0, total_M)
+                relative_offsets, has_number = _relative_offsets(i[None, :], j[:, None], length, offset, distances)
+                number_NM = tl.load(relative + relative_offsets, mask=has_number, other=float("-inf"))
+                score += number_NM.to(tl.float32) * (1.0 / scale)
+            p = tl.exp2(score * (scale * LOG2E) - total_M[None, :])
             if piece != FULL:
                 z_M = tl.zeros([UNEVEN], tl.float32)
                 if SOFT:

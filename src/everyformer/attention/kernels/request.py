@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer.attention.context import Context
+from everyformer.attention.context import Context, Positions
+from everyformer.attention.has_data import can_read
 from everyformer.attention.pattern import Causal, Full, Pattern
 from everyformer.attention.score_mod import ScoreModModule, Term
 
@@ -124,3 +125,15 @@ class Request:
         heads = (request.q_BHQE, request.k_BHKE, request.v_BHKE)
         padded = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in heads)  # a pad of 0 copies
         return [x.transpose(1, 2).contiguous() for x in padded]
+
+
+def has_consecutive_keys(context: Context) -> bool:
+    """Whether the visible keys of each sequence have consecutive indices: then the difference of two is their distance."""
+    return context.positions.in_order or context.memo(("consecutive",), lambda: _are_consecutive(context.positions))
+
+
+def _are_consecutive(positions: Positions) -> bool:
+    key_BK = positions.key_BK
+    if positions.query_BQ is not None or key_BK is None or not can_read(key_BK):
+        return False
+    return bool(((key_BK.diff(dim=1) == 1) | (key_BK[:, :-1] < 0)).all())
