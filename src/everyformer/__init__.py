@@ -65,7 +65,8 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
     from everyformer.attention.span import DynamicSpan, Span
     from everyformer.family.pretrained import from_pretrained
     from everyformer.family.table import build, member, members
-    from everyformer.infer.batching import Batcher, Event
+    from everyformer.infer.batching import Batcher
+    from everyformer.infer.events import Event
     from everyformer.infer.generate import generate, sample
     from everyformer.infer.predict import Predictions
     from everyformer.infer.score import Score
@@ -149,7 +150,8 @@ _HOMES = {
     "everyformer.network.store": "save",
     "everyformer.family.pretrained": "from_pretrained",
     "everyformer.family.table": "build member members",
-    "everyformer.infer.batching": "Batcher Event",
+    "everyformer.infer.batching": "Batcher",
+    "everyformer.infer.events": "Event",
     "everyformer.infer.generate": "generate sample",
     "everyformer.study.compare": "compare tune Comparison Tuned",
     "everyformer.study.contracts": "contracts",

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from everyformer.data.tokenizer import Tokenizer
-from everyformer.infer.batching import Event
+from everyformer.infer.events import Event
 from everyformer.serve.engine import Completion, Engine
 from everyformer.serve.error import RequestError
 from everyformer.serve.request import CompletionRequest, inputs_of

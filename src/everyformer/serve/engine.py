@@ -19,7 +19,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from everyformer.infer.batching import Batcher, Event
+from everyformer.infer.batching import Batcher
+from everyformer.infer.events import Event
 from everyformer.network.network import Network
 from everyformer.serve.error import RequestError
 from everyformer.serve.memory import EVERY, memory_trimmer
