@@ -87,7 +87,7 @@ def algorithms(log: str) -> Rows:
 
 # Attention
 
-SPEED = re.compile(r"^(\w+) +([\d,]+) +(\d+) +([\d.]+) +([\d.]+)x +([\d,]+)$", re.MULTILINE)
+SPEED = re.compile(r"^(\w+) +([\d,]+) +(\d+) +([\d.]+) +([\d.]+)x +([\d,]+)(?: +[\d.]+ +[\d.]+)?$", re.MULTILINE)
 GROWTH = re.compile(r"^(\w+) +time grows as length\^([\d.]+), memory as length\^([\d.]+)$", re.MULTILINE)
 
 

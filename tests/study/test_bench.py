@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from bench import tables
 from everyformer.cli.main import main
 from everyformer.study import bench_generate
 from everyformer.study.bench import KINDS, bench, exponent
@@ -16,7 +17,7 @@ from everyformer.study.bench import KINDS, bench, exponent
 def test_rows_come_for_every_kind_and_length_with_dense_first():
     rows = list(bench([16, 256], torch.device("cpu"), heads=1, width=8, repeats=1))
     assert [(row.length, row.kind) for row in rows] == [(length, kind) for length in (16, 256) for kind in KINDS]
-    assert all(row.time > 0 and row.memory > 0 and row.batch == 1 for row in rows)
+    assert all(0 < row.least <= row.time <= row.most and row.memory > 0 and row.batch == 1 for row in rows)
 
 
 def test_memory_is_that_of_the_tensors():
@@ -34,9 +35,12 @@ def test_the_exponent_of_a_power_is_its_exponent(power):
 
 def test_the_command_prints_a_table_and_exponents(capsys, tmp_path):
     words = "bench attention strided --lengths 64,256 --heads 1 --width 8 --repeats 1 --device cpu --figure"
-    assert main([*words.split(), str(tmp_path / "attention.png")]) == 0
+    assert main([*words.split(), str(tmp_path / "attention.png"), "--json", str(tmp_path / "attention.json")]) == 0
+    table = json.loads((tmp_path / "attention.json").read_text())
+    assert [row["kind"] for row in table["rows"]] == ["dense", "strided"] * 2 and table["ceilings"][0]["rate"] > 0
     assert (tmp_path / "attention.png").stat().st_size > 10_000
     out, err = capsys.readouterr()
+    assert len(tables.SPEED.findall(out)) == 4
     assert "speed-up" in out and "strided    time grows as length^" in out and "next: everyformer" in err
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from everyformer.cli.bench_family import evaluate, family
 from everyformer.cli.bench_generate import generate
+from everyformer.cli.bench_report import AsFile, Ceilings, check_files, write_json
 from everyformer.cli.bench_train import train
 from everyformer.cli.options import Device
 from everyformer.cli.tables import print_labelled
@@ -18,7 +20,7 @@ from everyformer.cli.terminal import console, next_command
 if TYPE_CHECKING:
     from everyformer.study.bench import Row
 
-HEADER = f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'speed-up':>15}{'MiB':>8}"
+HEADER = f"{'kind':<10}{'positions':>10}{'batch':>7}{'ms':>10}{'speed-up':>15}{'MiB':>8}{'least':>10}{'most':>10}"
 bench = App(name="bench", help="Measure speed and memory on this machine.", help_format="plaintext")
 for verb in (train, evaluate, generate, family):
     bench.command(verb)
@@ -32,6 +34,7 @@ def attention(
     heads: int = 8,
     width: int = 64,
     repeats: int = 5,
+    json_file: AsFile = None,
     figure: Path | None = None,
 ) -> int:
     """Compare sparse with dense causal attention: time and memory of a forward and backward pass.
@@ -50,12 +53,13 @@ def attention(
         The width of a head.
     repeats
         The number of measurements, of which the median is reported.
+    json_file
+        A file for the table as JSON.
     figure
         An image file to draw, for example attention.png.
     """
     from everyformer.study.bench import KINDS, draw, growth
     from everyformer.study.bench import bench as measure
-    from everyformer.study.pattern_images import check_file
     from everyformer.train.distributed import find_device
     from everyformer.train.provenance import start_log
 
@@ -64,11 +68,9 @@ def attention(
     sizes = numbers(lengths or default, "--lengths", 2)
     if min(heads, width, repeats) < 1:
         raise ValueError(f"heads, width and repeats are {heads}, {width} and {repeats}; each must be 1 or more")
-    if figure is not None:
-        check_file(figure)
-    start_log(seed=0)
-    screen = console()
-    rows: list[Row] = []
+    check_files(json_file, figure)
+    facts, screen = start_log(seed=0), console()
+    ceilings, rows = Ceilings.measure(screen, chosen), list["Row"]()
     for row in measure(sizes, chosen, kinds=kinds or tuple(KINDS), heads=heads, width=width, repeats=repeats):
         if not rows and screen.width >= len(HEADER):
             screen.print(HEADER)
@@ -79,6 +81,7 @@ def attention(
         screen.print()
         for kind, time, memory in growth(rows):
             screen.print(f"{kind:<10} time grows as length^{time:.2f}, memory as length^{memory:.2f}")
+    write_json(screen, json_file, facts, ceilings, [asdict(row) for row in rows])
     if figure is not None:
         screen.print(f"figure: {draw(rows, figure)}")
     next_command(screen, "bench", "attention", "dense", "local", "--lengths", "1024,2048")
@@ -88,10 +91,10 @@ def attention(
 def _print_row(screen: Console, row: Row, gain: float) -> None:
     mebibytes = row.memory / 2**20
     if screen.width >= len(HEADER):
-        figures = f"{row.length:>10,}{row.batch:>7}{row.time:>10.2f}{gain:>14.2f}x{mebibytes:>8,.0f}"
+        figures = f"{row.length:>10,}{row.batch:>7}{row.time:>10.2f}{gain:>14.2f}x{mebibytes:>8,.0f}{row.least:>10.2f}{row.most:>10.2f}"
         screen.print(f"{row.kind:<10}{figures}")
     else:
-        text = f"batch {row.batch}, {row.time:.2f} ms, speed-up {gain:.2f}x, {mebibytes:,.0f} MiB"
+        text = f"batch {row.batch}, {row.time:.2f} ms ({row.least:.2f} to {row.most:.2f}), speed-up {gain:.2f}x, {mebibytes:,.0f} MiB"
         print_labelled(screen, {f"{row.kind} {row.length:,}": text})
 
 

@@ -120,7 +120,7 @@ def _draw(screen: Console, found: list[Speed], figure: Path | None) -> None:
         panel, _, rest = one.row.partition("-")  # all rows at the same length share their axis
         if one.steps.failure is None:
             least, most = (one.shape.tokens / seconds for seconds in (one.steps.most, one.steps.least))
-            bars.append(Bar(panel, f"{rest} {one.way}".strip(), one.rate, least, most, one.way in OURS))
+            bars.append(Bar(panel, ", ".join(filter(None, (rest, one.way))), one.rate, least, most, one.way in OURS))
     if figure is not None and bars:
         screen.print(f"figure: {draw(bars, 'tokens per second', figure)}")
 

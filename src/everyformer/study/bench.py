@@ -48,13 +48,15 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One kind at one length: milliseconds, and peak bytes."""
+    """One kind at one length: milliseconds (median, least, most), and peak bytes."""
 
     kind: str
     length: int
     batch: int
     time: float
     memory: int
+    least: float
+    most: float
 
 
 def bench(
@@ -84,7 +86,8 @@ def bench(
             for kind, one in passes.items():
                 times[kind].append(milliseconds(one, device))
         for kind in kinds:
-            yield Row(kind, length, batch, statistics.median(times[kind]), memory[kind])
+            found = times[kind]
+            yield Row(kind, length, batch, statistics.median(found), memory[kind], min(found), max(found))
 
 
 def exponent(pairs: Iterable[tuple[float, float]]) -> float:

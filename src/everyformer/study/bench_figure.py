@@ -23,6 +23,7 @@ class Bar(NamedTuple):
 def draw(bars: Sequence[Bar], unit: str, path: Path) -> Path:
     """Draw bars, one panel below another, and return the path. Bars of peers are grey."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     panels = list(dict.fromkeys(bar.panel for bar in bars))
     counts = [sum(bar.panel == panel for bar in bars) for panel in panels]
@@ -45,6 +46,7 @@ def draw(bars: Sequence[Bar], unit: str, path: Path) -> Path:
         plot.set_yticks(range(len(shown)), [bar.label for bar in shown], fontsize=9)
         plot.set_ylim(len(shown) - 0.4, -0.6)
         plot.set_xlim(0, 1.15 * max(bar.most for bar in shown))
+        plot.xaxis.set_major_formatter(EngFormatter())
         plot.set_title(panel, fontsize=10, fontweight="bold", loc="left")
         plot.spines[["top", "right"]].set_visible(False)
     plots[-1].set_xlabel(unit)
