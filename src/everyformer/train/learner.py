@@ -22,7 +22,7 @@ from everyformer.network.network import Network
 from everyformer.network.repeat import GATHER_KERNELS
 from everyformer.task.batch import Batch
 from everyformer.task.task import TaskData
-from everyformer.train.compilation import compilation, prepare
+from everyformer.train.compilation import compilation, compiled
 from everyformer.train.cuda_graphs import CudaGraphs, unsupported_reason
 from everyformer.train.distributed import World, gradient_sync, parallelize
 from everyformer.train.gradient_watch import StepCheck
@@ -56,8 +56,7 @@ class Learner:
         self.module: Any = parallelize(LossNetwork(self.network, self.task.objective), world, run.shard)
         self.compilation = compilation(run, model, data.context, world.device, world.world_size)
         if self.compilation.mode != "no":
-            prepare()
-            self.module = torch.compile(self.module)
+            self.module = compiled(self.module, world.device)
         has_graphs = self.compilation.mode == "graphs" and world.device.type == "cuda"
         self.optimizers = optimizers(self.network, recipe.optim, world.device if has_graphs else None)
         self.weights = list(self.network.parameters())
