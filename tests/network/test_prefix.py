@@ -15,7 +15,7 @@ from everyformer.infer.beam import beam_search
 from everyformer.infer.evaluate import window_nll
 from everyformer.infer.score import row_nll
 from everyformer.task.language import Language as LanguageTask
-from everyformer.task.language import with_prefix
+from everyformer.task.prefix_model import with_prefix
 from tests.network import model, ready, tokens
 
 

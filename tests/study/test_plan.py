@@ -37,6 +37,7 @@ RUNS = [
     ("gpt2", []),
     ("gpt2", ["model.layers=5", "run.checkpoint_segments=2", "model.dropout=0"]),
     ("gpt2", ["run.accumulate=3", "run.batch_schedule=[[1, 12]]", "model.layers=1"]),
+    ("gpt2", ["task.context=64", "task.context_schedule=[[0, 8], [1, 64]]", "model.layers=1"]),
     ("gpt2", ["run.precision=bf16", "run.accumulate=2", "run.checkpoint_segments=2", "model.dropout=0"]),
     ("gpt2", ["optim.name=muon", "optim.ema=0.9", "optim.clip=0"]),
     ("byte-language", ["run.precision=bf16"]),

@@ -44,6 +44,44 @@ def published(folder, monkeypatch):
     return {"tokenizer": "gpt2", "tokenizer_files": str(folder)}
 
 
+def test_windows_have_the_context_of_their_step(poem):
+    data = opened(poem, context_schedule=((10, 12), (0, 4), (20, 16))).data
+    for step, context in ((0, 4), (9, 4), (10, 12), (19, 12), (20, 16), (99, 16)):
+        assert data.context_at(step) == context and data.context == 16
+        batch = data.batch(step, 3, seed=0)
+        assert batch["token_BT"].shape == (3, context + 1) and data.count(batch) == 3 * context
+    whole = opened(poem).data.batch(50, 3, seed=0)
+    assert torch.equal(data.batch(50, 3, seed=0)["token_BT"], whole["token_BT"])
+
+
+@pytest.mark.parametrize(
+    "fields, reason",
+    [
+        (
+            {"context_schedule": ((5, 32),)},
+            "has a context of 32, but task.context is 16; raise task.context, or lower it",
+        ),
+        ({"context_schedule": ((0, 4),), "prefix": 6}, "a prefix of 6 leaves no target in a context of 4"),
+        (
+            {"context_schedule": ((0, 2),), "extra_targets": 2},
+            "a context of 2 has no target 2 tokens after the next one",
+        ),
+    ],
+)
+def test_a_schedule_with_windows_that_cannot_be_is_refused(poem, fields, reason):
+    data = Language(context=16, **fields).open(poem)
+    with pytest.raises(ValueError, match=reason):
+        data.fit(data.adapt(build("gpt2", "tiny", vocabulary=256).value))
+
+
+def test_a_schedule_of_segments_is_refused(poem):
+    data = Language(context=16, context_schedule=((0, 4),)).open(poem)
+    with pytest.raises(
+        ValueError, match="the segments of a model with a segment memory continue each other; leave it out"
+    ):
+        data.fit(build("transformer-xl", "tiny", vocabulary=256).value)
+
+
 @pytest.mark.spec(59)
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bpe", "gpt2"])
 def test_bits_per_byte_count_the_bytes_of_the_text(poem, kind, tmp_path, monkeypatch):

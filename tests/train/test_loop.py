@@ -226,6 +226,24 @@ def test_the_batch_schedule_changes_the_batch_size(tmp_path):
     assert sizes == [4] * 6 + [8] * 6
 
 
+def test_the_context_schedule_shortens_the_windows_of_the_first_steps(tmp_path):
+    """Together with the batch schedule each step has as many targets; evaluation is on the whole context."""
+    schedules = (
+        "task.context=16",
+        "run.batch=16",
+        "run.batch_schedule=[[4,8],[6,4]]",
+        "task.context_schedule=[[0,4],[4,8],[6,16]]",
+    )
+    first = train(recipe(text(tmp_path), *schedules), tmp_path / "run")
+    steps = [line for line in read(tmp_path / "run" / "records.jsonl") if line["kind"] == "step"]
+    assert [line["batch"] for line in steps] == [16] * 4 + [8] * 2 + [4] * 6
+    assert {line["targets"] for line in steps} == {64} and first.metrics["window"] == 16
+    train(recipe(text(tmp_path), *schedules), tmp_path / "again", until=5)
+    again = resume(tmp_path / "again")
+    for one, other in zip(first.network.parameters(), again.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.spec(133)
 def test_muon_gets_the_matrices_of_the_layers_and_adamw_the_rest():
     network = everyformer.build("gpt2", "tiny")

@@ -28,6 +28,7 @@ FILE = Path(__file__).with_name("settings.json")
 # Where neither the type nor the default makes a good example.
 EXAMPLES: dict[str, Any] = {
     "run.steps": 5000, "run.batch": 64, "run.batch_schedule": [[0, 8], [500, 32]], "run.device": "cuda", "run.kernel": "sdpa",
+    "task.context_schedule": [[0, 64], [500, 128]],
     "run.loggers": "tensorboard", "run.examples": "none", "optim.lr": 3e-4, "optim.muon_lr": 1e-2, "optim.beta2": 0.95,
     "task.column": "review", "task.label": "stars", "task.environment": "popgym:RepeatPreviousEasy",
     "task.tokenizer_files": "gpt2", "task.source": "fr", "task.target": "en", "model.heads": 8, "model.patterns":

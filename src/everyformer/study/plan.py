@@ -245,10 +245,11 @@ def _carried(learner: Learner) -> int:
 
 
 def _largest(recipe: Recipe, data: TaskData) -> Batch:
-    """The batch with the most elements among the first ones of the largest batch size: texts differ in length."""
+    """The batch with the most elements among the first ones of each batch size and context: texts differ in length."""
     run = recipe.run
-    size = max(batch_size(run, start) for start in (0, *(start for start, _ in run.batch_schedule)))
-    batches = [data.batch(step, size, run.seed) for step in range(min(SAMPLED, run.steps))]
+    starts = {0, *(start for start, _ in (*run.batch_schedule, *data.context_schedule) if start < run.steps)}
+    steps = [step for start in starts for step in range(start, min(start + SAMPLED, run.steps))]
+    batches = (data.batch(step, batch_size(run, step), run.seed) for step in steps)
     return max(batches, key=lambda batch: sum(x.numel() for x in batch.tensors.values()))
 
 

@@ -1,6 +1,8 @@
 """Language modelling: predict the next token of a text.
 
-Batches are windows that start anywhere in the text (Bloem 2019, source B). For a model with a segment memory the batches are
+Batches are windows that start anywhere in the text (Bloem 2019, source B). The windows of the first steps may be shorter
+(`context_schedule`), which are cheaper (Press et al. 2021, Shortformer); with run.batch_schedule a step has as many tokens as
+later. For a model with a segment memory the batches are
 contiguous instead (Dai et al. 2019): the text is a ring, the rows of a batch start at equal distances, and each row continues
 where it ended in the step before. After `restart` segments a row begins anew, with an empty memory, as every text does that the
 model is given later; the rows take turns. In a text of several documents it then begins with the next document, if one starts
@@ -49,10 +51,8 @@ from everyformer.network.cache import Cache
 from everyformer.network.depth import Stack
 from everyformer.network.linear_cross_entropy import NO_TARGET, cross_entropy
 from everyformer.network.model import EncoderDecoder, Model
-from everyformer.network.multi_head_attention import Attention
 from everyformer.network.network import Network, PairNetwork
 from everyformer.network.output_head import Language as LanguageHead
-from everyformer.network.sublayer import Sublayer
 from everyformer.task.batch import Batch, step_generator
 from everyformer.task.check import (
     check_split,
@@ -64,6 +64,7 @@ from everyformer.task.check import (
 )
 from everyformer.task.language_inference import CONTEXT, LanguageInference
 from everyformer.task.layer_losses import LayerLosses
+from everyformer.task.prefix_model import with_prefix
 from everyformer.task.task import FittedTask, Objective, Task, TaskData
 from everyformer.value import Count, Share, Size, Value
 
@@ -87,6 +88,9 @@ class Language(Task, Value, frozen=True):
     test: Share = 0.0  # share of the text held out for testing, after that for validation
     stride: Size | None = None  # stride of the window in evaluation; None: half the window, or a whole segment
     context: Size | None = None  # tokens of a window or segment; None: the model's positions or memory length, or 256
+    context_schedule: tuple[
+        tuple[Count, Size], ...
+    ] = ()  # pairs (step, context): from this step on, these shorter windows
     restart: Count | None = None  # segments after which a row begins anew; 0: never; None: 4 times the memory's
     memory: Size | None = None  # memory length in evaluation, for a model with a segment memory; None: as in training
     prefix: Count | Literal["random"] | None = (
@@ -172,9 +176,11 @@ class LanguageData(TaskData):
             self.restart = RESTART * filled if self.task.restart is None else self.task.restart
         elif self.task.restart is not None:
             raise ValueError(f"task.restart is {self.task.restart}, but the model has no segment memory; leave it out")
-        if auxiliary is not None and auxiliary.extra_targets >= self.context:
+        self._check_schedule(self.context)
+        shortest = min((self.context, *(context for _, context in self.context_schedule)))
+        if auxiliary is not None and auxiliary.extra_targets >= shortest:
             raise ValueError(
-                f"a context of {self.context} has no target {auxiliary.extra_targets} tokens after the next one; lower task.extra_targets"
+                f"a context of {shortest} has no target {auxiliary.extra_targets} tokens after the next one; lower task.extra_targets"
             )
         check_tokens(model, self.tokenizer.vocabulary, self.text.name)
         self.prefix = self._prefix(model)
@@ -185,6 +191,19 @@ class LanguageData(TaskData):
         return FittedTask(
             self, LanguageObjective(self, index, layers), LanguageInference(self.tokenizer, self.context, self)
         )
+
+    def _check_schedule(self, longest: int) -> None:
+        """Sets the context of each step. Raises ValueError if a window of the schedule cannot be."""
+        self.context_schedule = tuple(sorted(self.task.context_schedule))
+        if self.context_schedule and self.contiguous:
+            raise ValueError(
+                "task.context_schedule is set, but the segments of a model with a segment memory continue each other; leave it out"
+            )
+        for _, context in self.context_schedule:
+            if context > longest:
+                raise ValueError(
+                    f"task.context_schedule has a context of {context}, but task.context is {longest}; raise task.context, or lower it"
+                )
 
     def _prefix(self, model: Model) -> int | Literal["random"] | None:
         """The prefix of every window; None: there is none."""
@@ -199,9 +218,10 @@ class LanguageData(TaskData):
             raise ValueError(
                 "auxiliary predictions reach into the prefix of a window; leave task.prefix out, or set model.auxiliary=none"
             )
-        if isinstance(prefix, int) and prefix > (self.context or 0):
+        shortest = min((self.context or 0, *(context for _, context in self.context_schedule)))
+        if isinstance(prefix, int) and prefix > shortest:
             raise ValueError(
-                f"a prefix of {prefix} leaves no target in a context of {self.context}; lower task.prefix, or raise task.context"
+                f"a prefix of {prefix} leaves no target in a context of {shortest}; lower task.prefix, or raise task.context"
             )
         return prefix
 
@@ -215,14 +235,14 @@ class LanguageData(TaskData):
         return count - 1
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
-        assert self.context is not None
-        token_N, restart = self.splits["train"], {}
+        context, token_N, restart = self.context_at(step), self.splits["train"], {}
+        assert context is not None
         if self.contiguous:
             start_B, segment_B = self.segments(step, size, seed)
             restart = {"restart_B": segment_B == 0} if self.restart else {}
         else:
-            start_B = torch.randint(0, len(token_N) - self.context, (size,), generator=step_generator(seed, step))
-        index = (start_B[:, None] + torch.arange(self.context + 1)) % len(token_N)
+            start_B = torch.randint(0, len(token_N) - context, (size,), generator=step_generator(seed, step))
+        index = (start_B[:, None] + torch.arange(context + 1)) % len(token_N)
         token_BT = torch.from_numpy(np.asarray(token_N[index.numpy()]).astype(np.int64))
         return Batch({"token_BT": token_BT} | restart | self.prefixes(step, size, seed))
 
@@ -232,7 +252,7 @@ class LanguageData(TaskData):
             return {}
         if self.prefix == "random":
             generator = step_generator(seed + 1, step)
-            return {"prefix_B": torch.randint(1, (self.context or 0) + 1, (size,), generator=generator)}
+            return {"prefix_B": torch.randint(1, (self.context_at(step) or 0) + 1, (size,), generator=generator)}
         return {"prefix_B": torch.full((size,), self.prefix)}
 
     def segments(self, step: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -374,21 +394,3 @@ class LanguageObjective(Objective):
             ),  # then the numbers above are too low
             **adaptive_metrics(network, token_N),
         }
-
-
-def with_prefix(model: Model) -> Model:
-    """Returns the model with attention to the prefix that each call states, in every layer that does not attend to one already."""
-
-    def changed(sublayer: Sublayer) -> Sublayer:
-        if not isinstance(sublayer, Attention) or Prefix() in sublayer.pattern.walk():
-            return sublayer
-        return replace(sublayer, pattern=sublayer.pattern | Prefix())
-
-    own = model.body.prefix()
-    if own is not None and own.length:
-        raise ValueError(f"the model's own prefix has {own.length} tokens; leave task.prefix out")
-    if not any(model.body.patterns()):
-        raise ValueError("the model has no attention, with which it would read a prefix in full; leave task.prefix out")
-    layers = tuple(replace(layer, sublayers=tuple(map(changed, layer.sublayers))) for layer in model.body.layers)
-    body: Any = model.body
-    return replace(model, body=replace(body, layers=layers))

@@ -73,6 +73,9 @@ class TaskData:
     fingerprint: str  # of all data: equal fingerprints mean equal data
     notes: tuple[str, ...] = ()  # what was decided when the data were read, as sentences for the user
     context: int | None = None  # tokens of a row, once the task is fitted; None: the rows are no tokens
+    context_schedule: tuple[
+        tuple[int, int], ...
+    ] = ()  # pairs (step, context): from this step on, rows have fewer tokens
     pads: bool = False  # whether rows may have fewer tokens than that
     has_state: bool = False  # whether batches depend on more than (seed, step), such as an agent's episodes
 
@@ -80,6 +83,11 @@ class TaskData:
     def fingerprints(self) -> dict[str, str]:
         """Returns a checksum of each split, which tells what has changed; of all data as "data" if they have no splits."""
         return {"data": self.fingerprint}
+
+    def context_at(self, step: int) -> int | None:
+        """Returns the number of tokens of a row in a step."""
+        reached = [context for start, context in self.context_schedule if step >= start]
+        return reached[-1] if reached else self.context
 
     def member_settings(self) -> dict[str, Any]:
         """Returns the settings of a member that follow from the data, such as `vocabulary` or `classes`."""

@@ -78,13 +78,15 @@ def _missing(device: torch.device) -> str | None:
     return None
 
 
-def compiled(module: nn.Module, device: torch.device) -> Any:
+def compiled(module: nn.Module, device: torch.device, one_length: bool = True) -> Any:
     """Returns the compiled module. Compiled code is kept in the user's cache folder, unless the user has set another one.
 
     On a GPU many small kernels, such as the casts of the weights to bfloat16, become one: a step of the byte model of Bloem 2019
-    (source B) takes 3.7 instead of 4.0 ms.
+    (source B) takes 3.7 instead of 4.0 ms. With several lengths, those of a schedule, each has code of its own, which is faster than
+    code for any length.
     """
     # PyTorch reads this attribute of the inputs of a graph itself, after a graph break.
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
-    return torch.compile(module, options={"combo_kernels": True} if device.type == "cuda" else None)
+    options = {"combo_kernels": True} if device.type == "cuda" else None
+    return torch.compile(module, dynamic=None if one_length else False, options=options)

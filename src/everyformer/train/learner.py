@@ -56,7 +56,7 @@ class Learner:
         self.module: Any = parallelize(LossNetwork(self.network, self.task.objective), world, run.shard)
         self.compilation = compilation(run, model, data.context, world.device, world.world_size)
         if self.compilation.mode != "no":
-            self.module = compiled(self.module, world.device)
+            self.module = compiled(self.module, world.device, one_length=not data.context_schedule)
         has_graphs = self.compilation.mode == "graphs" and world.device.type == "cuda"
         self.optimizers = optimizers(self.network, recipe.optim, world.device if has_graphs else None)
         self.weights = list(self.network.parameters())

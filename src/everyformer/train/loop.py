@@ -199,7 +199,7 @@ class Loop:
             parameters=sum(p.numel() for p in self.learner.network.parameters()),
             metric=objective.metric, bytes=objective.bytes_per_target, includes=objective.includes,
             changed=list(self.changed), provenance=provenance(self.recipe.run.seed),
-            batch=batch_size(self.recipe.run, self.step), context=data.context, pads=data.pads, notes=data.notes,
+            batch=batch_size(self.recipe.run, self.step), context=data.context_at(self.step), pads=data.pads, notes=data.notes,
             compilation=self.learner.compilation._asdict(),
         )  # fmt: skip
         return records
