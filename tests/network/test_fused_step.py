@@ -63,9 +63,9 @@ MEMBERS = {
 def few_programs(monkeypatch):
     """The interpreter runs programs one after the other, and slots are split among some of them."""
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(step_launch, "FILLED", 2)
-        monkeypatch.setattr(step_launch, "HELD", 1 << 14)
-        monkeypatch.setattr(step_launch, "MOST_OUTPUTS", 64)
+        monkeypatch.setattr(step_launch, "FILLED", 1)
+        monkeypatch.setattr(step_launch, "HELD", 1 << 15)
+        monkeypatch.setattr(step_launch, "MOST_OUTPUTS", 128)
 
 
 def built(name: str, **settings: object) -> Network:
@@ -87,7 +87,7 @@ def slots_of(network: Network, rows: int, capacity: int = 16) -> Slots:
 
 
 @torch.no_grad()
-def check_equal(network: Network, rows: int, steps: int = 3, capacity: int = 16) -> None:
+def check_equal(network: Network, rows: int, steps: int = 2, capacity: int = 16) -> None:
     """Takes the same steps by the programs and by the modules, and compares logits, keys and values."""
     one, two = (replace(slots_of(network, rows, capacity), fused=fused) for fused in (True, False))
     for step in range(steps):

@@ -42,7 +42,7 @@ def generate(
     threads
         The numbers of processor threads, for example 1,2. Default: as PyTorch has them.
     tokens
-        The number of new tokens of each text, after a prompt of 8. Default: 64; on a GPU 160.
+        The number of new tokens of each text, after a prompt of 8. Default: 64; on a GPU 128.
     repeats
         The number of measurements, of which the median is reported. Default: 5; on a GPU 3.
     json_file
@@ -55,7 +55,7 @@ def generate(
 
     chosen = find_device(device)
     on_gpu = chosen.type == "cuda"
-    tokens = tokens if tokens is not None else 160 if on_gpu else 64
+    tokens = tokens if tokens is not None else 128 if on_gpu else 64
     repeats = repeats if repeats is not None else 3 if on_gpu else 5
     if min(tokens, repeats) < 1:
         raise ValueError(f"tokens and repeats are {tokens} and {repeats}; each must be 1 or more")

@@ -82,13 +82,15 @@ def linear(inputs: Input, map_: Map, dot: torch.dtype, dtype: torch.dtype, resid
         )
         return y
     tile, block = many_sizes(rows, outputs)
-    step = max(
-        16, min(padded, (32 if dot == torch.float32 else 128) // (2 if map_.gated or tile == block == 64 else 1))
-    )
-    grid = (-(-outputs // block), -(-rows // tile))
+    half = map_.gated or tile == block == 64
+    step = max(16, min(padded, (32 if dot == torch.float32 else 128) // (2 if half else 1)))
     chunk = max(16, min(padded, HELD // tile))
+    grid = (-(-outputs // block), -(-rows // tile))
+    stages = (
+        5 if tile * block <= 512 else 4 if tile * block <= 1024 else 3
+    )  # small tiles wait for memory most of the time
     step_programs.many_rows[grid](
-        *tensors, *numbers, **fixed, M=tile, N=block, STEP=step, CHUNK=chunk, num_warps=4, num_stages=3
+        *tensors, *numbers, **fixed, M=tile, N=block, STEP=step, CHUNK=chunk, num_warps=4, num_stages=stages
     )
     return y
 
