@@ -9,7 +9,6 @@ twice, so an evaluation takes at least the forward pass of twice as many positio
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +18,6 @@ import torch
 
 from everyformer.infer.evaluate import MAX_CPU_WINDOWS, MAX_LOGITS
 from everyformer.network.model import Model
-from everyformer.network.network import Network
 from everyformer.study.ceilings import seconds
 from everyformer.train.learner import autocast
 from everyformer.train.recipe import Recipe
@@ -41,8 +39,8 @@ class EvaluationSpeed:
     scored: float | None = None
 
 
-def bench(device: torch.device, size: int, *, repeats: int = 5, model_size: str = SIZE) -> Iterator[EvaluationSpeed]:
-    """Yields the speed of the forward pass, and that of the evaluation of a text of so many bytes."""
+def bench(device: torch.device, size: int, *, repeats: int = 5, model_size: str = SIZE) -> list[EvaluationSpeed]:
+    """Returns the speed of the forward pass, and that of the evaluation of a text of so many bytes, measured in turn."""
     precision = "bf16" if device.type == "cuda" else "fp32"
     with TemporaryDirectory() as folder:
         _write(Path(folder), size)
@@ -56,16 +54,19 @@ def bench(device: torch.device, size: int, *, repeats: int = 5, model_size: str 
         rows = min(
             max(1, size // window), MAX_LOGITS // (window * 256), 1 << 30 if device.type == "cuda" else MAX_CPU_WINDOWS
         )
+        times: dict[str, list[float]] = {"forward": [], "evaluate": []}
         with torch.no_grad(), autocast(precision, device):
             token_BT = torch.randint(256, (rows, window), device=device)
-            yield _speed("forward", rows * window, seconds(_forward(network, token_BT), device, repeats))
-            times = seconds(lambda: task.objective.evaluate(network, "valid", None, "auto"), device, repeats)
+            ways = (lambda: network(token_BT), lambda: task.objective.evaluate(network, "valid", None, "auto"))
+            for repeat in range(repeats + 1):  # the first is a warm-up
+                for way, once in zip(times, ways, strict=True):
+                    found = seconds(once, device, repeats=1, warmup=0)
+                    times[way] += found if repeat else []
         windows = 1 + -(-(size - 1 - window) // max(1, window // 2))
-        yield _speed("evaluate", windows * window, times, scored=size - 1)
-
-
-def _forward(network: Network, token_BT: torch.Tensor) -> Callable[[], object]:
-    return lambda: network(token_BT)
+        return [
+            _speed("forward", rows * window, times["forward"]),
+            _speed("evaluate", windows * window, times["evaluate"], scored=size - 1),
+        ]
 
 
 def _speed(way: str, positions: int, times: list[float], scored: int | None = None) -> EvaluationSpeed:
