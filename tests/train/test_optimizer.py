@@ -54,10 +54,14 @@ def test_muon_moves_matrices_by_nearly_orthogonal_ones_and_the_rest_by_adamw():
     network = build("byte-language", "tiny", layers=1)
     for name, before, after, gradients in steps(network, optim, factor=0.5, count=2):
         if ".layers." in name and before.dim() == 2:
-            expected = spec.muon(before, gradients, optim.muon_lr * 0.5, optim.weight_decay)
-            step, wanted = after - before, expected - before
-            assert torch.nn.functional.cosine_similarity(step.flatten(), wanted.flatten(), dim=0) > 0.95
-            assert 0.7 < step.norm() / wanted.norm() < 1.3
+            maps = (
+                3 if name.endswith("qkv.weight") else 1
+            )  # those to queries, keys and values are orthogonalized each by itself
+            for old, new, *parts in zip(*(x.chunk(maps) for x in (before, after, *gradients)), strict=True):
+                expected = spec.muon(old, parts, optim.muon_lr * 0.5, optim.weight_decay)
+                step, wanted = new - old, expected - old
+                assert torch.nn.functional.cosine_similarity(step.flatten(), wanted.flatten(), dim=0) > 0.95
+                assert 0.7 < step.norm() / wanted.norm() < 1.3
         else:
             decay = optim.weight_decay if before.dim() >= 2 else 0.0
             numbers = [float(g.flatten()[0]) for g in gradients]
@@ -85,6 +89,33 @@ def test_muon_on_all_matrices_of_a_shape_equals_muon_on_each(decay):
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(two, one, rtol=0, atol=0.02 * 3 * 2**-6)
     assert torch.equal(results[1][0], start[0])
+
+
+def test_muon_on_maps_that_are_stacked_equals_muon_on_each():
+    torch.manual_seed(0)
+    whole, random = nn.Parameter(torch.randn(10, 4)), torch.Generator().manual_seed(1)
+    parts = [nn.Parameter(part.clone()) for part in whole.detach().split([4, 4, 2])]
+    stacked, apart = BatchedMuon([whole], {whole: [4, 4, 2]}, lr=0.02), BatchedMuon(parts, lr=0.02)
+    for _ in range(3):
+        whole.grad = torch.randn(10, 4, generator=random)
+        for part, gradient in zip(parts, whole.grad.split([4, 4, 2]), strict=True):
+            part.grad = gradient.clone()
+        stacked.step()
+        apart.step()
+    torch.testing.assert_close(whole.detach(), torch.cat(parts).detach(), rtol=0, atol=0)
+    assert stacked.state[whole]["momentum_buffer"].shape == (10, 4)
+
+
+def test_each_map_of_a_layer_is_one_for_muon():
+    network = build("llama", "tiny")
+    _, muon = optimizers(network, Optim(name="muon"))
+    layer = network.body.layers[0]
+    rows = {
+        "qkv": muon.stacked[layer.sublayers[0].heads.qkv.weight],
+        "net": muon.stacked[layer.sublayers[1].hidden[0].weight],
+    }
+    assert rows == {"qkv": [64, 32, 32], "net": [128, 128]}
+    assert layer.sublayers[0].heads.out.weight not in muon.stacked
 
 
 def test_frozen_weights_are_left_out_and_a_network_without_vectors_has_one_group():

@@ -3,13 +3,15 @@
     B <- mu B + (1 - mu) g,   O = NS((1 - mu) g + mu B),   w <- w (1 - lr decay) - lr max(1, rows / columns)^(1/2) O
 
 NS is PyTorch's five steps X <- a X + (b X X^T + c (X X^T)^2) X, in bfloat16, from X scaled to norm 1. A small matrix product leaves a
-device mostly idle, and the products of equal shapes are one batched product.
+device mostly idle, and the products of equal shapes are one batched product. Maps that are stacked in one matrix, such as those to
+queries, keys and values, are orthogonalized each by itself, as in the published code.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +19,18 @@ from torch import Tensor
 
 
 class BatchedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` with one batch of products for each shape. Its state is the same. Sharded weights are updated one by one.
+    """`torch.optim.Muon` with one batch of products for each shape. Its state is the same.
 
-    As in PyTorch's fused AdamW, a step with the attribute `found_inf` at 1 changes nothing, and only a sharded one reads it.
+    `stacked` has the numbers of rows of the maps of a weight, if they are several. Sharded weights are updated one by one, with all
+    their maps together. As in PyTorch's fused AdamW, a step with the attribute `found_inf` at 1 changes nothing, and only a sharded
+    one reads it.
     """
 
     found_inf: Tensor | None = None
+
+    def __init__(self, params: Iterable[Tensor], stacked: Mapping[Tensor, Sequence[int]] | None = None, **options: Any):
+        super().__init__(params, **options)
+        self.stacked = stacked or {}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -34,21 +42,27 @@ class BatchedMuon(torch.optim.Muon):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            shapes: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+            shapes: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
             for weight in group["params"]:
                 if weight.grad is not None:
-                    shapes[*weight.shape, weight.device, weight.dtype].append(weight)
-            for weights in shapes.values():
-                self._update(weights, group)
+                    for part in self._maps(weight):
+                        shapes[*part[0].shape, weight.device, weight.dtype].append(part)
+            for parts in shapes.values():
+                self._update(parts, group)
         return loss
 
-    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        """Update the weights of one shape."""
-        for weight in weights:
-            if "momentum_buffer" not in self.state[weight]:
-                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
-        buffer_NRC, gradient_NRC = torch.stack(buffers), torch.stack([weight.grad for weight in weights])  # type: ignore[misc]
+    def _maps(self, weight: Tensor) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+        """The maps of a weight, each with its gradient and its momentum."""
+        state, rows = self.state[weight], list(self.stacked.get(weight, (len(weight),)))
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        assert weight.grad is not None
+        return zip(*(x.detach().split(rows) for x in (weight, weight.grad, state["momentum_buffer"])), strict=True)
+
+    def _update(self, parts: list[tuple[Tensor, Tensor, Tensor]], group: dict[str, Any]) -> None:
+        """Update the maps of one shape."""
+        weights, gradients, buffers = (list(some) for some in zip(*parts, strict=True))
+        buffer_NRC, gradient_NRC = torch.stack(buffers), torch.stack(gradients)
         lr = group["lr"]
         if self.found_inf is not None:  # then the gradient is the buffer, which keeps it, and the learning rate 0
             gradient_NRC = torch.where(self.found_inf > 0, buffer_NRC, gradient_NRC)

@@ -6,10 +6,14 @@ Papers: Kingma & Ba 2014, Loshchilov & Hutter 2017; Muon: Jordan et al. 2024.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
+from everyformer.attention.projection import LinearProjectionModule
 from everyformer.network.depth import DepthModule
+from everyformer.network.feedforward import FeedForwardModule
 from everyformer.train.muon import BatchedMuon
 from everyformer.train.recipe import Optim
 
@@ -35,7 +39,8 @@ def optimizers(network: nn.Module, optim: Optim, capture_on: torch.device | None
             torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True, capturable=capture_on is not None)
         )
     if muon:
-        result.append(BatchedMuon(muon, lr=optim.muon_lr, weight_decay=optim.weight_decay))
+        options = {"lr": optim.muon_lr, "weight_decay": optim.weight_decay, "momentum": optim.muon_momentum}
+        result.append(BatchedMuon(muon, dict(_stacked(network)), **options))
     for optimizer in result:
         for group in optimizer.param_groups:
             group["full_lr"] = group["lr"]
@@ -49,6 +54,17 @@ def _layer_matrices(network: nn.Module) -> set[nn.Parameter]:
     stacks = [module for module in network.modules() if isinstance(module, DepthModule)]
     tables = {module.weight for module in network.modules() if isinstance(module, nn.Embedding)}
     return {p for stack in stacks for p in stack.layers.parameters() if p.dim() == 2} - tables
+
+
+def _stacked(network: nn.Module) -> Iterator[tuple[Tensor, list[int]]]:
+    """The weights that are several maps, with the numbers of their rows: to queries, keys and values, and to a gate and a net."""
+    for module in network.modules():
+        if isinstance(module, LinearProjectionModule) and module.qkv is not None:
+            yield module.qkv.weight, [rows for rows in (module.queries, module.keys, module.values) if rows]
+        if isinstance(module, FeedForwardModule) and module.gated:
+            for layer in module.hidden:
+                assert isinstance(layer, nn.Linear)
+                yield layer.weight, [layer.out_features // 2] * 2
 
 
 def set_lr(optimizers: list[torch.optim.Optimizer], factor: float) -> None:

@@ -75,6 +75,7 @@ class Optim(Value, frozen=True):
     name: Literal["adamw", "muon"] = "adamw"  # optimizer; muon: Muon for the matrices of the layers, AdamW for the rest
     lr: Positive = 1e-3  # peak learning rate
     muon_lr: Positive = 2e-2  # peak learning rate of Muon
+    muon_momentum: Share = 0.95  # decay of the momentum of Muon
     weight_decay: NotNegative = 0.01  # weight decay of matrices; vectors have none
     beta1: Share = 0.9  # decay of the first moment of AdamW
     beta2: Share = 0.99  # decay of the second moment of AdamW
