@@ -88,5 +88,5 @@ def compiled(module: nn.Module, device: torch.device, one_length: bool = True) -
     # PyTorch reads this attribute of the inputs of a graph itself, after a graph break.
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
-    options = {"combo_kernels": True} if device.type == "cuda" else None
-    return torch.compile(module, dynamic=None if one_length else False, options=options)
+    joined: dict[str, Any] | None = {"combo_kernels": True} if device.type == "cuda" else None
+    return torch.compile(module, dynamic=None if one_length else False, options=joined)
