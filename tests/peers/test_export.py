@@ -1,9 +1,9 @@
-"""`everyformer export --to hf`: the classes of transformers open the folder, with equal tokens, equal logits and equal text."""
+"""`everyformer export --to hf` (docs/import_export.md): transformers opens the folder, with equal tokens, logits and text."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
 
 import numpy as np
 import pytest
@@ -16,10 +16,12 @@ import everyformer
 from everyformer.cli.export import FORMATS, reasons
 from everyformer.cli.main import main
 from everyformer.data.tokenizer import ByteTokenizer, train, train_characters
+from everyformer.infer.signature import Signature, call
 from everyformer.train.imported import import_run
 from everyformer.train.trained import load
 from tests.peers import make_export_table
 from tests.peers.test_import import CORPUS, TEXTS, refused, write_gpt2
+from tests.peers.test_pretrained import logits
 
 TEXT = "a rose is a rose is a rose"
 TOKENIZERS = {
@@ -28,10 +30,12 @@ TOKENIZERS = {
     "bpe": lambda: train("bpe", lambda: CORPUS, 400),
     "wordpiece": lambda: train("wordpiece", lambda: CORPUS, 400),
 }
-DECODERS = {
-    "gpt2": {"context": 40},
-    **{name: {} for name in ("llama", "mistral", "qwen3", "gemma", "gemma2") if name in everyformer.members()},
-}
+DECODERS = {"gpt2": {"context": 40}, "llama": {}, "mistral": {}, "qwen3": {}, "gemma": {}, "gemma2": {}}
+THEIRS = {
+    "tokens": "input_ids", "visible": "attention_mask", "segments": "token_type_ids", "images": "pixel_values",
+    "source_tokens": "input_ids", "source_visible": "attention_mask", "target_tokens": "decoder_input_ids",
+}  # fmt: skip
+TABLE = re.findall(r"^\| ([\w-]+) \| (yes|–) \| yes \| yes \| (yes|–) \|$", make_export_table.PAGE.read_text(), re.M)
 
 
 def save(folder, member, tokenizer, **settings):
@@ -173,6 +177,37 @@ def test_a_model_that_transformers_has_not_is_refused_with_the_difference(tmp_pa
 
 
 def test_the_table_of_members_and_formats_in_the_docs_is_current():
-    page = Path(__file__).parents[2] / "docs" / "import_export.md"
-    assert make_export_table.table() in page.read_text()
+    assert make_export_table.table() in make_export_table.PAGE.read_text()
     assert set(reasons(everyformer.build("gpt2", "tiny"))) == set(FORMATS)
+    assert [row[0] for row in TABLE] == everyformer.members()
+
+
+@pytest.mark.parametrize("member, in_hf, in_gguf", TABLE)
+def test_every_cell_of_the_table_is_what_the_command_does(member, in_hf, in_gguf, tmp_path, capsys):
+    """The columns torch and onnx, which are all yes, are in tests/train/test_export_graph.py and test_export_onnx.py (slow)."""
+    torch.manual_seed(0)
+    network = everyformer.build(member, "tiny").eval()
+    everyformer.save(network, tmp_path / "saved")
+    for name, cell in (("hf", in_hf), ("gguf", in_gguf)):
+        words = ("export", str(tmp_path / "saved"), "--to", name, "--out", str(tmp_path / name))
+        if cell == "yes":
+            assert main(list(words)) == 0
+        else:
+            message = refused(capsys, *words)
+            assert f"cannot be exported to {name}: " in message and "; use --to" in message
+            assert not (tmp_path / name).exists()
+    if in_hf == "yes":
+        assert_same_outputs(network, tmp_path / "hf")
+
+
+def assert_same_outputs(network, folder):
+    """What the class that config.json names returns."""
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    theirs, given = (
+        getattr(transformers, name).from_pretrained(folder).eval(),
+        Signature.of(network.value).example(1, 7),
+    )
+    with torch.no_grad():
+        expected, found = call(network, given), theirs(**{THEIRS[one]: x for one, x in given.items()})
+    for x, y in zip(logits(found), expected, strict=True):
+        assert (x.view(y.shape) - y).abs().max() < 1e-5 * y.abs().max()

@@ -30,10 +30,12 @@ ROBERTA = BERT | {
 }
 
 
-@pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification", "Model"])
+@pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "Model"])
 def test_a_roberta_comes_back_as_a_roberta(head, tmp_path):
     options = {"add_pooling_layer": False} if head == "Model" else {}
-    theirs = getattr(transformers, f"Roberta{head}")(transformers.RobertaConfig(**ROBERTA), **options).eval()
+    labels = {0: "name", 1: "place", 2: "other"}
+    published = transformers.RobertaConfig(**ROBERTA, **({"id2label": labels} if "Class" in head else {}))
+    theirs = getattr(transformers, f"Roberta{head}")(published, **options).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     roberta().save(str(tmp_path / "theirs" / "tokenizer.json"))
     import_run(tmp_path / "theirs", tmp_path / "run")
@@ -48,6 +50,7 @@ def test_a_roberta_comes_back_as_a_roberta(head, tmp_path):
         torch.equal(x[2:], back[one][2:]) if name in one else torch.equal(x, back[one]) for one, x in state.items()
     )
     again = getattr(transformers, f"Roberta{head}").from_pretrained(tmp_path / "hf").eval()
+    assert again.config.id2label == theirs.config.id2label
     token_BT = torch.randint(4, SIZE, (2, 9))
     with torch.no_grad():
         assert (again(token_BT)[0] - theirs(token_BT)[0]).abs().max() < 1e-6

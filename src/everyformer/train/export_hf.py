@@ -19,6 +19,7 @@ from everyformer.family.to_transformers import NotTheirs, to_transformers
 from everyformer.network.embed import Patches
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
+from everyformer.network.output_head import Classify, PerToken
 from everyformer.task.classify_images import LabelledImageData
 from everyformer.task.denoise import DenoiseInference
 from everyformer.task.embed_texts import POOLINGS, EmbedTexts
@@ -54,7 +55,7 @@ def export(trained: TrainedRun, folder: Path) -> tuple[str, ...]:
     if tokenizer is not None:
         files |= tokenizer_files(tokenizer, trained.network.value)
         notes += ("the data are token ids, so there is no tokenizer",) if not files else ()
-    config |= _token_ids(tokenizer, trained.task.inference) | class_names(trained)
+    config |= _token_ids(tokenizer, trained.task.inference) | (class_names(trained) or _labels(trained))
     files |= _pooling_files(trained)
     if config["architectures"][0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
         files[FILE] = getattr(tokenizer, "generation", {}) or _token_ids(tokenizer, trained.task.inference)
@@ -119,6 +120,18 @@ def class_names(trained: TrainedRun) -> dict[str, Any]:
         return {}
     names = {str(index): name for index, name in enumerate(classes)}
     return {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
+
+
+def _labels(trained: TrainedRun) -> dict[str, Any]:
+    """The labels of a head whose run has no names for them: those of the model that it began with, or how many there are."""
+    model = trained.network.value
+    heads = model.outputs[:1] if isinstance(model, Model) else ()
+    for head in heads:
+        if isinstance(head, Classify | PerToken):
+            count = head.classes if isinstance(head, Classify) else head.outputs
+            names = {name: trained.published[name] for name in ("id2label", "label2id") if name in trained.published}
+            return names if len(names.get("id2label", ())) == count else {"num_labels": count}
+    return {}
 
 
 def _image_files(trained: TrainedRun) -> dict[str, Any]:
