@@ -11,10 +11,13 @@ import argparse
 import json
 from collections.abc import Sequence
 
+import everyformer
 from bench.results import Rows, json_lines, table
+from everyformer.attention.span import SpanModule
 from everyformer.study.compare import compare
 from everyformer.study.compare.statistics import Interval, holm, interval, paired_p
 from everyformer.study.compare.table import plus_minus, records
+from everyformer.study.spans import spans_of
 from everyformer.train.provenance import start_log
 
 LEVEL = 0.05
@@ -34,11 +37,17 @@ def main() -> None:
     found = compare(*words, **{name: value for name, value in options.items() if value is not None})
     for record in records(found.lines):
         print(json.dumps({name: value for name, value in record.items() if name != "curves"}), flush=True)
+    for folder in sorted((found.folder / "runs").glob("*/*/seed-*")):
+        run = everyformer.load(folder)
+        if any(isinstance(module, SpanModule) for module in run.network.modules()):
+            spans = spans_of(run.network, run.task.data)
+            print(json.dumps({"spans_of": folder.parent.name, "seed": folder.name, "mean_span": round(spans.mean, 2),
+                              "keys": round(spans.keys, 2), "most": spans.most}), flush=True)  # fmt: skip
 
 
 @table("comparison")
 def comparison(text: str) -> Rows:
-    lines = list(json_lines(text))
+    lines = [line for line in json_lines(text) if "entry" in line]
     base = lines[0]["values"]
     pairs = {line["entry"]: [line["values"][seed] - base[seed] for seed in base] for line in lines[1:]}
     p = holm({name: paired_p(difference) for name, difference in pairs.items()})

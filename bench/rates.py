@@ -4,7 +4,7 @@
     python -m bench.rates byte-classifier --size tiny --task classify --data FOLDER --split test run.steps=800
 
 The default learning rates and warm-ups of `everyformer train` rest on these numbers. Without --rates the default is trained. Prints the
-head of a log, then one JSON line for each rate and seed.
+head of a log, then one JSON line for each rate and seed; a run that diverges has the reason in it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 
+from everyformer.train.gradient_watch import Unstable
 from everyformer.train.loop import train
 from everyformer.train.provenance import start_log
 from everyformer.train.recipe import Recipe
@@ -37,16 +38,23 @@ def main() -> None:
             settings = [*options.settings, "run.evaluate=0", f"run.seed={seed}"]
             settings += [] if rate is None else [f"optim.lr={rate}"]
             start = time.perf_counter()
-            run = train(Recipe.of(options.member, *settings, size=options.size, task=options.task, data=options.data))
-            seconds, metric = time.perf_counter() - start, run.task.objective.metric
-            metrics = run.metrics if options.split == "valid" else run.evaluate(options.split)
+            recipe = Recipe.of(options.member, *settings, size=options.size, task=options.task, data=options.data)
             line = {
                 "member": options.member,
+                "settings": " ".join(options.settings),
+                "lr": recipe.optim.lr,
+                "seed": seed,
+            }
+            try:
+                run = train(recipe)
+            except Unstable as error:
+                print(json.dumps(line | {"diverged": str(error)}), flush=True)
+                continue
+            seconds, metric = time.perf_counter() - start, run.task.objective.metric
+            metrics = run.metrics if options.split == "valid" else run.evaluate(options.split)
+            line |= {
                 "size": options.size,
                 "task": type(run.recipe.task).__name__.lower(),
-                "settings": " ".join(options.settings),
-                "lr": run.recipe.optim.lr,
-                "seed": seed,
                 "split": options.split,
                 metric: round(metrics[metric], 4),
                 "skipped_steps": run.skipped_steps,

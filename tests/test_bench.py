@@ -1,0 +1,78 @@
+"""Small programs of bench run to their end, and print what the tables of docs read."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+from bench import claims, compare, duplication, ponder, rates, reversible
+
+
+def lines_of(program, *words, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["program", *words])
+    program.main()
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+
+
+def test_the_rate_of_the_duplication_task_is_chosen_with_a_seed_that_is_not_reported(capsys, monkeypatch):
+    words = "--length 8 --symbols 4 --steps 2 --batch 2 --width 8 --window 2 --buckets 2 --rounds 0,1 --rates 1e-3,1e-2 --seeds 2"
+    lines = lines_of(duplication, *words.split(), capsys=capsys, monkeypatch=monkeypatch)
+    assert [line.get("seed") for line in lines] == [None, 1, 2, None, 1, 2]
+    assert lines[0]["accuracy_by_rate"].keys() == {"0.001", "0.01"}
+    assert all(line["rate"] == lines[3]["rate"] for line in lines[3:])
+
+
+def test_a_net_with_one_step_takes_one_step_on_every_input(capsys, monkeypatch):
+    monkeypatch.setattr(ponder, "BATCH", 8)
+    lines = lines_of(ponder, "--size", "3", "--steps", "2", capsys=capsys, monkeypatch=monkeypatch)
+    assert len(lines) == len(ponder.KINDS) * (len(ponder.RATES) + len(ponder.SEEDS))
+    assert {step for line in lines if line["kind"] == "one step" for step in line["steps"]} == {1.0}
+
+
+def test_the_answer_of_the_parity_task_is_whether_the_number_of_ones_is_odd():
+    x_BTF, odd_B, count_B = ponder.batch(6, "here")
+    assert torch.equal((x_BTF[:, 0] == 1).sum(1) % 2, odd_B) and torch.equal((x_BTF[:, 0] != 0).sum(1), count_B)
+
+
+def test_the_reversible_model_and_the_plain_one_have_the_same_layers():
+    models = reversible.models()
+    assert models["plain"].body.layers == models["reversible"].body.layers
+    assert models["plain"].body.residual != models["reversible"].body.residual
+
+
+def test_the_spans_of_the_final_runs_are_in_the_log_of_a_comparison(tmp_path, capsys, monkeypatch):
+    words = ["adaptive-span", "run.steps=16", "run.batch=2", "--size", "tiny", "--trials", "1", "--seeds", "1"]
+    words += ["--workers", "0", "--out", str(tmp_path / "out")]
+    *_, spans = lines_of(compare, *words, capsys=capsys, monkeypatch=monkeypatch)
+    assert spans["spans_of"] == "adaptive-span" and 0 < spans["mean_span"] < spans["most"]
+
+
+def test_a_rate_at_which_training_diverges_is_named(capsys, monkeypatch):
+    words = [
+        "gpt2",
+        "--size",
+        "tiny",
+        "--rates",
+        "1e-3,1e9",
+        "run.steps=40",
+        "run.batch=2",
+        "optim.warmup=0",
+        "optim.patience=2",
+    ]
+    fine, diverged = lines_of(rates, *words, capsys=capsys, monkeypatch=monkeypatch)
+    assert fine["bits_per_byte"] < 8.5 and "diverged" not in fine
+    assert "skipped steps in a row" in diverged["diverged"]
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "learned"])
+def test_positions_are_tested_with_seeds_that_did_not_choose_the_rate(position, capsys, monkeypatch):
+    monkeypatch.setattr(claims, "BATCH", 2)
+    claims.positions(torch.device("cpu"), 2)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    mine = [line for line in lines if line["position"] == position]
+    assert [line["seed"] for line in mine] == [0, 0, 0, 1, 2, 3]
+    best = min(mine[:3], key=lambda line: line["tuning"])["lr"]
+    assert {line["lr"] for line in mine[3:]} == {best} and "0-31" not in mine[0]
