@@ -278,6 +278,18 @@ def test_a_long_text_is_split_into_rows():
         streaming_nll(small(memory=6), np.zeros(101, int), 7, rows=9, lead=98)
 
 
+@pytest.mark.parametrize("limit", [12_800, 3_200, 640])
+def test_a_limited_evaluation_of_a_model_with_a_memory_is_spread_over_the_text(limit):
+    count, segment = 98_896, 64
+    estimate, network = Estimate(), small(memory=6, pattern="causal & window(6)")
+    rows, lead = streaming_rows(count, segment, 64, limit)
+    _, scored = streaming_nll(
+        network, np.zeros(count + 1, int), segment, rows=rows, lead=lead, limit=limit, estimate=estimate
+    )
+    tenth_N = np.bincount(estimate.target_indices() * 10 // (count + 1), minlength=10)
+    assert scored <= limit and tenth_N.min() > 0 and tenth_N.max() <= scored / 5
+
+
 @pytest.mark.spec(88)
 def test_a_longer_memory_in_evaluation_changes_the_metrics_and_is_reported(tmp_path):
     data = text(tmp_path)

@@ -107,7 +107,8 @@ def streaming_nll(
 
     Default for `memory`: the model's own length. A key-value cache gives the same outputs here, because the weights do not
     change. With several `rows` the text is split into as many rows of one batch; all but the first row start `lead` tokens
-    early, and these tokens are not scored in that row. With a `limit` each row is read in part, from its start.
+    early, and these tokens are not scored in that row. With a `limit` each row is read in part, from its start, and the lead of
+    the first row is not scored either, so that the targets are spread evenly over the text.
     """
     if segment < 1 or len(token_N) < 2:
         raise ValueError(
@@ -148,16 +149,21 @@ def _rows(
         return [(np.zeros(1, int), count if limit is None else min(limit, count), 0, 1)]
     # Row r starts at r * each. The last targets, which do not fill whole segments, are read by one more row.
     read = each if limit is None else min(each, max(1, limit // rows // segment) * segment)
-    parts = [(np.arange(rows) * each, lead + read, lead, 1)]
+    parts = [(np.arange(rows) * each, lead + read, lead, int(read == each))]
     if read == each and (done := lead + rows * each) < count:
         parts.append((np.array([done - lead]), lead + count - done, lead, 0))
     return parts
 
 
-def streaming_rows(count: int, segment: int, memory: int) -> tuple[int, int]:
-    """Returns the number of rows and the lead for `streaming_nll`, such that the leads are a small part of the text."""
+def streaming_rows(count: int, segment: int, memory: int, limit: int | None = None) -> tuple[int, int]:
+    """Returns the number of rows and the lead for `streaming_nll`, such that the leads are a small part of the text.
+
+    With a limit there are as many rows as have room, so that the scored targets are spread over the text.
+    """
     lead = max(memory, MIN_LEAD)
     rows = min(MAX_ROWS, count // (MAX_ROWS * max(lead, segment)))
+    if limit is not None and limit < count:
+        rows = min(MAX_ROWS, limit // segment, count // (-(-lead // segment) * segment + segment))
     return (rows, lead) if rows > 1 else (1, 0)
 
 

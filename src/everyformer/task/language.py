@@ -367,7 +367,7 @@ class LanguageObjective(Objective):
         options: dict[str, Any] = {"limit": targets, "kernel": kernel, "estimate": estimate}
         if network.value.memory is not None:
             segment, memory = self.task.stride or context, self.task.memory or network.value.memory.length
-            rows, lead = streaming_rows(targets, segment, memory)
+            rows, lead = streaming_rows(available, segment, memory, targets)
             # Without an override the network may drop keys that no head attends to.
             streaming_nll(network, token_N, segment, self.task.memory, rows=rows, lead=lead, **options)
             method: dict[str, Any] = {"segment": segment, "memory": memory} | (
