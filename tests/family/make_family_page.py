@@ -17,6 +17,7 @@ from torch import Tensor
 from everyformer.attention.pattern import ByHead, Pattern
 from everyformer.cli.family import human
 from everyformer.family.member import Member
+from everyformer.family.published import PUBLISHED
 from everyformer.family.table import MEMBERS, parameters
 from everyformer.network.multi_head_attention import Attention
 from everyformer.study.example import models
@@ -142,7 +143,14 @@ def member_page(member: Member) -> str:
     command = f"```sh\neveryformer train {member.name} --size tiny\n```"
     path = member.make.__module__.replace(".", "/")
     parts += ["## Choices", choices(member), "## Sizes", sizes_table(member), NOTES.format(path=f"src/{path}.py")]
-    return "\n\n".join([*parts, "## Train it", command]) + "\n"
+    parts += ["## Train it", command]
+    if found := PUBLISHED.get(member.name):
+        missing = f" Not part of it: {found.missing}." if found.missing else ""
+        text = (
+            f"With `--recipe paper` it has the settings of {found.source} (sizes: {', '.join(found.sizes)}).{missing}"
+        )
+        parts.append(textwrap.fill(text, 120))
+    return "\n\n".join(parts) + "\n"
 
 
 def page() -> str:

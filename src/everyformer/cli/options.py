@@ -60,3 +60,9 @@ Data = Annotated[
         "Default: the data set embedded for the task.",
     ),
 ]
+Published = Annotated[
+    Literal["paper"] | None,
+    Parameter(
+        show_choices=False, help="paper: the settings that the member's authors published; your own come after them."
+    ),
+]

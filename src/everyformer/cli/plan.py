@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from everyformer.cli.options import AsJson, Data
+from everyformer.cli.options import AsJson, Data, Published
 from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.own_parts import Imports, import_parts
 from everyformer.cli.tables import print_labelled
@@ -29,6 +29,7 @@ def plan(
     data: Data = None,
     task: str | None = None,
     init_from: Path | None = None,
+    recipe: Published = None,
     memory: float | None = None,
     measure: Annotated[bool, Parameter(show_default=False)] = True,
     as_json: AsJson = False,
@@ -58,17 +59,23 @@ def plan(
     from everyformer.train.recipe import Recipe, is_run
 
     init_from = init_from or (Path(member) if is_run(member) else None)
-    recipe = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from)
+    whole = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from, published=bool(recipe))
     if memory is not None and not 0 < memory < math.inf:
         raise ValueError(f"--memory {memory:g} is not a size in GiB; give a number above 0, or leave it out")
     limit = None if memory is None else int(memory * 2**30)
-    planned = explain_out_of_memory(recipe, lambda: make(recipe, limit=limit, measure=measure))
+    planned = explain_out_of_memory(whole, lambda: make(whole, limit=limit, measure=measure))
     if as_json:
         print(json.dumps({name: getattr(planned, name) for name in FIELDS} | {"fits": planned.fits}))
         return 0
     screen = console()
     print_labelled(screen, planned.lines())
-    options = {"--size": size, "--data": data, "--task": task, "--init-from": init_from and str(init_from)}
+    options = {
+        "--size": size,
+        "--data": data,
+        "--task": task,
+        "--init-from": init_from and str(init_from),
+        "--recipe": recipe,
+    }
     words = [member, *(word for name, text in options.items() if text for word in (name, text)), *settings]
     next_command(screen, *(["family"] if planned.changes is None else ["train", *words, *planned.changes]))
     return 0

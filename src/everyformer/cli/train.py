@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
-from everyformer.cli.options import Data, RunData, Step
+from everyformer.cli.options import Data, Published, RunData, Step
 from everyformer.cli.out_of_memory import explain_out_of_memory
 from everyformer.cli.own_parts import Imports, import_parts, recorder
 from everyformer.cli.terminal import UnbreakableConsole, console, next_command
@@ -27,6 +27,7 @@ def train(
     task: str | None = None,
     out: Path | None = None,
     init_from: Path | None = None,
+    recipe: Published = None,
     imports: Imports = (),
     lists_settings: Annotated[bool, Parameter("--settings", negative=(), show_default=False)] = False,
 ) -> int:
@@ -61,13 +62,15 @@ def train(
     from everyformer.train.recipe import Recipe
 
     screen = console(UnbreakableConsole)
-    recipe = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from)
+    whole = Recipe.of(member, *settings, size=size, data=data, task=task, init_from=init_from, published=bool(recipe))
+    if recipe:
+        print_published(screen, member, size)
     folder = run_folder(out, find(member).name)
     from everyformer.train.progress import show_progress
 
     with show_progress(screen) as callback:
         callbacks = (recorder(imports, folder), callback)
-        trained = explain_out_of_memory(recipe, lambda: start(recipe, folder, callbacks=callbacks))
+        trained = explain_out_of_memory(whole, lambda: start(whole, folder, callbacks=callbacks))
     _finish(screen, trained, folder)
     return exit_code(trained)
 
@@ -119,6 +122,17 @@ def resume(
         )
     _finish(screen, trained, run)
     return exit_code(trained)
+
+
+def print_published(screen: Console, member: str, size: str | None) -> None:
+    """Say where the published settings are from, and what is not among them."""
+    from everyformer.family.published import published
+    from everyformer.family.table import find
+
+    found = published(member, size or find(member).size)
+    screen.print(f"recipe of {found.source}")
+    if found.missing:
+        screen.print(f"not part of it: {found.missing}")
 
 
 def run_folder(out: Path | None, name: str) -> Path:

@@ -14,7 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from everyformer.data.problems import problem_name
-from everyformer.family.member import is_part, read_setting
+from everyformer.family.member import Member, is_part, read_setting
+from everyformer.family.published import published as published_recipe
 from everyformer.family.table import MEMBERS, find
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.task.table import task_for
@@ -117,20 +118,22 @@ class Recipe(Value, frozen=True, kw_only=True):
         data: str | Path | None = None,
         task: str | None = None,
         init_from: str | Path | None = None,
+        published: bool = False,
     ) -> Recipe:
         """Returns the recipe of a command line: `Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")`.
 
         The member may also be a `Model` or an `EncoderDecoder`, or a .json file of one; then the recipe contains that model. The folder
         of a run stands for its model and its task. A size of a member may have settings of its own for its task, which come before
-        the given ones. The learning rate and the warm-up, if no setting gives them, follow from the model, the task and the
-        number of steps.
+        the given ones; with `published` it has those of the member's paper. The learning rate and the warm-up, if no setting gives
+        them, follow from the model, the task and the number of steps.
         """
         entry, named = find(member), None if data is None else str(data)
         own = _task_of_run(member) if task is None and problem_name(named) is None else None
         given_task = own or task_for(member, size, task, named)
-        sized = entry.recipes.get(size or entry.size, ())
-        if sized and given_task == task_for(member, size):
-            settings = (*sized, *settings)
+        settings = (
+            *_settings_before(entry, size or entry.size, given_task == task_for(member, size), published),
+            *settings,
+        )
         recipe = cls(
             member=member if entry.name == member else entry.value(size),
             size=size,
@@ -157,6 +160,18 @@ class Recipe(Value, frozen=True, kw_only=True):
         member = find(self.member)
         settings = {name: setting for name, setting in data_settings.items() if name in member.settings()}
         return member.value(self.size, **(settings | self.model))
+
+
+def _settings_before(entry: Member, size: str, is_own_task: bool, published: bool) -> tuple[str, ...]:
+    """The settings that a size of a member has before those of the user."""
+    if not published:
+        return entry.recipes.get(size, ()) if is_own_task else ()
+    found = published_recipe(entry.name, size)
+    if not is_own_task:
+        raise ValueError(
+            f"the published recipe of {entry.name} is for its own task; leave out --task, or --recipe paper"
+        )
+    return found.of(size)
 
 
 def is_run(member: object) -> bool:
