@@ -88,7 +88,7 @@ def test_settings_fit_the_terminal(columns, capsys, monkeypatch):
         (("train", "gpt2", "--si"), ["--size"]),
         (("train", "gpt2", "run.see"), ["run.seed="]),
         (("train", "gpt2", "model.lay"), ["model.layers="]),
-        (("train", "gpt2", "task.con"), ["task.context="]),
+        (("train", "gpt2", "task.context"), ["task.context=", "task.context_schedule="]),
         (("train", "gpt2", "run.precision=b"), ["run.precision=bf16"]),
         (("plan", "gtrxl", "--task", "popgym:X", "task.epi"), ["task.episodes="]),
         (("resume", "runs/x", "optim."), []),
