@@ -70,14 +70,15 @@ def growth(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {name: round(max(row[name] for row in last) - max(row[name] for row in first), 1) for name in NAMES}
 
 
-def is_constant(grown: dict[str, float]) -> bool:
-    limits = {"memory": GROWTH, "files": 0, "threads": 0, "objects": OBJECTS}
+def is_constant(grown: dict[str, float], threads: int = 0) -> bool:
+    """Whether nothing grew by more than what may come and go. `threads` is the size of a pool, which starts threads when it needs them."""
+    limits = {"memory": GROWTH, "files": 0, "threads": threads, "objects": OBJECTS}
     return all(grown[name] <= limit for name, limit in limits.items())
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def table(rows: list[dict[str, Any]], unit: str = "step") -> list[str]:
     """The table of docs/results/long_run.md: some rows, and the growth."""
-    lines = ["| step | memory (MiB) | file handles | threads | objects |", "| --- | --- | --- | --- | --- |"]
+    lines = [f"| {unit} | memory (MiB) | file handles | threads | objects |", "| --- | --- | --- | --- | --- |"]
     for row in [rows[0], *(rows[len(rows) * part // 4 - 1] for part in (1, 2, 3, 4))]:
         lines.append(f"| {row['step']:,} | " + " | ".join(f"{row[name]:,}" for name in NAMES) + " |")
     return [*lines, "| growth | " + " | ".join(f"{grown:,}" for grown in growth(rows).values()) + " |"]
