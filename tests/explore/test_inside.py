@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 import everyformer
+from everyformer.explore.library import Library
+from everyformer.explore.patterns import NoRequest
+from everyformer.explore.runs import Runs
+from everyformer.train.lock import LOCK, only_writer
 from tests.explore.conftest import unpack
 
 TEXT = "To be, or not to be"
@@ -126,6 +134,21 @@ def test_the_list_of_runs_has_what_the_folders_have(client):
     runs = {one["name"]: one for one in client.post("/api/runs", json={}).json()["runs"]}
     assert set(runs) == {"first", "memory", "<script>alert(1)<|script>"}
     assert (runs["first"]["step"], runs["first"]["steps"], runs["first"]["state"]) == (6, 6, "ended")
+
+
+def test_a_run_whose_process_was_killed_is_not_called_training(folder, tmp_path):
+    run = shutil.copytree(folder / "first", tmp_path / "killed")
+    (run / "records.jsonl").write_text("".join((run / "records.jsonl").read_text().splitlines(keepends=True)[:2]))
+    with only_writer(run):
+        owner = json.loads((run / LOCK).read_text())
+        assert state_of(run) == "training"
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    (run / LOCK).write_text(json.dumps(owner | {"process": int(ended.stdout)}))
+    assert state_of(run) == "stopped"
+
+
+def state_of(run):
+    return Runs(Library([run])).overview(NoRequest()).data["runs"][0]["state"]
 
 
 def test_the_curves_are_those_of_the_records(client):

@@ -209,6 +209,25 @@ def test_a_failure_of_the_model_loses_no_other_request(client, monkeypatch):
     assert "memory" not in answer.text and client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
+def test_a_client_that_went_away_before_a_failure_cancels_nobody_after_it(model, monkeypatch):
+    """After a failure the numbers of the sequences begin anew."""
+
+    async def ended() -> int:
+        service_engine = engine_module.Engine(model, Limits())
+        service_engine.loop = asyncio.get_running_loop()
+        service_engine.submit([1], 4).cancel()
+        with monkeypatch.context() as patched:
+            patched.setattr(engine_module.Batcher, "step", lambda _: 1 / 0)
+            service_engine._step()
+        sequence = service_engine.submit([1], 4)
+        service_engine.start()
+        events = [event async for event in sequence]
+        service_engine.stop()
+        return len(events)
+
+    assert asyncio.run(asyncio.wait_for(ended(), 20)) == 4
+
+
 def test_a_client_that_goes_away_frees_its_row(address, official):
     stream = official.completions.create(model="tiny", prompt="x", max_tokens=400, stream=True, n=4)
     next(iter(stream))

@@ -265,6 +265,19 @@ def test_the_mildest_settings_that_fit_are_proposed(no_process_memory, monkeypat
     ]
 
 
+def test_no_more_pieces_are_proposed_than_accumulation_takes(no_process_memory, monkeypatch):
+    one, proposed = recipe("gpt2", "model.layers=1"), list[int]()
+    planned, data = plan(one), opened(one)
+
+    def steps(changed: Recipe, *rest: Any, **options: Any) -> Any:
+        proposed.append(changed.run.accumulate)
+        return (SimpleNamespace(peak=1 << 50),)
+
+    monkeypatch.setattr(plans, "count_steps", steps)
+    large = dataclasses.replace(planned, recipe=override(one, ["run.batch=100000"]))
+    assert plans._first_that_fits(large, data, CPU) is None and max(proposed) == 65536
+
+
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_weights_alone_need_less_than_a_step(name):
     one = recipe("gpt2", f"optim.name={name}", "run.batch=1", "task.context=8")

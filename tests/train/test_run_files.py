@@ -19,7 +19,7 @@ from everyformer.train import checkpoint
 from everyformer.train.checksums import FILE, read_checksums
 from everyformer.train.folder import read_recipe, write_recipe
 from everyformer.train.init_from import load_weights
-from everyformer.train.lock import LOCK, only_writer
+from everyformer.train.lock import LOCK, is_in_use, only_writer
 from everyformer.train.loop import resume, train
 from everyformer.train.recipe import override
 from everyformer.train.trained import load
@@ -187,11 +187,12 @@ def test_a_second_writer_is_refused_and_the_lock_of_a_killed_one_is_taken_over(r
         train(load(run).recipe, run)  # reading needs no lock
     with pytest.raises(ValueError, match=message):
         resume(run, steps=7)
+    assert is_in_use(run)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert (run / LOCK).is_file()
+    assert (run / LOCK).is_file() and not is_in_use(run)
     assert resume(run, steps=7).step == 7
-    assert not (run / LOCK).exists()
+    assert not (run / LOCK).exists() and not is_in_use(run)
 
 
 def test_a_lock_of_another_machine_says_what_to_do_and_one_from_before_a_reboot_is_taken_over(run):
@@ -200,6 +201,7 @@ def test_a_lock_of_another_machine_says_what_to_do_and_one_from_before_a_reboot_
     match = r"process 7 on elsewhere .* cannot be seen from here; if it has ended, delete \S+lock"
     with pytest.raises(ValueError, match=match):
         resume(run, steps=7)
+    assert is_in_use(run)
     for content in (json.dumps(owner | {"host": os.uname().nodename}), "", "{"):
         (run / LOCK).write_text(content)
         with only_writer(run):

@@ -16,7 +16,7 @@ from everyformer.explore.inside import Name
 from everyformer.explore.library import Entry, Library
 from everyformer.explore.patterns import NoRequest
 from everyformer.study.curves import Point, curves, smooth
-from everyformer.train.lock import LOCK
+from everyformer.train.lock import is_in_use
 from everyformer.train.record import read
 from everyformer.value import decode_json, flatten
 
@@ -121,7 +121,7 @@ class Runs:
 def _state(folder: Path, last: dict[str, Any]) -> str:
     if last["kind"] == "end":
         return "failed" if "error" in last else "ended"
-    return "training" if (folder / LOCK).exists() else "stopped"
+    return "training" if is_in_use(folder) else "stopped"
 
 
 def _thinned(points: list[Point]) -> list[Any]:

@@ -186,6 +186,7 @@ class Engine:
             with self.work:
                 numbers, self.batcher = list(self.completions), self._new_batcher()
                 lost, self.completions = self.completions, {}
+                self.cancelled.clear()  # the new batcher gives the same numbers again
             self._in_loop(_deliver, [(lost[number], Event(number, None, ended="error")) for number in numbers])
             return
         self.generated += sum(event.token is not None and not event.echo for event in events)

@@ -49,6 +49,7 @@ SAMPLED = 8  # steps of which the largest batch is planned
 MEASURED = 4  # real steps that are timed, after the first ones
 MAX_SECONDS = 20.0  # after which no other step is timed
 MIN_WIDTH = 32  # no narrower model is proposed
+MOST_PIECES = 2**16  # that run.accumulate accepts
 USABLE = {"cuda": 0.95, "cpu": 0.8}  # share of the memory that a plan fills; allocators lose some of the rest
 
 
@@ -298,9 +299,9 @@ def _first_that_fits(planned: Plan, data: TaskData, device: torch.device) -> tup
         except (ValueError, RuntimeError):  # for example a width that the heads do not divide
             return False
 
-    pieces = [recipe.run.accumulate]
-    while pieces[-1] < recipe.run.batch:
-        pieces.append(min(2 * pieces[-1], recipe.run.batch))
+    pieces, most = [recipe.run.accumulate], min(recipe.run.batch, MOST_PIECES)
+    while pieces[-1] < most:
+        pieces.append(min(2 * pieces[-1], most))
     for stage in _stages(recipe, data):
         options = [(*stage, *([f"run.accumulate={number}"] if number > pieces[0] else [])) for number in pieces]
         if fits(options[-1]):

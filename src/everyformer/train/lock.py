@@ -23,6 +23,18 @@ from everyformer.train.record import report_write_errors
 LOCK = "lock"
 
 
+def is_in_use(folder: Path) -> bool:
+    """Returns whether a process writes to a folder, without taking its lock. One on another machine counts until its file is deleted."""
+    with suppress(OSError):
+        handle = os.open(folder / LOCK, os.O_RDONLY)
+        try:
+            owner = _read(handle)
+        finally:
+            os.close(handle)
+        return owner is None or not _was_here(owner) or _is_alive(owner["process"])
+    return False
+
+
 class InUse(ValueError):
     """Another process writes to the folder."""
 
@@ -106,10 +118,20 @@ def _was_here(previous: dict[str, Any]) -> bool:
     return previous.get("host") == here["host"] or (previous.get("boot") == here["boot"] != "")
 
 
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # that of another user
+        pass
+    return True
+
+
 def _read(handle: int) -> dict[str, Any] | None:
     with suppress(ValueError):
         owner = json.loads(os.pread(handle, 4096, 0))
-        if isinstance(owner, dict) and {"process", "host", "since"} <= owner.keys():
+        if isinstance(owner, dict) and {"process", "host", "since"} <= owner.keys() and type(owner["process"]) is int:
             return owner
     return None
 
