@@ -107,6 +107,28 @@ def test_a_text_is_generated_step_by_step_and_branches(page, folder):
     assert tokens.count() == 8
 
 
+def test_a_token_is_asked_for_once(page):
+    read_text(page)
+    asked = list[str]()
+    page.on("request", lambda one: asked.append(one.url) if "generate/step" in one.url else None)
+    for _ in range(3):
+        with page.expect_response("**/api/generate/step"):
+            page.get_by_role("button", name="next token").click()
+    assert len(asked) == 3
+
+
+def test_the_arrow_keys_choose_a_head_and_the_tab_key_leaves_the_grid(page):
+    read_text(page)
+    page.get_by_role("button", name="layer 1, head 0").click()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("application", name=re.compile("layer 0, head 1")).wait_for()
+    focused = "document.activeElement.ariaLabel ?? document.activeElement.innerText"
+    assert page.evaluate(focused).strip() == "layer 0, head 1"
+    page.keyboard.press("Tab")
+    assert page.evaluate(focused) == "switch it off"
+
+
 def test_a_segment_memory_reaches_back_across_segments(page):
     read_text(page, "x" * 40, "memory")
     with page.expect_response("**/api/inside"):

@@ -102,6 +102,31 @@ def test_the_next_token_is_the_librarys(client, model):
     assert [*prompt, data["chosen"]] == everyformer.generate(model.network, [prompt], 1, temperature=0)[0]
 
 
+@pytest.mark.parametrize("run", ["first", "memory"])
+def test_the_candidates_are_those_of_a_text_that_was_generated_token_by_token(client, folder, run):
+    network, tokens, given = everyformer.load(folder / run, device="cpu").network, list(b"ROMEO: where is he? Gone"), 8
+    with torch.no_grad():  # as everyformer.generate: the prompt in one pass, beyond the memory of 16 positions
+        output = network(torch.tensor([tokens[:given]]), cache=everyformer.Cache())
+        for token in tokens[given:]:
+            output = network(torch.tensor([[token]]), cache=output.cache)
+    expected_V = output.logits[0, -1].softmax(-1)
+    for length in (len(tokens), given + 1, len(tokens)):  # at once, and when the last text has left the way
+        data, _ = ask(client, "/api/generate/step", run=run, tokens=tokens[:length], prompt=given)
+    shown = {one["id"]: one["probability"] for one in data["candidates"]}
+    assert shown == pytest.approx({one: float(expected_V[one]) for one in shown}, abs=1e-6)
+
+
+def test_a_new_token_is_read_alone_and_another_temperature_reads_nothing(client, explorer):
+    read = list[int]()
+    network = explorer.library.model("first").network
+    hook = network.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].shape[1]))
+    tokens = list(b"JULIET: a")
+    for length, temperature in ((8, 1.0), (8, 0.5), (9, 0.5), (8, 0.0), (7, 0.0)):
+        ask(client, "/api/generate/step", tokens=tokens[:length], prompt=8, temperature=temperature)
+    hook.remove()
+    assert read == [8, 1, 7]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [

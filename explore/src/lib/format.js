@@ -19,6 +19,9 @@ export function human(number, unit = "") {
 /** A token whose spaces are seen. */
 export const visible = (text) => text.replaceAll(" ", "␣");
 
+/** Most labels are longer than one character, so that each needs room after it. */
+export const areWords = (labels) => 2 * labels.filter((text) => text.length > 1).length > labels.length;
+
 /** A list of numbers as ranges: "0-3, 8". */
 export function ranges(numbers, most = 12) {
   const runs = [];

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -73,14 +73,7 @@ class Family:
         model = _chosen(request)
         if reasons := illegal(model):
             raise ValueError(reasons[0])
-        planned = plan(Recipe.of(model, *SETTINGS))
-        lines = planned.lines()
-        data = {
-            "parameters": planned.parameters, "flops": planned.flops, "targets": planned.targets, "tensors": planned.tensors,
-            "checkpoint": planned.checkpoint, "batch": planned.recipe.run.batch,
-            "lines": {name: lines[name] for name in ("operations", "memory", "checkpoint", "attention") if name in lines},
-        }  # fmt: skip
-        return Answer(data)
+        return Answer(_planned(model))
 
     def _about(self, model: AnyModel, side: Side = "decoder") -> Answer:
         """What is known of a model at once: whether it is legal, its parts, its texts, and the nearest member."""
@@ -100,6 +93,17 @@ def find_member(name: str) -> Any:
     if name not in MEMBERS:
         raise ValueError(f"no member of the family is named {name!r}; choose one of the table")
     return find(name)
+
+
+@lru_cache(64)
+def _planned(model: AnyModel) -> dict[str, Any]:
+    planned = plan(Recipe.of(model, *SETTINGS))
+    lines = planned.lines()
+    return {
+        "parameters": planned.parameters, "flops": planned.flops, "targets": planned.targets, "tensors": planned.tensors,
+        "checkpoint": planned.checkpoint, "batch": planned.recipe.run.batch,
+        "lines": {name: lines[name] for name in ("operations", "memory", "checkpoint", "attention") if name in lines},
+    }  # fmt: skip
 
 
 def _chosen(request: ChooseRequest) -> AnyModel:

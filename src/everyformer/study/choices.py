@@ -3,7 +3,7 @@
     choose(member("gpt2", "tiny"), "pattern", "causal & window(8)")
     choose(member("gpt2", "tiny"), "residual", {"type": "post_norm"})
 
-Each changes all layers. The result may be illegal, which `illegal` tells.
+Each changes all layers, or those that are like the first. The result may be illegal, which `illegal` tells.
 """
 
 from __future__ import annotations
@@ -153,10 +153,15 @@ def _width(model: Model, choice: Any) -> Model:
 
 
 def _sublayers(model: Model, choice: Sequence[Any]) -> Model:
-    """Layers of these sublayers. An attention is that of the layer, if it has one."""
+    """Other sublayers of the first layer, and of those with sublayers of the same kinds. An attention is that of the layer."""
     sublayers = tuple(_read(one, Sublayer) for one in choice)
 
+    def kinds(layer: Layer) -> list[type[Sublayer]]:
+        return [type(one) for one in layer.sublayers]
+
     def change(layer: Layer) -> Layer:
+        if kinds(layer) != kinds(model.body.layers[0]):
+            return layer
         attention = next((one for one in layer.sublayers if isinstance(one, Attention)), None)
         kept = tuple(attention if attention and isinstance(one, Attention) else one for one in sublayers)
         return replace(layer, sublayers=kept)

@@ -16,20 +16,22 @@ def profile(weight_QK: Tensor, same_sequence: bool = True) -> dict[str, Any]:
 
     Queries without keys are left out, and the weights of the others divided by their sum.
     """
-    row_Q = weight_QK.sum(1)
-    queries = row_Q > 0
-    if not bool(queries.any()):
+    row_Q1 = weight_QK.sum(1, keepdim=True)
+    count = int((row_Q1 > 0).sum())
+    if not count:
         return {"keys": 0.0, "first": 0.0}
-    weight_QK = weight_QK[queries] / row_Q[queries, None]
+    weight_QK = weight_QK / row_Q1.where(row_Q1 > 0, 1.0)
     entropy_Q = -(weight_QK * weight_QK.clamp(min=1e-30).log2()).sum(1)
-    result: dict[str, Any] = {"keys": float(2 ** entropy_Q.mean()), "first": float(weight_QK[:, 0].mean())}
+    result: dict[str, Any] = {
+        "keys": float(2 ** (entropy_Q.sum() / count)), "first": float(weight_QK[:, 0].sum()) / count,
+    }  # fmt: skip
     if same_sequence:
-        at_Q = queries.nonzero()[:, 0]
-        back_QK = at_Q[:, None] - torch.arange(weight_QK.shape[1])
-        result["distance"] = float((weight_QK * back_QK.abs()).sum(1).mean())
+        queries, keys = weight_QK.shape
+        at_K = torch.arange(keys, dtype=weight_QK.dtype)
+        back_QK = torch.arange(queries, dtype=weight_QK.dtype)[:, None] - at_K
+        result["distance"] = float((weight_QK * back_QK.abs_()).sum()) / count
         result["by_distance"] = [
-            float((weight_QK * (back_QK == distance)).sum(1).mean())
-            for distance in range(min(NEAREST, weight_QK.shape[1]))
+            float(weight_QK.diagonal(-distance).sum()) / count for distance in range(min(NEAREST, keys, queries))
         ]
-        result["ahead"] = float((weight_QK * (back_QK < 0)).sum(1).mean())
+        result["ahead"] = float(weight_QK.triu(1).sum()) / count
     return result

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from everyformer.network.output_head import Classify, Language, Masked, OutputHead, PerToken, ReplacedToken
 from everyformer.task.attention_maps import ProbedSide
+from everyformer.task.denoise import DenoiseInference
 from everyformer.task.probe_input import ProbeInput, token_labels
 from everyformer.task.task import Inference
 
@@ -80,6 +81,8 @@ def _names(inference: Inference, head: OutputHead, ids: list[int]) -> dict[int, 
     if isinstance(head, Classify | PerToken):
         classes = inference.classes
         return {one: classes[one] if one < len(classes) else str(one) for one in ids}
+    if isinstance(inference, DenoiseInference):
+        return dict(zip(ids, inference.labels(ids), strict=True))
     tokenizer: Any = getattr(inference, "tokenizer", None)
     labels = [str(one) for one in ids] if tokenizer is None else token_labels(tokenizer, ids)
     return dict(zip(ids, labels, strict=True))

@@ -55,10 +55,11 @@ def token_labels(tokenizer: Tokenizer, ids: Ids | Sequence[int]) -> list[str]:
 
 
 def _label(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text; a byte by its number if it is only a part of a character, or a control character."""
+    """A token as text; control characters, and a byte that is only a part of a character, by their numbers."""
     text = tokenizer.decode([token]).replace("\n", "\\n")
-    is_character = text.isprintable() and text != "\N{REPLACEMENT CHARACTER}"
-    return text if is_character or tokenizer.kind != "bytes" else f"\\x{token:02x}"
+    if text == "\N{REPLACEMENT CHARACTER}" and tokenizer.kind == "bytes":
+        return f"\\x{token:02x}"
+    return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text)
 
 
 def refuse_text(text: str | None, reads: str) -> None:
