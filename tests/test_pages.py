@@ -138,6 +138,13 @@ def quoted(page: str) -> str:
     return FENCE.sub(block, page)
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/learn").glob("[0-9]*.md")), ids=name)
+def test_a_chapter_has_an_equation_its_code_a_picture_and_an_exercise_with_its_solution(page):
+    text = page.read_text(encoding="utf-8")
+    has = ("```math", "<!-- source: src/", "](pictures/", "## Exercise", "<summary>Solution</summary>")
+    assert [one for one in has if one not in text] == [] and len(list(page.parent.glob("[0-9]*.md"))) == 12
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_quotations_are_as_the_source_is(page):
     text = page.read_text(encoding="utf-8")

@@ -20,8 +20,10 @@ from everyformer import (
     Model,
     ParameterFree,
     PreNorm,
+    Projection,
     Sinusoidal,
     Stack,
+    Standard,
     Tokens,
 )
 from everyformer.cli.main import main
@@ -33,6 +35,8 @@ COMMANDS = f"""
 train free.json {SMALL} run.steps=100 --out runs/free
 show attention runs/free --text "{TEXT}" --out 01_self_attention.png
 show embeddings runs/free --out 05_positions.png
+train keys.json {SMALL} run.steps=100 --out runs/keys
+show attention runs/keys --text "{TEXT}" --out 02_queries_keys_values.png
 train byte-language --size tiny {SMALL} --out runs/bytes
 show attention runs/bytes --text "{TEXT}" --out 03_heads.png
 train gpt2 --size tiny {SMALL} --out runs/prenorm
@@ -51,9 +55,9 @@ show halting runs/halting --text "{TEXT}" --out 12_halting.png
 """
 
 
-def free() -> Model:
-    """A layer whose attention has no parameters."""
-    layers = (Layer((Attention(ParameterFree(), Causal()), FeedForward(128))),)
+def one_layer(heads: Projection) -> Model:
+    """A language model of one layer."""
+    layers = (Layer((Attention(heads, Causal()), FeedForward(128))),)
     return Model(
         width=32, embed=Tokens(256), position=Sinusoidal(), body=Stack(1, layers, PreNorm()), outputs=(Language(),)
     )
@@ -61,7 +65,8 @@ def free() -> Model:
 
 def draw(folder: str) -> None:
     os.chdir(folder)
-    Path("free.json").write_text(everyformer.to_json(free()))
+    for name, heads in (("free", ParameterFree()), ("keys", Standard(1))):
+        Path(f"{name}.json").write_text(everyformer.to_json(one_layer(heads)))
     PICTURES.mkdir(exist_ok=True)
     for command in COMMANDS.strip().splitlines():
         *words, out = shlex.split(command)

@@ -139,8 +139,10 @@ Painter = Callable[[Any, Tensor, bool, bool], Any]  # draws Q, K weights; whethe
 
 
 def _grid_painter(maps: AttentionMaps) -> Painter:
+    largest = max(float(weight_HQK.max()) for weight_HQK in maps.weight_LHQK)
+
     def paint(plot: Any, weight_QK: Tensor, last: bool, first: bool) -> Any:
-        image = plot.imshow(weight_QK.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        image = plot.imshow(weight_QK.numpy(), cmap="Blues", vmin=0, vmax=largest, aspect="auto")
         plot.tick_params(length=0, labelsize=5)
         rotation = 90 if max(map(len, maps.keys)) > 1 else 0
         plot.set_xticks(range(len(maps.keys)), maps.keys if last else [], fontfamily="monospace", rotation=rotation)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MOST = 20_000  # vectors of a vocabulary that are projected, the first ones
 POSITIONS = 256  # of an encoding that has no last position
 NAMED, FEW_NAMED = 300, 40  # points whose labels are legible beside each other, and of those that are more, or a curve
+COLUMNS, ROWS = 16, 40  # cells of a picture, each with room for one label
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,15 @@ def draw(maps: Sequence[EmbeddingMap]) -> Figure:
             figure.colorbar(dots, ax=plot, fraction=0.03, pad=0.02).set_label("position", fontsize=8)
         else:
             plot.scatter(x_N, y_N, s=4, color="#9db7d1")
+        named = set[tuple[int, int]]()  # a cell of the picture has room for one name
+        width, height = (max(1e-12, float(axis_N.max() - axis_N.min())) for axis_N in (x_N, y_N))
         every = 1 if len(x_N) <= NAMED and not one.in_order else -(-len(x_N) // FEW_NAMED)
         for x, y, label in list(zip(x_N, y_N, one.labels, strict=True))[::every]:
             shown = label if label.isprintable() and label.strip() else repr(label)[1:-1]
-            if "\N{REPLACEMENT CHARACTER}" in shown:  # a part of a character has no name
+            cell = int(COLUMNS * (x - x_N.min()) / width), int(ROWS * (y - y_N.min()) / height)
+            if "\N{REPLACEMENT CHARACTER}" in shown or cell in named:  # a part of a character has no name
                 continue
+            named.add(cell)
             plot.annotate(shown.replace("$", r"\$"), (x, y), fontsize=6, xytext=(2, 2), textcoords="offset points")
         first, second = (
             f"component {number} ({share:.0%} of the variance)" for number, share in enumerate(one.share, 1)

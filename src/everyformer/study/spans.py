@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,7 +99,9 @@ def draw_spans(result: Spans) -> Figure:
         columns = [layer + SPREAD * ((head + 0.5) / heads - 0.5) for head in range(heads)]
         plot.scatter(columns, spans_H, s=14, color="tab:blue", alpha=0.7, clip_on=False, zorder=3)
     plot.set_xticks(range(len(result.each)))
-    plot.set_title(f"learned span of each head: {result.mean:.1f} positions on average", fontsize=10)
+    title = f"learned span of each head: {result.mean:.1f} positions on average"
+    plot.set_title(fill(title, int(11 * figure.get_figwidth())), fontsize=10)
+    plot.grid(axis="y", alpha=0.3)
     plot.set_xlabel("layer")
     plot.set_ylabel("span in positions")
     plot.set_ylim(0, 1.1 * max(1.0, *map(max, result.each)))
