@@ -6,12 +6,10 @@ import ast
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 import everyformer
-from everyformer.value import Value
 
 NAMES = sorted(set(everyformer.__all__) - {"__version__", "KERNELS"})
 
@@ -52,14 +50,3 @@ def uses(text: str, name: str) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_docstring_shows_how_the_name_is_used(name):
     assert examples(name), f"the docstring of {name} has no expression in backticks that uses it"
-
-
-VALUES = [name for name in NAMES if isinstance(getattr(everyformer, name), type(Value))]
-
-
-@pytest.mark.parametrize("name", [name for name in VALUES if name not in ("Recipe", "Value")])
-def test_the_example_of_a_value_is_valid(name):
-    scope: dict[str, Any] = {one: getattr(everyformer, one) for one in NAMES}
-    for text in examples(name):
-        if "..." not in text:
-            assert isinstance(eval(text, scope), Value)

@@ -176,7 +176,7 @@ class SideInputs:
     query_inputs   B, Q, D: the vectors from which queries are projected, for score modifications that read them
     tokens         B, T: the tokens of the call, for sublayers that read them; the network sets them
     embedded       B, T, D: the input of the stack, for layers with a shortcut; the stack sets it
-    Example: `network(token_BT, side_inputs=SideInputs(documents=document_BT))`.
+    Example: `build("bert", "tiny")(token_BT, side_inputs=SideInputs(segments=segment_BT))`.
     """
 
     documents: Tensor | None = None

@@ -25,6 +25,7 @@ class Norm:
     mixes_positions: ClassVar[bool] = False  # whether the norm of a token depends on other tokens
 
     def build(self, width: int) -> nn.Module:
+        """Returns the module for vectors of this width."""
         raise NotImplementedError
 
 

@@ -184,6 +184,7 @@ class Prefix(BoundPattern, Value, frozen=True):
 
     @property
     def needs(self) -> str | None:  # type: ignore[override]
+        """The side input that it reads, or None."""
         return "prefix" if self.length is None else None
 
     def bind(self, side: SideInputs) -> Predicate:

@@ -49,6 +49,7 @@ class Projection:
     heads: int
 
     def build(self, width: int) -> ProjectionModule:
+        """Returns the module for a model of this width."""
         raise NotImplementedError
 
 
@@ -164,6 +165,7 @@ class ParameterFree(Projection, Value, frozen=True):  # eq. B2, K2a
 
     @property
     def heads(self) -> int:  # type: ignore[override]
+        """One head."""
         return 1
 
     def build(self, width: int) -> ProjectionModule:
@@ -177,6 +179,7 @@ class Symmetric(Projection, Value, frozen=True):  # eq. K2b, K2c
 
     @property
     def heads(self) -> int:  # type: ignore[override]
+        """One head."""
         return 1
 
     def build(self, width: int) -> ProjectionModule:
@@ -190,6 +193,7 @@ class Asymmetric(Projection, Value, frozen=True):  # eq. K3
 
     @property
     def heads(self) -> int:  # type: ignore[override]
+        """One head."""
         return 1
 
     def build(self, width: int) -> ProjectionModule:

@@ -52,6 +52,7 @@ class ScoreMod:
     shared = False
 
     def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
+        """Returns the module of an attention with these heads and widths of a head."""
         raise NotImplementedError
 
 
@@ -68,25 +69,31 @@ class ScoreModModule(nn.Module):
     grouped_keys = False  # whether its hooks take keys with fewer heads than the queries; otherwise they are repeated
 
     def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Returns the queries and keys whose product is the score."""
         return q_BHQE, k_BHKE
 
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term | None:
+        """Returns a function of b, h, i, j that is added to the score of query i and key j, or None."""
         return None
 
     def output(self, weights_BHQK: Tensor, context: Context) -> Tensor | None:
+        """Returns what is added to the output of the attention, or None."""
         return None
 
     def penalty(self, context: Context) -> Tensor | None:
+        """Returns a loss of this attention, or None."""
         return None
 
     def visible_keys(self, context: Context | None) -> Pattern | None:
-        """Without a context: the pairs that are visible in any."""
+        """Returns the pairs that the term leaves visible, or None for all; without a context those that are visible in any."""
         return None
 
     def sink(self) -> Tensor | None:
+        """Returns a logit of each head that is added to the denominator of its softmax, or None."""
         return None
 
     def clamp_(self) -> None:
+        """Moves weights back into their range, after a step of the optimizer."""
         return None
 
 

@@ -30,7 +30,7 @@ def from_pretrained(folder: str | Path) -> Network | PairNetwork:
     """Returns the network of a folder that `save_pretrained` of transformers wrote, in evaluation mode and in its precision.
 
     The model has the heads that the weights have: for language, masked tokens, the next sentence, classes of sequences, tokens or
-    images, or questions. Example: `network = everyformer.from_pretrained("bert-base-uncased")`. Raises ValueError if the config
+    images, or questions. Example: `network = everyformer.from_pretrained("exported")`. Raises ValueError if the config
     asks for what the member has not, or if the weights do not fit it. `everyformer import` makes a run of such a folder.
     """
     folder = Path(folder).expanduser()

@@ -111,10 +111,19 @@ def _read(path: Path) -> Model | EncoderDecoder:
 
 
 def member(name: str | Model | EncoderDecoder, size: str | None = None, **changes: Any) -> Model | EncoderDecoder:
-    """Returns the value of a member: `member("gpt2", "tiny", layers=3)`."""
+    """Returns the value of a member of the family.
+
+    name      of a member (`members()` lists them), a value, or a .json file with one
+    size      one of the member's sizes, as `everyformer family` lists them. Default: that of the paper
+    changes   settings of the member, as `everyformer settings NAME` lists them
+    Example: `member("gpt2", "tiny", layers=3)`.
+    """
     return find(name).value(size, **changes)
 
 
 def build(name: str | Model | EncoderDecoder, size: str | None = None, **changes: Any) -> Network | PairNetwork:
-    """Returns the network of a member with new weights: `build("gpt2", width=256)`."""
+    """Returns the network of a member with new weights; the arguments are those of `member`.
+
+    Example: `build("gpt2", "tiny", width=32)`.
+    """
     return member(name, size, **changes).build()

@@ -43,7 +43,10 @@ class Prediction(NamedTuple):
 
 
 class AuxiliaryNetwork(nn.Module):
-    """A network together with its auxiliary predictions, as training calls it. Example: `AuxiliaryNetwork(network)(token_BT)`."""
+    """A network together with its auxiliary predictions, as training calls it.
+
+    Example: `AuxiliaryNetwork(build("deep-character", "tiny"))(token_BT)`.
+    """
 
     def __init__(self, network: Any):
         super().__init__()

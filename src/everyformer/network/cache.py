@@ -24,7 +24,7 @@ from the layer below.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -348,14 +348,13 @@ class Cache:
 
     @staticmethod
     def from_state_dict(found: Mapping[str, Tensor], max_length: int | None = None) -> Cache:
-        def entries() -> Iterator[Entry]:
-            for i in range(sum("." in name for name in found)):
-                state = found.get(f"state.{i}")
-                yield (
-                    RecurrentState((state,), True) if state is not None else LayerInputs((found[f"inputs.{i}"],), True)
-                )
-
-        kept = tuple(entries())
+        """The segment memory that `state_dict` wrote."""
+        kept: tuple[Entry, ...] = tuple(
+            LayerInputs((found[f"inputs.{i}"],), True)
+            if f"inputs.{i}" in found
+            else RecurrentState((found[f"state.{i}"],), True)
+            for i in range(sum("." in name for name in found))
+        )
         position_BK = found.get("position", found.get("padded_position"))
         length = (
             max(x.shape[1] for entry in kept for x in entry.tensors) if position_BK is None else position_BK.shape[1]

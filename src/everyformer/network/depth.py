@@ -42,9 +42,11 @@ class Depth:
             raise ValueError(f"{type(self).__name__.lower()}.layers is empty: give at least one Layer")
 
     def build(self, width: int) -> DepthModule:
+        """Returns the module for a model of this width."""
         raise NotImplementedError
 
     def sublayers(self) -> Iterator[Sublayer]:
+        """The sublayers of all layers, in order."""
         return (sublayer for layer in self.layers for sublayer in layer.sublayers)
 
     def patterns(self) -> Iterator[Pattern]:

@@ -32,6 +32,7 @@ class Embed:
     __slots__ = ()
 
     def build(self, width: int) -> EmbedModule:
+        """Returns the module for a model of this width."""
         raise NotImplementedError
 
 

@@ -35,6 +35,7 @@ class Initial:
     __slots__ = ()
 
     def fill(self, network: nn.Module) -> None:
+        """Initializes the weights of the network, in place."""
         raise NotImplementedError
 
 
@@ -50,7 +51,7 @@ def _free(weight: Tensor | None) -> bool:
 class AsTorch(Initial, Value, frozen=True):
     """PyTorch's own initialization; a tied table is scaled to logits of variance 1.
 
-    Example: `Model(..., initial=AsTorch())`.
+    Example: `Model(width=64, embed=Tokens(256), body=body, outputs=(Language(),), initial=AsTorch())`.
     """
 
     def fill(self, network: nn.Module) -> None:
@@ -95,7 +96,10 @@ class Normal(Initial, Value, frozen=True):
 
 
 class FanIn(Initial, Value, frozen=True):
-    """Normal weights of variance 1 / inputs, and tables of std 1, as T5's. Example: `Model(..., initial=FanIn())`."""
+    """Normal weights of variance 1 / inputs, and tables of std 1, as T5's.
+
+    Example: `Model(width=64, embed=Tokens(256), body=body, outputs=(Language(),), initial=FanIn())`.
+    """
 
     def fill(self, network: nn.Module) -> None:
         for module in network.modules():
@@ -112,7 +116,10 @@ class FanIn(Initial, Value, frozen=True):
 
 
 class Xavier(Initial, Value, frozen=True):
-    """Uniform weights by the sizes of each map (Glorot & Bengio 2010). Example: `Model(..., initial=Xavier())`."""
+    """Uniform weights by the sizes of each map (Glorot & Bengio 2010).
+
+    Example: `Model(width=64, embed=Tokens(256), body=body, outputs=(Language(),), initial=Xavier())`.
+    """
 
     def fill(self, network: nn.Module) -> None:
         for module in network.modules():

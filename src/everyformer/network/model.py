@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Model(Value, frozen=True, kw_only=True):
     """One choice per question. A network follows from this value alone, and the value round-trips through JSON.
 
-    Example: `Model(width=64, embed=Tokens(256), body=Stack(...), outputs=(Language(),))`.
+    Example: `Model(width=64, embed=Tokens(256), body=body, outputs=(Language(),))`, with a `body` such as a `Stack`.
     """
 
     width: Size
@@ -67,6 +67,7 @@ class Model(Value, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(one.carries for one in self.body.sublayers() if one.carries))
 
     def build(self) -> Network:
+        """Returns the network with new weights. Raises ValueError if the model is illegal, with the reasons."""
         from everyformer.network.network import Network
 
         refuse(illegal_reasons(self))
@@ -79,7 +80,7 @@ class Model(Value, frozen=True, kw_only=True):
 class EncoderDecoder(Value, frozen=True, kw_only=True):
     """A decoder that attends to the output of an encoder, a sequence of vectors.
 
-    Example: `EncoderDecoder(encoder=member("bert", "tiny"), decoder=...)`.
+    Example: `EncoderDecoder(encoder=encoder, decoder=decoder)`, of two models of the same width.
     """
 
     encoder: Model
@@ -87,6 +88,7 @@ class EncoderDecoder(Value, frozen=True, kw_only=True):
     share_embedding: bool = False
 
     def build(self) -> PairNetwork:
+        """Returns the networks with new weights. Raises ValueError if the models are illegal, with the reasons."""
         from everyformer.network.network import PairNetwork
 
         refuse(illegal_pair_reasons(self))

@@ -254,6 +254,7 @@ class Network(nn.Module):
     def encoder_context(
         self, encoder_output: EncoderOutput | None, x_BTD: Tensor, context: Context
     ) -> EncoderContext | None:
+        """What cross-attention reads of an encoder output, or None if there is none."""
         if encoder_output is None:
             return None
         x_BSD, visible_BS = encoder_output.x_BSD, encoder_output.visible_BS
@@ -288,7 +289,7 @@ def _tie(module: nn.Module, to: nn.Module) -> None:
 class PairNetwork(nn.Module):
     """Encoder and decoder. Call `encode` once, then `decode` as often as needed.
 
-    Example: `PairNetwork(value)(source_BS, target_BT).logits`.
+    Example: `PairNetwork(member("transformer", "tiny"))(source_BS, target_BT).logits`.
     """
 
     def __init__(self, value: EncoderDecoder):
@@ -307,6 +308,7 @@ class PairNetwork(nn.Module):
         kernel: str = "auto",
         probe: Probe | None = None,
     ) -> EncoderOutput:
+        """Returns the encoder's output, which `decode` reads."""
         output: Output = self.encoder(
             inputs, visible=visible, position_offset=position_offset, kernel=kernel, probe=probe
         )
@@ -328,6 +330,7 @@ class PairNetwork(nn.Module):
         kernel: str = "auto",
         probe: Probe | None = None,
     ) -> Output:
+        """Returns the decoder's output for the source and the target."""
         options: dict[str, Any] = {"position_offset": position_offset, "kernel": kernel, "probe": probe}
         encoder_output = self.encode(source, visible=source_visible, **options)
         output = self.decode(target, encoder_output, visible=visible, **options)

@@ -32,7 +32,7 @@ class Output:
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """An encoded source sequence, to which cross-attention attends. Example: `network.decode(token_BT, EncoderOutput(x_BSD))`."""
+    """An encoded source sequence, to which cross-attention attends. Example: `pair.decode(token_BT, EncoderOutput(x_BSD))`."""
 
     x_BSD: Tensor
     visible_BS: Tensor | None = None

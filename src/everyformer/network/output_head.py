@@ -53,6 +53,7 @@ class OutputHead:
         return False
 
     def build(self, width: int, embed: Embed) -> nn.Module:
+        """Returns the module for a model of this width and embedding."""
         raise NotImplementedError
 
 
@@ -98,7 +99,7 @@ class Masked(OutputHead, Value, frozen=True):
 class ReplacedToken(OutputHead, Value, frozen=True):
     """Predicts whether each token was replaced (ELECTRA): w . act(W z + b) + c, one logit per token: B, T, 1.
 
-    Example: `Model(..., outputs=(ReplacedToken(),))`.
+    Example: `Model(width=64, embed=Tokens(256), body=body, outputs=(ReplacedToken(),))`.
     """
 
     activation: Activation = "gelu"

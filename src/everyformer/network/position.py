@@ -38,6 +38,7 @@ class Position:
         return None
 
     def build(self, width: int) -> nn.Module:
+        """Returns the module for a model of this width."""
         raise NotImplementedError
 
 
@@ -47,9 +48,11 @@ class Scheme:
     __slots__ = ()
 
     def limit(self) -> int | None:
+        """Returns the number of positions that it has, or None if any."""
         return None
 
     def build_table(self, width: int) -> nn.Module:
+        """Returns the module from positions B, T to vectors of this width."""
         raise NotImplementedError
 
 

@@ -54,9 +54,11 @@ class Residual:
     norm: Norm | None
 
     def build(self, width: int) -> ResidualModule:
+        """Returns the module of one sublayer."""
         raise NotImplementedError
 
     def build_stream(self, width: int) -> StreamModule:
+        """Returns the module that opens and closes the stream of a stack."""
         raise NotImplementedError
 
 

@@ -81,6 +81,7 @@ class SublayerModule(nn.Module):
     gathers: bool = False  # whether `gather` is defined too
 
     def forward(self, x_BTD: Tensor, context: Context, entry: Entry | None) -> tuple[Tensor, Entry | None]:
+        """Returns the output B, T, D, and the cache entry with these positions (None: nothing is kept)."""
         raise NotImplementedError
 
     def execution(self, context: Context, entry: Entry | None) -> Execution:

@@ -45,7 +45,10 @@ class AttentionMaps:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The attention weights of a text: `everyformer.load("runs/first").attention("To be")` returns an `AttentionWeights(...)`."""
+    """The attention weights of a text, of each layer an array H, Q, K, with the labels of the queries and keys.
+
+    Example: `isinstance(everyformer.load("runs/first").attention("To be"), AttentionWeights)`.
+    """
 
     weights: list[NDArray[np.float32]]  # heads, queries, keys; one array per layer
     queries: list[str]  # the tokens that attend

@@ -56,9 +56,10 @@ def train(
 ) -> TrainedRun:
     """Start a run: `train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first", progress=True)`.
 
-    Without a folder nothing is written. After the step `until` the run is evaluated, saved and paused; its schedules are still
-    those of all its steps. With `progress` a bar, the metrics and samples are shown. `callbacks` are called with each
-    record, a dict; see `everyformer.train.record`. If torchrun restarts the run after a process died, it is resumed instead.
+    Returns the trained run; without a folder nothing is written. After the step `until` the run is evaluated, saved and paused;
+    its schedules are still those of all its steps. With `progress` a bar, the metrics and samples are shown. `callbacks` are
+    called with each record, a dict; see `everyformer.train.record`. If torchrun restarts the run after a process died, it is
+    resumed instead.
     """
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{recipe!r} is not a recipe; write train(Recipe.of({recipe!r}), folder)")
@@ -92,11 +93,11 @@ def resume(
     progress: bool = False,
     callbacks: tuple[Callback, ...] = (),
 ) -> TrainedRun:
-    """Resume a run from its last checkpoint (or from `step`), to its end (or to `steps`): `resume("runs/first", steps=2000)`.
+    """Resume a run from its last checkpoint (or from `step`), to its end (or to `steps`): `resume("runs/first", steps=20)`.
 
     `settings` of the run or the optimizer, such as optim.lr=1e-4, are saved in its recipe, for later calls too. The schedule of the
     learning rate is that of the new settings, from the step at which the run resumes. `data` are where the data are now, or
-    other data to train on from now on. `until`, `progress` and `callbacks` are as in `train`.
+    other data to train on from now on. Returns the trained run. `until`, `progress` and `callbacks` are as in `train`.
     """
     target = Path(folder)
     settings = [*settings, *([] if steps is None else [f"run.steps={steps}"])]

@@ -72,6 +72,7 @@ class TrainedRun:
 
     @property
     def can_generate(self) -> bool:
+        """Whether `generate` applies to this model."""
         return self.task.inference.can_generate
 
     @property

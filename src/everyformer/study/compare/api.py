@@ -35,7 +35,7 @@ LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`: `isinstance(everyformer.compare("gpt2", "lstm", size="tiny"), Comparison)`.
+    """The result of `compare`: `isinstance(everyformer.compare(out="runs/table"), Comparison)`.
 
     Its `lines` are those of the table; `comparison["lstm"].result.mean` is a figure of it.
     """
@@ -72,7 +72,7 @@ def compare(
     equal parameters, FLOPs a token, training FLOPs, memory or seconds (`match`), the same number of `trials` of their settings, and
     `seeds` final runs of the best of them. `budget` is the time of everything, such as 20m; without it run.steps decides. Called again
     with the same `out`, the comparison goes on; without words it takes them from there. `workers` run at a time, by default one on
-    each core or GPU; with 0 the runs are in this process.
+    each core or GPU; with 0 the runs are in this process. Returns a `Comparison`, and writes its report into `out`.
     """
     request = None
     if words:

@@ -23,7 +23,7 @@ WARMUP = "optim.warmup"
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of `tune`: `isinstance(everyformer.tune("gpt2", size="tiny", data="my.txt"), Tuned)`."""
+    """The result of `tune`: `isinstance(tune("gpt2", "run.steps=2000", size="tiny", data="my.txt"), Tuned)`."""
 
     folder: Path
     line: Line  # the trials with their curves
@@ -52,7 +52,8 @@ def tune(
 ) -> Tuned:
     """Find a learning rate: `tune("gpt2", "run.steps=2000", size="tiny", data="my.txt").rate`.
 
-    The trials have a quarter of the steps of the run that is tuned for. With the same `out` an interrupted search goes on.
+    Each of the `trials` is a run with other settings on a quarter of the steps of the run that is tuned for; `search` names more
+    settings to try. With the same `out` an interrupted search goes on. Returns a `Tuned`, with the rate and the command of that run.
     """
     request, whole, short = tuning_request(
         member, *settings, data=data, size=size, task=task, trials=trials, search=search, imports=imports
