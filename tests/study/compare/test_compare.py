@@ -21,6 +21,7 @@ from everyformer.cli.main import main
 from everyformer.study.compare import Comparison, compare
 from everyformer.study.compare import frozen as files
 from everyformer.study.compare.engine import _record_crash
+from everyformer.study.compare.pool import pool
 from everyformer.study.compare.run_job import _exploded, read_outcomes
 from everyformer.study.compare.table import lines
 from everyformer.study.suite import SUITES
@@ -211,6 +212,16 @@ def test_a_rate_is_found_in_short_runs(place):
     assert "Search for lstm" in (place / "tuned" / "report.html").read_text()
 
 
+def test_a_killed_server_of_runs_is_an_error_with_a_remedy(tmp_path):
+    with (
+        pytest.raises(ValueError, match="code -9; give the same command again to go on"),
+        pool(tmp_path, [""], ()) as runs,
+    ):
+        runs.server.kill()
+        while True:
+            runs.ended()
+
+
 def test_a_dry_run_says_what_would_be_run_and_writes_nothing(place, capsys):
     words = [*WORDS, "--size", "tiny", "--data", str(place / "text.txt"), "--out", str(place / "dry"), "--dry-run"]
     assert main(["compare", *words]) == 0
@@ -231,6 +242,7 @@ def test_a_dry_run_says_what_would_be_run_and_writes_nothing(place, capsys):
         (["gpt2", "lstm", "--match", "flops,memory"], "asks for the same width twice"),
         (["gpt2", "lstm", "--baseline", "bert"], "the baseline 'bert' is no entry; the names are gpt2, lstm"),
         (["gpt2", "lstm", "--size", "tiny", "--budget", "1s"], "leaves fewer than 16 steps for a run; raise it"),
+        (["gpt2", "sparse=gpt2", "sparse:run.kernel=hashed", "--size", "tiny"], "sparse: the kernel hashed does not support"),
         (["optim.lr=1"], "no member is given; name at least one"),
         ([], "has no compare.json; give the folder of a comparison, or members to start one"),
     ],

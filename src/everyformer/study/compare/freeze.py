@@ -114,13 +114,21 @@ def _candidates(request: Request, row: RowRequest) -> list[Candidate]:
             words[name] = (*words[name], *width_settings(match, recipe, data, target[match]))
             recipe, data = _open(request, row, entry, words[name])
         mismatch = tuple((match, quantity(match, recipe, data) / target[match] - 1) for match in matches)
-        planned = plan(recipe, measure=True)
+        planned = _plan(name, recipe)
         if not planned.fits:
             raise ValueError(
                 f"{name} does not fit into the memory: {planned.lines()['memory']}; give a smaller --size or batch"
             )
         found.append(Candidate(entry, words[name], recipe, data, planned, mismatch))
     return found
+
+
+def _plan(name: str, recipe: Recipe) -> Plan:
+    """Measures a few steps. Raises ValueError with the name of the entry if a step is not possible."""
+    try:
+        return plan(recipe, measure=True)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _common(request: Request, row: RowRequest, base: EntryRequest) -> tuple[str, ...]:

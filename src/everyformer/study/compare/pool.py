@@ -56,7 +56,10 @@ class Pool:
         while select.select([self.server.stdout], [], [], WAIT if not ended else 0)[0]:
             piece = os.read(self.server.stdout.fileno(), 1 << 16)
             if not piece:
-                raise RuntimeError(f"the server of the runs ended with code {self.server.wait()}; see {LOG}")
+                raise ValueError(
+                    f"the process that starts the runs ended with code {self.server.wait()}; give the same command again to go on, "
+                    f"and see {LOG} for the reason"
+                )
             *lines, self.unread = (self.unread + piece).split(b"\n")
             for reply in map(json.loads, lines):
                 del self.running[reply["job"]]
