@@ -27,7 +27,10 @@ from everyformer.train.loop import train
 from everyformer.train.recipe import Recipe, override
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Attempting to run cuBLAS", "ignore:TensorFloat32 tensor cores", "ignore:Online softmax is disabled"
+    "ignore:Attempting to run cuBLAS",
+    "ignore:TensorFloat32 tensor cores",
+    "ignore:Online softmax is disabled",
+    "ignore:The .grad attribute of a Tensor that is not a leaf",  # as in a compiled run
 )
 
 PATTERNS = (

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import is_exporting
 from everyformer.attention.kernel_use import record
 from everyformer.attention.kernels import blocked, flex, fused, hashed, reference, sdpa, tiled
 from everyformer.attention.kernels.request import LONG, Kernel, Request
@@ -92,7 +93,7 @@ def attend(
     """
     context = context or Context.of(q_BHQE.shape[2], k_BHKE.shape[2], q_BHQE.device)
     name, attention = kernel or context.call.kernel, _attend
-    traces = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    traces = torch.compiler.is_compiling() and not is_exporting()
     if traces and _plans(pattern, q_BHQE.shape[2], name):
         attention = _attend_outside
     return attention(q_BHQE, k_BHKE, v_BHKE, pattern, score_mods, context, scale, dropout, name, transformed)

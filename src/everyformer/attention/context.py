@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from everyformer.attention.has_data import can_read, is_transformed
+from everyformer.attention.has_data import can_read, is_exporting, is_transformed
 
 if TYPE_CHECKING:
     from everyformer.attention.pattern import Pattern
@@ -226,7 +226,7 @@ class Context:
 
     def within(self, distance: int) -> int:
         """The distance, or a smaller one if no query attends to a key that far away."""
-        if torch.compiler.is_exporting():  # the number of keys is open
+        if is_exporting():  # the number of keys is open
             return distance
         if self.max_distance is not None:
             distance = min(distance, self.max_distance)
@@ -277,7 +277,7 @@ class Context:
         """Returns what `make` returns, computed once for all attentions of a call that have these positions."""
         # The positions are kept beside the result, so that no other object gets their id.
         key = (id(self.positions), *key)
-        if torch.compiler.is_exporting():  # the sizes in it are symbols, which have no hash
+        if is_exporting():  # the sizes in it are symbols, which have no hash
             key = (repr(key),)
         if key not in self.call.memo:
             self.call.memo[key] = (make(), self.positions)

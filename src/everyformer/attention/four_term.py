@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from everyformer.attention.context import Context
-from everyformer.attention.has_data import is_transformed
+from everyformer.attention.has_data import is_exporting, is_transformed
 from everyformer.attention.rotary import sin_cos, sin_cos_of
 from everyformer.attention.score_mod import ScoreMod, ScoreModModule, Term, look_up
 from everyformer.value import Size, Value
@@ -76,7 +76,7 @@ class FourTermModule(ScoreModModule):
         dtype = q_BHQE.dtype
         sin_cos_i, sin_cos_j = (sin_cos_of(context, of, self.width, BASE, dtype) for of in ("queries", "keys"))
         weights = self.u_HE.to(dtype), self.v_HE.to(dtype), self._w_r_HED(dtype)
-        if is_transformed() or torch.compiler.is_exporting():
+        if is_transformed() or is_exporting():
             return fold(q_BHQE, k_BHKE, *weights, *sin_cos_i, *sin_cos_j)
         folded: tuple[Tensor, Tensor] = Fold.apply(q_BHQE, k_BHKE, *weights, *sin_cos_i, *sin_cos_j)  # type: ignore[no-untyped-call]
         return folded

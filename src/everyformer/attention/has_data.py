@@ -40,6 +40,14 @@ def is_recorded() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
+def is_exporting() -> bool:
+    """Returns whether torch.export records the code now.
+
+    In PyTorch 2.11 torch.compiler.is_exporting returns True under torch.compile too.
+    """
+    return torch.compiler._is_exporting_flag
+
+
 def is_transformed() -> bool:
     """Returns whether code runs inside a transform of torch.func, which supports neither operations that write into their inputs
     nor gradients of our own."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.attention.context import Context
-from everyformer.attention.has_data import has_data
+from everyformer.attention.has_data import has_data, is_exporting
 from everyformer.attention.kernels.request import HALF
 from everyformer.attention.pattern import Chunked, Hashed, Pattern
 
@@ -99,7 +99,7 @@ def _buckets_by_program(k_BHKE: Tensor, rotation_RHEN: Tensor) -> Tensor:
 
 def _sorted(bucket_BHRK: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
     """Returns the rank of each key in its row, sorted by bucket and position, and the rank of the first key of its bucket."""
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return _counted(bucket_BHRK)
     keys, kinds = bucket_BHRK.shape[-1], buckets + 1  # and the one for padding
     row = torch.arange(bucket_BHRK[..., 0].numel(), device=bucket_BHRK.device).view(*bucket_BHRK.shape[:3], 1)

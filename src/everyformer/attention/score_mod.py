@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.context import Context
-from everyformer.attention.has_data import can_read, is_recorded
+from everyformer.attention.has_data import can_read, is_exporting, is_recorded
 from everyformer.attention.pattern import Pattern
 from everyformer.attention.rotary import RotaryScaling, angles, positions_of, sin_cos_of
 from everyformer.value import Count, Positive, Size, Value
@@ -265,11 +265,13 @@ class ShawModule(ScoreModModule):
     def output(self, weights_BHQK: Tensor, context: Context) -> Tensor | None:
         if self.value_RE is None:
             return None
+        back, future = context.within(self.back), context.within(self.future)
+        used_RE = self.value_RE[self.back - back : self.back + future + 1].to(weights_BHQK.dtype)
         q_BQ, k_BK = context.positions.query_positions(), context.positions.key_positions()
-        row_BHQK = (k_BK[:, None, None, :] - q_BQ[:, None, :, None]).clamp(-self.back, self.future) + self.back
-        row_BHQK = row_BHQK.expand_as(weights_BHQK)
-        share_BHQR = weights_BHQK.new_zeros(*weights_BHQK.shape[:3], len(self.value_RE))
-        return share_BHQR.scatter_add(-1, row_BHQK, weights_BHQK) @ self.value_RE.to(weights_BHQK.dtype)
+        row_BQK = (k_BK[:, None, :] - q_BQ[:, :, None]).clamp(-back, future) + back
+        has_row_BQKR = row_BQK[..., None] == torch.arange(len(used_RE), device=row_BQK.device)
+        # A product: on a GPU, a scatter adds in an order that changes from run to run.
+        return torch.einsum("bhqk,bqkr->bhqr", weights_BHQK, has_row_BQKR.to(weights_BHQK.dtype)) @ used_RE
 
 
 @dataclass(frozen=True, eq=False)  # torch.compile asks a callable for its hash before its fields are set
@@ -373,9 +375,7 @@ class ImageBiasModule(ScoreModModule):
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         positions = context.positions
         last = positions.keys
-        if (
-            torch.compiler.is_exporting() and positions.queries != last
-        ):  # a graph limits each open size, not a sum of two
+        if is_exporting() and positions.queries != last:  # a graph limits each open size, not a sum of two
             last = 0
         elif context.positions.key_BK is not None:  # padding does not count
             last = int(context.positions.key_BK.max()) + 1 if can_read(context.positions.key_BK) else 0

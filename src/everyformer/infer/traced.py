@@ -1,7 +1,7 @@
 """Records a network as a graph of `torch.export`, in which the sizes of the batch and of the sequences stay open.
 
 While it records, no Python cache is keyed by a length, nothing depends on data, attention is dense and a recurrence is one loop of
-the graph: `torch.compiler.is_exporting()` is asked where that matters. The recorded graph is compared with the network at other sizes.
+the graph: `is_exporting()` is asked where that matters. The recorded graph is compared with the network at other sizes.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import is_exporting
 from everyformer.network.cache import Entry, LayerInputs
 from everyformer.network.feedforward import Activation, activate
 from everyformer.network.sublayer import Sublayer, SublayerModule
@@ -111,7 +112,7 @@ def _last(entry: LayerInputs, count: int, context: Context) -> tuple[Tensor, Ten
     """The last `count` inputs of the cache, not counting padding, and which of them are visible. None if there are none."""
     positions = context.positions
     before = positions.keys - positions.queries
-    first = 0 if torch.compiler.is_exporting() else max(0, before - count)
+    first = 0 if is_exporting() else max(0, before - count)
     if positions.in_order:
         tail_BMD = entry.rows(first)
         return None if tail_BMD is None else (tail_BMD, None)

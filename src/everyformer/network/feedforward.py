@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import is_exporting
 from everyformer.network.cache import Entry
 from everyformer.network.sublayer import Sublayer, SublayerModule
 from everyformer.value import Share, Size, Value
@@ -61,7 +62,7 @@ class FeedForwardModule(SublayerModule):
     def forward(
         self, x_BTD: Tensor, context: Context | None = None, entry: Entry | None = None
     ) -> tuple[Tensor, Entry | None]:
-        if self.chunk is None or torch.compiler.is_exporting():  # the number of chunks would be that of one length
+        if self.chunk is None or is_exporting():  # the number of chunks would be that of one length
             return self._net(x_BTD), None
         return torch.cat([self._net(part) for part in x_BTD.split(self.chunk, dim=1)], dim=1), None  # eq. W31
 

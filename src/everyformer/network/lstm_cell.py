@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.context import Context
-from everyformer.attention.has_data import is_transformed
+from everyformer.attention.has_data import is_exporting, is_transformed
 from everyformer.network.initial import keep_initialized
 from everyformer.network.scan import Tensors, scan, steps
 
@@ -52,7 +52,7 @@ class LstmCell(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns h of every position and, with `keep`, their states [h; c] (c alone if ablated), or the last state alone."""
         h_BD, c_BD = self._split(initial_state(x_BTD, before_BC, self.state_size))
-        step_by_step = context.call.kernel == "reference" or torch.compiler.is_exporting()
+        step_by_step = context.call.kernel == "reference" or is_exporting()
         step_by_step = step_by_step or x_BTD.shape[1] == 1 or (self.fuses and is_transformed())
         if step_by_step or (self.of_h is not None and not self.fuses):
             h_BTD, c_BTD = self._steps(x_BTD, visible_BT, h_BD, c_BD)

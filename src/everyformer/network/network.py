@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from everyformer.attention.context import Call, Context, EncoderContext, Positions, Probe, SideInputs
-from everyformer.attention.has_data import can_read, is_transformed
+from everyformer.attention.has_data import can_read, is_exporting, is_transformed
 from everyformer.network.cache import Cache
 from everyformer.network.check_call import check_call
 from everyformer.network.depth import DepthModule
@@ -226,7 +226,7 @@ class Network(nn.Module):
             )
         if context.positions.key_BK is None:
             of_cache = context.positions.keys != length
-            if not (of_cache and torch.compiler.is_exporting()):  # a graph limits each open size, not a sum of two
+            if not (of_cache and is_exporting()):  # a graph limits each open size, not a sum of two
                 check_limit(context.positions.keys, self.limit)
         elif can_read(position_BT):
             check_limit(int(position_BT.max()) + 1, self.limit)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everyformer.attention.has_data import is_transformed
+from everyformer.attention.has_data import is_exporting, is_transformed
 
 Tensors = tuple[Tensor, ...]
 
@@ -18,7 +18,7 @@ def steps(step: Callable[[Tensors, Tensors], tuple[Tensors, Tensors]], state: Te
 
     torch.export records the loop as one operation, so that the length stays open.
     """
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return _recorded_steps(step, state, inputs)
     outputs: list[Tensors] = []
     for of_position in zip(*(x.unbind(1) for x in inputs), strict=True):  # indexing would give each a gradient of all
