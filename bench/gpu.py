@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import time
 from collections import Counter
 from contextlib import redirect_stdout
@@ -28,7 +29,8 @@ from everyformer.train.provenance import COMMIT, read_header, start_log
 ROOT = Path(__file__).parent.parent
 ATTENTION, TESTS = "attention", "tests"  # the sections of the log
 SPEED = re.compile(r"(\w+) +([\d,]+) +(\d+) +([\d.]+) +([\d.]+)x +([\d,]+)")
-CONTRACT = re.compile(r"(\w+) +(\d+) +(\S+) +(\S+)  (passed|FAILED)")
+CONTRACT = re.compile(r"^(\w+) +(\d+) +(\S+) +(\S+)  (passed|FAILED)", re.MULTILINE)
+BROKEN = re.compile(r"^FAILED: (.*)$", re.MULTILINE)
 TEST = re.compile(r"\] (PASSED|FAILED|ERROR) (tests/\S+?\.py)::(\w+)(\[.*\])?")
 SUMMARY = re.compile(r"=+ (.*) in ([\d.]+)s.*=+")
 LENGTHS = (16_384, 65_536)
@@ -46,8 +48,8 @@ TARGETS = {
 
 def section(log: TextIO, name: str, words: list[str], folder: Path = ROOT) -> int:
     """Run a program of this Python and write its output to the log and to the terminal. Returns its exit status."""
-    path = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+    places = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
     write(log, f"== {name}: python {' '.join(words)}")
     start = time.perf_counter()
     program = subprocess.Popen(
@@ -59,8 +61,11 @@ def section(log: TextIO, name: str, words: list[str], folder: Path = ROOT) -> in
         stderr=subprocess.STDOUT,
     )
     assert program.stdout is not None
+    paths = {sys.executable: "python", str(ROOT): ".", f"{sysconfig.get_path('purelib')}/": ""}  # of this machine alone
     for line in program.stdout:
-        write(log, line.rstrip().replace(sys.executable, "python").replace(str(ROOT), "."))
+        for path, short in paths.items():
+            line = line.replace(path, short)
+        write(log, line.rstrip())
     status = program.wait()
     write(log, f"exit status {status}, {time.perf_counter() - start:.0f} s")
     return status
@@ -110,6 +115,8 @@ def page(path: Path) -> str:
         "| --- | --- | --- | --- |",
         *(f"| {name} | {int(count):,} | {error} | {limit} |" for name, count, error, limit, _ in contracts),
         "",
+        *(f"- Broken: {line}" for line in BROKEN.findall(tests)),
+        *([""] if broken else []),
         "## Tests",
         "",
         f"{summary[1] if summary else 'The run did not end'}{f', {float(summary[2]):.0f} s' if summary else ''}.",
