@@ -28,10 +28,11 @@ from everyformer.network.residual import PreNorm
 from everyformer.value import Value
 
 # One member of each mechanism; test_export_onnx.py has those that are not here. An encoder with a decoder, windows and a soft cap,
-# spans, sparse patterns, halting, a linear recurrence, edges.
+# spans, sparse patterns, halting, a linear recurrence, edges, n-grams.
 FAST = {
     "t5": {"layers": 1}, "gemma2": {"layers": 2}, "adaptive-span": {"layers": 1}, "sparse-transformer": {"layers": 1},
     "universal-transformer": {"steps": 2}, "ablated-lstm": {"layers": 1}, "graph-classifier": {"layers": 1},
+    "speedrun": {"layers": 1},
 }  # fmt: skip
 SIZES = ((1, 1), (1, 2), (2, 5), (4, 23))  # batch and length; graphs are recorded at 3 and 7
 WITHOUT_EVERYFORMER = """

@@ -97,9 +97,8 @@ class ConvolutionModule(SublayerModule):
 def shift(x_BTC: Tensor, distance: int, visible_BT: Tensor | None) -> Tensor:
     """The token `distance` tokens before each one (after it, if negative), not counting padding; 0 where there is none."""
     if visible_BT is None:
-        length = x_BTC.shape[1]
-        kept = x_BTC[:, max(0, -distance) : max(0, length - distance)]
-        return F.pad(kept, (0, 0, min(length, max(0, distance)), min(length, max(0, -distance))))
+        before, after = max(0, distance), max(0, -distance)
+        return F.pad(x_BTC, (0, 0, before, after)).narrow(1, after, x_BTC.shape[1])
     wanted_BT = visible_BT.long().cumsum(1) - 1 - distance  # index among the visible tokens
     exists_BT = visible_BT & (wanted_BT >= 0) & (wanted_BT < visible_BT.sum(1, keepdim=True))
     visible_first_BT = torch.argsort(~visible_BT, dim=1, stable=True)
