@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # for type checkers; at run time names are imported by __geta
         Wide,
     )
     from everyformer.attention.rotary import LinearScaling, Llama3Scaling, NtkScaling, RotaryScaling, YarnScaling
+    from everyformer.attention.round_counts import RoundCounts
     from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, ScoreModModule, Shaw, T5Bias
     from everyformer.attention.softmax import Sinks, SoftCap
     from everyformer.attention.span import DynamicSpan, Span
@@ -120,6 +121,7 @@ _HOMES = {
     "everyformer.attention.check_pattern": "check_pattern",
     "everyformer.attention.score_mod": "ScoreMod ScoreModModule Rotary Alibi Shaw T5Bias ImageBias",
     "everyformer.attention.rotary": "RotaryScaling LinearScaling NtkScaling Llama3Scaling YarnScaling",
+    "everyformer.attention.round_counts": "RoundCounts",
     "everyformer.attention.softmax": "SoftCap Sinks",
     "everyformer.attention.four_term": "FourTerm",
     "everyformer.attention.span": "Span DynamicSpan",

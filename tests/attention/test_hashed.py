@@ -11,7 +11,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from everyformer import Attention, Chunked, Context, FourTerm, Hashed, Pattern, Rotary, Shared, T5Bias, parse
+from everyformer import (
+    Attention,
+    Chunked,
+    Context,
+    FourTerm,
+    Hashed,
+    Pattern,
+    Rotary,
+    RoundCounts,
+    Shared,
+    T5Bias,
+    parse,
+)
 from everyformer.attention.attend import attend, choose
 from everyformer.attention.hashing import Hash, buckets
 from everyformer.attention.kernels.request import Request
@@ -27,12 +39,14 @@ PATTERNS: list[Hashed | Chunked] = [
     Chunked(3, 4, 5),
     Chunked(2, 2, 4, bidirectional=True),
     Chunked(2, 4, 1, bidirectional=True),
+    Chunked(2, (4, 2), 3),
 ]
 all_patterns = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 
 
 def sets(pattern: Hashed | Chunked, k_TE: Tensor, rotation_REN: Tensor) -> list[lsh.Rounds]:
-    computed = [[lsh.bucket(k_E, r_EN) for k_E in k_TE] for r_EN in rotation_REN]
+    factors = pattern.factors if isinstance(pattern, Chunked) else (pattern.buckets,)
+    computed = [[lsh.product_bucket(k_E, r_EN, factors) for k_E in k_TE] for r_EN in rotation_REN]
     if isinstance(pattern, Hashed):
         return lsh.hashed(computed, pattern.window)
     return lsh.chunked(computed, pattern.chunk, pattern.bidirectional)
@@ -98,9 +112,15 @@ def test_a_bucket_of_a_hundred_keys_is_apart_from_the_next():
 
 @pytest.mark.spec(113, 115)
 @all_patterns
-def test_attention_merges_the_rounds_and_counts_each_key_once(pattern):
-    """Shared queries and keys, keys of length 1; every kernel that supports it equals the paper's rounds with -log N_ij."""
-    layer = Attention(Shared(HEADS), pattern).build(HEADS * WIDTH)
+@pytest.mark.parametrize("once", [True, False])
+def test_attention_merges_the_rounds_and_counts_each_key_once(pattern, once):
+    """Shared queries and keys, keys of length 1; every kernel that supports it equals the paper's rounds with -log N_ij.
+
+    With `RoundCounts` a key counts once for each round that has it, as in the published code.
+    """
+    if not once and isinstance(pattern, Hashed):
+        pytest.skip("the published code has no such pattern")
+    layer = Attention(Shared(HEADS), pattern, () if once else (RoundCounts(),)).build(HEADS * WIDTH)
     x_BTD = torch.randn(BATCH, LENGTH, HEADS * WIDTH)
     q_w, v_w = layer.heads.qkv.weight.chunk(2)
     expected = []
@@ -110,9 +130,9 @@ def test_attention_merges_the_rounds_and_counts_each_key_once(pattern):
             rows = slice(h * WIDTH, (h + 1) * WIDTH)
             q_TE, v_TE = x_TD @ q_w[rows].T, x_TD @ v_w[rows].T
             computed = sets(pattern, torch.stack([lsh.key(q_E) for q_E in q_TE]), layer.hash.rotation_RHEN[:, h])
-            heads.append(lsh.attend(q_TE, v_TE, computed))
+            heads.append(lsh.attend(q_TE, v_TE, computed, once))
         expected.append(torch.cat(heads, dim=1) @ layer.heads.out.weight.T)
-    for name in ("reference", "sdpa", "hashed") if isinstance(pattern, Hashed) else ("reference", "sdpa"):
+    for name in ("reference", "sdpa", "hashed") if isinstance(pattern, Hashed) else ("reference", "sdpa", "blocked"):
         output, _ = layer(x_BTD, Context.of(LENGTH, LENGTH, CPU, kernel=name), None)
         torch.testing.assert_close(output, torch.stack(expected), rtol=0, atol=1e-12)
 

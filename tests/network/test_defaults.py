@@ -90,7 +90,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "PostNorm": {"norm": LayerNorm(1e-05, True), "dropout": 0.0},
     "PreNorm": {"norm": LayerNorm(1e-05, True), "dropout": 0.0, "final_norm": True},
     "Gated": {"gate": "gru", "norm": LayerNorm(1e-05, True), "dropout": 0.0, "bias": None, "final_norm": False},
-    "Reversible": {"norm": LayerNorm(1e-05, True), "dropout": 0.0, "final_norm": True},
+    "Reversible": {"norm": LayerNorm(1e-05, True), "dropout": 0.0, "final_norm": True, "merge": "mean"},
     "NoResidual": {"dropout": 0.0},
     "Layer": {"position": None, "shortcut": False},
     "Repeat": {"position": None},

@@ -218,6 +218,14 @@ def test_an_array_has_one_vector_for_each_coordinate():
     for row, column, channel in product(range(2), range(3), range(4)):
         found = table(torch.tensor([[(row * 3 + column) * 4 + channel]]))[0, 0]
         close(found, rows[row] + columns[column] + channels[channel])
+    both = ready(Axial((2, 3), (WIDTH - 3, 3)).build_table(WIDTH))
+    for row, column in product(range(2), range(3)):
+        parts = both.axes[0].weight[row], both.axes[1].weight[column]
+        close(both(torch.tensor([[row * 3 + column]]))[0, 0], torch.cat(parts))
+    with pytest.raises(ValueError, match=r"axial\.widths has 1 numbers for 2 axes"):
+        Axial((2, 3), (WIDTH,))
+    with pytest.raises(ValueError, match=r"axial\.widths sum to 9, but 8 features are added to"):
+        model(width=WIDTH, position=Axial((2, 3), (WIDTH - 2, 3))).build()
     with pytest.raises(ValueError, match="give the length of each axis"):
         Axial(())
 

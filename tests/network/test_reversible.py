@@ -31,9 +31,10 @@ def worst(one: list[Tensor], two: list[Tensor]) -> float:
 
 
 @pytest.mark.spec(117, 118)
-def test_the_reversible_stack_is_its_equations():
-    """Both streams begin as the tokens, the output is the mean of the last two, normed."""
-    network = ready(model("causal", form=HEADS, net=NET, residual=Reversible(LayerNorm(EPS)), layers=3))
+@pytest.mark.parametrize("merge", ["mean", "concatenate"])
+def test_the_reversible_stack_is_its_equations(merge):
+    """Both streams begin as the tokens, the output is the mean of the last two, or both of them, normed."""
+    network = ready(model("causal", form=HEADS, net=NET, residual=Reversible(LayerNorm(EPS), merge=merge), layers=3))
     token_BT = tokens(batch=1, length=5)
     start = list(network.embed.table.weight[token_BT[0]])
     layers = [sublayers(layer, CAUSAL, []) for layer in network.body.layers]
@@ -41,8 +42,10 @@ def test_the_reversible_stack_is_its_equations():
     for layer in layers:
         x1, x2 = spec.reversible(x1, x2, layer, EPS)
     norm = network.body.stream.norm
-    mean = [(one + two) / 2 for one, two in zip(x1, x2, strict=True)]
-    close(network(token_BT).hidden[0], torch.stack([spec.layer_norm(x, norm.weight, norm.bias, EPS) for x in mean]))
+    merged = [
+        torch.cat((one, two)) if merge == "concatenate" else (one + two) / 2 for one, two in zip(x1, x2, strict=True)
+    ]
+    close(network(token_BT).hidden[0], torch.stack([spec.layer_norm(x, norm.weight, norm.bias, EPS) for x in merged]))
 
 
 @pytest.mark.spec(117)
@@ -105,6 +108,15 @@ def test_layers_of_one_and_three_sublayers_have_the_same_gradients(left):
             module.start = lambda x_BTD, recompute, start=start: start(x_BTD, False)
     assert worst(again, gradients(network, network(*inputs).hidden)) < 1e-12
     assert all(g.abs().max() > 0 for g in again if g.dim() > 1)
+
+
+def test_concatenated_streams_are_refused_where_one_is_read():
+    both = Reversible(merge="concatenate")
+    with pytest.raises(ValueError, match=r"the head's last layer 16, so they cannot share the table"):
+        model("causal", residual=both, outputs=(Language(),)).build()
+    decoder = model("causal", cross=CrossAttention(Standard(2)), outputs=(Language(),))
+    with pytest.raises(ValueError, match=r"the encoder concatenates its streams, and the decoder attends to one"):
+        EncoderDecoder(encoder=model("full", residual=both), decoder=decoder).build()
 
 
 @pytest.mark.spec(118)

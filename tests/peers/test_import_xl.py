@@ -90,7 +90,6 @@ def test_what_our_transformer_xl_has_not_is_refused_by_name(tmp_path, capsys):
         ({"clamp_len": "far"}, "clamp_len is 'far', which is no value of this field"),
         ({"same_length": "maybe"}, "same_length is 'maybe'"),
         ({"n_layer": 3}, "they have 2 layers, but n_layer is 3"),
-        ({"model_type": "reformer"}, "concatenates the two streams"),
     ):
         (tmp_path / "xl" / "config.json").write_text(json.dumps(CONFIG | changes))
         assert reason in refused(capsys, "import", tmp_path / "xl", "--out", tmp_path / "run")

@@ -21,6 +21,15 @@ def bucket(x_E: Tensor, r_EN: Tensor) -> int:  # eq. W25
     return directions.index(max(directions))
 
 
+def product_bucket(x_E: Tensor, r_EN: Tensor, factors: tuple[int, ...]) -> int:
+    """A bucket of each factor, from as many columns of R as half of it; the first counts the fastest, as in the published code."""
+    number, step, columns = 0, 1, list(r_EN.T)
+    for size in factors:
+        of_factor, columns = columns[: size // 2], columns[size // 2 :]
+        number, step = number + step * bucket(x_E, torch.stack(of_factor, dim=1)), step * size
+    return number
+
+
 def key(q_E: Tensor) -> Tensor:  # eq. W27
     """Shared queries and keys: k = q / |q|."""
     return q_E / torch.sqrt(q_E @ q_E)

@@ -7,6 +7,7 @@ Equations, for a head and a round r with the random matrix R_r:
     chunked   S_i = U_r {j < i : floor(s_j / m) = floor(s_i / m) or floor(s_i / m) - 1}, {i} if that is empty,
               s the ranks after sorting by bucket, then by position
 Each key counts once, however many rounds allow it; the -log N_ij in the paper's appendix has the same effect.
+With several numbers of buckets b_1, b_2, ... the bucket is h^1 + b_1 h^2 + b_1 b_2 h^3 + ..., each h^n with a matrix of its own.
 Symbols: `rounds` n_rounds, `buckets` b, `window` w, `chunk` m.
 Departures: Weng 2020 (source W) writes h(q_i) = h(k_i) where h(k_j) is meant, and leaves out the rounds, their duplicates, j <= i
 and that a query attends to itself only if it has no other key. The published sets are those of `chunked`; both published codes
@@ -18,6 +19,7 @@ model and does not grow with the length. Keys are hashed as projected, before sc
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 
 import torch
@@ -41,22 +43,28 @@ class Hash(nn.Module):
     def __init__(self, pattern: Hashed | Chunked, heads: int, key_width: int):
         super().__init__()
         self.pattern = pattern
-        shape = (pattern.rounds, heads, key_width, pattern.buckets // 2)
+        self.factors = pattern.factors if isinstance(pattern, Chunked) else (pattern.buckets,)
+        shape = (pattern.rounds, heads, key_width, sum(self.factors) // 2)
         self.register_buffer("rotation_RHEN", torch.randn(shape))
 
     def buckets(self, k_BHKE: Tensor) -> Tensor:
         """Returns the bucket of each key in each round: B, H, K, R."""
-        return buckets(k_BHKE.detach(), self.rotation_RHEN)
+        parts = self.rotation_RHEN.split([size // 2 for size in self.factors], dim=-1)
+        bucket_BHKR, step = buckets(k_BHKE.detach(), parts[0]), 1
+        for part_RHEN, size in zip(parts[1:], self.factors, strict=False):
+            step *= size
+            bucket_BHKR = bucket_BHKR + step * buckets(k_BHKE.detach(), part_RHEN)
+        return bucket_BHKR
 
     def forward(self, bucket_BHKR: Tensor, context: Context) -> Tensor:
         """Returns the table of hashes B, H, rows, positions. Its last row has a 1 for each query without other keys, its last column is
         for padding."""
-        bucket_BHRK = bucket_BHKR.mT
+        bucket_BHRK, count = bucket_BHKR.mT, math.prod(self.factors)
         if context.positions.key_BK is not None:  # padding has one more bucket, after the others
-            bucket_BHRK = bucket_BHRK.masked_fill(context.positions.key_BK[:, None, None] < 0, self.pattern.buckets)
+            bucket_BHRK = bucket_BHRK.masked_fill(context.positions.key_BK[:, None, None] < 0, count)
         if isinstance(self.pattern, Chunked):
-            return _by_position(_chunks(bucket_BHRK, self.pattern, context), context)
-        return _by_position(_ranks(bucket_BHRK, self.pattern.buckets), context)
+            return _by_position(_chunks(_sorted(bucket_BHRK, count)[0], self.pattern, context), context)
+        return _by_position(_ranks(bucket_BHRK, count), context)
 
 
 def hashing(pattern: Pattern) -> set[Hashed | Chunked]:
@@ -128,11 +136,10 @@ def _ranks(bucket_BHRK: Tensor, buckets: int) -> Tensor:
     return torch.cat((bucket_BHRK * BUCKET + rank_BHRK, alone), dim=2)
 
 
-def _chunks(bucket_BHRK: Tensor, pattern: Chunked, context: Context) -> Tensor:
-    """Returns for each round the chunk; for each round the chunk before it, cyclically through all rounds; in the last row 1 for
-    queries without other keys."""
-    rank_BHRK, _ = _sorted(bucket_BHRK, pattern.buckets)
-    rounds, keys = bucket_BHRK.shape[2:]
+def _chunks(rank_BHRK: Tensor, pattern: Chunked, context: Context) -> Tensor:
+    """Returns for each round the chunk of each sorted key; for each round the chunk before it, cyclically through all rounds; in the
+    last row 1 for queries without other keys."""
+    rounds, keys = rank_BHRK.shape[2:]
     at_BK = context.positions.key_positions()
     chunks = ((at_BK >= 0).sum(1) + pattern.chunk - 1).view(-1, 1, 1, 1) // pattern.chunk  # in a round
     first = torch.arange(rounds, device=context.positions.device)[:, None] * chunks

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from everyformer.attention.four_term import FourTerm
 from everyformer.attention.hashing import hashing
-from everyformer.attention.pattern import ByHead, Pattern
+from everyformer.attention.pattern import ByHead, Chunked, Pattern
 from everyformer.attention.projection import (
     Narrow,
     ParameterFree,
@@ -18,6 +18,7 @@ from everyformer.attention.projection import (
     few_key_heads,
     head_width,
 )
+from everyformer.attention.round_counts import RoundCounts
 from everyformer.attention.score_mod import ImageBias, Rotary, ScoreMod, Shaw
 from everyformer.attention.softmax import Sinks, SoftCap
 from everyformer.attention.span import DynamicSpan
@@ -65,6 +66,10 @@ def attention_reasons(
             yield reason
         if isinstance(score_mod, DynamicSpan) and score_mod.width != width:
             yield f"dynamic_span reads the input of the attention and is {score_mod.width} wide, the model {width}; make them equal"
+    if any(isinstance(one, RoundCounts) for one in score_mods) and not any(
+        isinstance(part, Chunked) for part in hashing(pattern)
+    ):
+        yield f"round_counts reads the chunks of chunked, which is not in the pattern {pattern}; leave it out"
     if sum(isinstance(score_mod, ImageBias) for score_mod in score_mods) > 1:
         yield "two image biases add the same terms twice; keep one"
     for kind in (SoftCap, Sinks):

@@ -276,7 +276,7 @@ class Hashed(BoundPattern, Value, frozen=True):
         table_BHRP = _hashes(side)
 
         def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
-            at = _lookup(table_BHRP, b, h)
+            at = hash_lookup(table_BHRP, b, h)
             allowed = (q == k) & (at(self.rounds, q) == 1)  # no round has another key
             for number in range(self.rounds):
                 back = at(number, q) - at(number, k)
@@ -287,16 +287,16 @@ class Hashed(BoundPattern, Value, frozen=True):
 
 
 class Chunked(BoundPattern, Value, frozen=True):
-    """Reformer's attention as published: positions sorted by bucket are split into chunks; a query attends to its chunk and the
-    one before.
+    """Reformer's attention as published: positions sorted by bucket form chunks; a query attends to its own and the one before.
 
     The borders of the chunks depend on all positions, so later tokens change which earlier keys a query attends to, even where
-    `bidirectional` is False. A language model with this pattern is refused unless `leaks` is True; `hashed` has no such leak.
+    `bidirectional` is False. A language model with this pattern is refused unless `leaks` is True; `hashed` has no such leak. With
+    several numbers of `buckets` there are as many as their product: a key is hashed once for each, and not once among so many.
     Example: `Chunked(rounds=2, buckets=8, chunk=16)`.
     """
 
     rounds: Size
-    buckets: Size
+    buckets: Size | tuple[Size, ...]
     chunk: Size
     bidirectional: bool = False
     leaks: bool = False
@@ -305,7 +305,13 @@ class Chunked(BoundPattern, Value, frozen=True):
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
-        _check_even(self.buckets, "chunked")
+        for size in self.factors:
+            _check_even(size, "chunked")
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """The numbers of buckets whose product there are."""
+        return self.buckets if isinstance(self.buckets, tuple) else (self.buckets,)
 
     def superset(self) -> Pattern:
         return Full() if self.bidirectional else Causal()
@@ -314,7 +320,7 @@ class Chunked(BoundPattern, Value, frozen=True):
         table_BHRP = _hashes(side)
 
         def allows(b: Index, h: Index, q: Index, k: Index) -> Any:
-            at = _lookup(table_BHRP, b, h)
+            at = hash_lookup(table_BHRP, b, h)
             allowed = q != q
             for number in range(self.rounds):
                 chunk, previous = at(number, q), at(self.rounds + number, q)
@@ -377,7 +383,7 @@ def _hashes(side: SideInputs) -> Tensor:
     return side.hashes
 
 
-def _lookup(table_BHRP: Tensor, b: Index, h: Index) -> Any:
+def hash_lookup(table_BHRP: Tensor, b: Index, h: Index) -> Any:
     """Returns a function (row, position) -> the entry in that row of the table of hashes."""
     b, h, last = b % table_BHRP.shape[0], h % table_BHRP.shape[1], table_BHRP.shape[3]
     return lambda row, position: table_BHRP[b, h, row, position % last]  # padding has position -1, the last column

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from everyformer.family import names_bert, names_gpt2, names_image, names_pair, names_rotary, names_shared, names_xl
+from everyformer.family import (
+    names_bert,
+    names_gpt2,
+    names_image,
+    names_pair,
+    names_reformer,
+    names_rotary,
+    names_shared,
+    names_xl,
+)
 from everyformer.family.names import Config, ModelType
 from everyformer.value import nearest
 
@@ -14,18 +23,13 @@ MODEL_TYPES: dict[str, ModelType] = {
     **names_shared.MODEL_TYPES,
     **names_image.MODEL_TYPES,
     **names_xl.MODEL_TYPES,
-}
-OTHERS = {  # models of one name whose parts differ
-    "reformer": "it concatenates the two streams and the axial positions, where everyformer's reformer adds them, and draws new hashes in "
-    "each call",
+    **names_reformer.MODEL_TYPES,
 }
 
 
 def row_of(config: Config) -> str:
     """Returns the name of the row that reads a config. Raises ValueError if there is none."""
     name = config.get("model_type")
-    if isinstance(name, str) and name in OTHERS:
-        raise ValueError(f"model_type is {name!r} in config.json, which everyformer cannot read: {OTHERS[name]}")
     if not isinstance(name, str) or name not in MODEL_TYPES:
         raise ValueError(
             f"model_type is {name!r} in config.json, which everyformer cannot read; {nearest(str(name), MODEL_TYPES)}"

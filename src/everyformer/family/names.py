@@ -83,6 +83,8 @@ class ModelType:
     spread: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: (
         weights
     )  # weights that layers share, to each
+    # Tensors of ours that are random and not stored, from a config and our shapes.
+    draw: Callable[[Config, Mapping[str, Tensor]], dict[str, Tensor]] = lambda config, shapes: {}
     exported: bool = True  # whether transformers of today has it
     side: str = ""  # of a model with an encoder and a decoder: that of the output heads
     model_type: str = ""  # of the config; default: the name of the row

@@ -45,13 +45,14 @@ def read_network(folder: Path, config: Config, state: Mapping[str, Tensor]) -> N
     _check_layers(kind, config, state, folder)
     with torch.device("meta"), NoInit():
         shapes = model.build().state_dict()
+    drawn = kind.draw(config, shapes)
     try:
-        weights = from_transformers(name, state, shapes)
+        weights = from_transformers(name, state, {one: x for one, x in shapes.items() if one not in drawn})
     except ValueError as error:
         raise ValueError(f"the weights of {folder} do not fit its config.json: {error}") from None
     dtypes = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
     network = model.build().to(dtypes.pop() if len(dtypes) == 1 else torch.float32)
-    network.load_state_dict(weights)
+    network.load_state_dict(weights | drawn)
     return network.eval()
 
 

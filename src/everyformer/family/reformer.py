@@ -3,11 +3,11 @@
 Equations: reversible layers y1 = x1 + attention(LN x2), y2 = x2 + net(LN y1); attention among keys in the same hash bucket
 (attention/hashing.py), with one projection for queries and keys, keys of length 1; positions by the row and column of an array.
 Symbols: `pattern` Hashed(rounds n_rounds (n_hashes), buckets n_buckets, window m (chunk_len)); `chunk` the positions of the feed-forward
-net computed at a time; `axial_columns` the width of the array of positions. `local_pattern` is that of the layers without hashing:
-the layers in turn are local, local, hashed, local, as in the published configurations; None: all layers hash.
+net computed at a time; `axial_columns` the width of the array of positions. The layers are in turn those of `order`, by default local,
+local, hashed, local as in the published configurations; `local_pattern` is that of the layers without hashing; None: all layers hash.
 Departures: `Hashed` for the published `Chunked`, whose outputs depend on future tokens (`pattern=PUBLISHED_PATTERN`, and the metrics of
 a run say so; see docs/design.md). The two streams are averaged, not concatenated, before the output, which therefore has half the
-weights; position vectors are added, not concatenated.
+weights (`merge="concatenate"`); position vectors are added, not concatenated (`axial_widths`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Literal
 
 from everyformer.attention.pattern import Causal, Chunked, Hashed, Local, Pattern, Prefix, Window
 from everyformer.attention.projection import Shared, Standard
+from everyformer.attention.round_counts import RoundCounts
 from everyformer.family.member import Member
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
@@ -38,21 +39,20 @@ def reformer(
     context: Size = 65536, axial_columns: Size = 512, pattern: Pattern = Hashed(4, 512, 256),
     local_pattern: Pattern | None = Causal() & Local(128, 128), hidden: Size | None = None,
     activation: Literal["relu", "gelu"] = "relu", chunk: Size | None = None, vocabulary: Size = 256, dropout: Share = 0.1,
+    order: tuple[Literal["local", "hashed"], ...] = ("local", "local", "hashed", "local"), round_counts: bool = False,
+    axial_widths: tuple[Size, ...] | None = None, merge: Literal["mean", "concatenate"] = "mean",
 ) -> Model:  # fmt: skip
     sizes = (heads or max(1, width // 64), head_width, head_width)
-    hashed = Attention(Shared(*sizes), pattern, dropout=dropout)
+    hashed = Attention(Shared(*sizes), pattern, (RoundCounts(),) if round_counts else (), dropout=dropout)
     local = local_pattern and Attention(Standard(*sizes, merge_bias=False), local_pattern, dropout=dropout)
-    attentions = (local, local, hashed, local) if local else (hashed,)
+    kinds = {"local": local or hashed, "hashed": hashed}
     net = FeedForward(hidden or 4 * width, activation, chunk=chunk, dropout=dropout)
+    in_turn = tuple(Layer((kinds[kind], net)) for kind in (order if local else ("hashed",)))
     return Model(
-        width=width,
-        embed=Tokens(vocabulary),
-        position=Axial((-(-context // axial_columns), axial_columns)),
-        dropout=dropout,
-        body=Stack(layers, tuple(Layer((attention, net)) for attention in attentions), Reversible(dropout=dropout)),
-        outputs=(Language(tied=False, bias=True),),
-        initial=Normal(0.02),
-    )
+        width=width, embed=Tokens(vocabulary), dropout=dropout, initial=Normal(0.02),
+        position=Axial((-(-context // axial_columns), axial_columns), axial_widths),
+        body=Stack(layers, in_turn, Reversible(dropout=dropout, merge=merge)), outputs=(Language(tied=False, bias=True),),
+    )  # fmt: skip
 
 
 CONFIGURATION = (

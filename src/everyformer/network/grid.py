@@ -2,6 +2,7 @@
 
 Grid    x + (r_row, c_column): half of the features encode the row, half the column     source K; Parmar et al. 2018
 Axial   x + sum_a W_a[i_a], i_a the coordinates of position i in an array               Child et al. 2019
+        x + (W_1[i_1], W_2[i_2], ...), with `widths`                                    Kitaev et al. 2020
 """
 
 from __future__ import annotations
@@ -53,20 +54,36 @@ class Grid(AddedPosition, Value, frozen=True):
 
 
 class Axial(AddedPosition, Value, frozen=True):
-    """One learned vector for each coordinate of an array (rows, columns, channels, ...), summed. Example: `Axial((32, 32, 3))`."""
+    """One learned vector for each coordinate of an array (rows, columns, channels, ...), summed, or with `widths` concatenated.
+
+    Example: `Axial((32, 32, 3))`.
+    """
 
     sizes: tuple[Size, ...]
+    widths: tuple[Size, ...] | None = None  # of the vectors, which together are as wide as the model
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
         if not self.sizes:
             raise ValueError("axial.sizes is empty: give the length of each axis, such as (96, 128)")
+        if self.widths is not None and len(self.widths) != len(self.sizes):
+            raise ValueError(
+                f"axial.widths has {len(self.widths)} numbers for {len(self.sizes)} axes; give one for each, or leave it out"
+            )
 
     def limit(self) -> int | None:
         return math.prod(self.sizes)
 
+    def content_width(self, width: int) -> int:
+        if self.widths is not None and sum(self.widths) != width:
+            raise ValueError(
+                f"axial.widths sum to {sum(self.widths)}, but {width} features are added to; make them equal"
+            )
+        return width
+
     def build_table(self, width: int) -> nn.Module:
-        return AxialModule(self.sizes, width)
+        self.content_width(width)
+        return AxialModule(self.sizes, self.widths or (width,) * len(self.sizes), self.widths is not None)
 
 
 class GridModule(nn.Module):
@@ -80,13 +97,14 @@ class GridModule(nn.Module):
 
 
 class AxialModule(nn.Module):
-    def __init__(self, sizes: tuple[int, ...], width: int):
+    def __init__(self, sizes: tuple[int, ...], widths: tuple[int, ...], concatenate: bool):
         super().__init__()
-        self.sizes, self.axes = sizes, nn.ModuleList(nn.Embedding(size, width) for size in sizes)
+        self.sizes, self.concatenate = sizes, concatenate
+        self.axes = nn.ModuleList(nn.Embedding(*shape) for shape in zip(sizes, widths, strict=True))
 
     def forward(self, position_BT: Tensor) -> Tensor:
         index_BT, vectors = position_BT, []
         for size, axis in zip(reversed(self.sizes), reversed(self.axes), strict=True):  # the last axis varies fastest
             vectors.append(axis(index_BT % size))
             index_BT = index_BT // size
-        return torch.stack(vectors).sum(0)
+        return torch.cat(vectors[::-1], dim=-1) if self.concatenate else torch.stack(vectors).sum(0)

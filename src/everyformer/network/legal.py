@@ -130,7 +130,7 @@ def _head_reasons(value: Model, head: OutputHead) -> Iterator[str]:
     if isinstance(head, Masked) and not isinstance(value.embed, Tokens):
         yield "a masked head predicts tokens and the inputs are not tokens; use PerToken"
     inner = value.embed_width or value.width
-    table_width = (head.width or value.width) if isinstance(head, Masked) else value.width
+    table_width = (head.width or value.output_width) if isinstance(head, Masked) else value.output_width
     if head.uses_table and table_width != inner:
         yield (
             f"the embedding is {inner} wide and the head's last layer {table_width}, so they cannot share the table; give "
@@ -225,6 +225,8 @@ def illegal_pair_reasons(pair: EncoderDecoder) -> Iterator[str]:
     """The reasons why an encoder and a decoder must not be built together."""
     if pair.encoder.width != pair.decoder.width:
         yield f"the encoder has width {pair.encoder.width}, the decoder {pair.decoder.width}; make them equal"
+    if pair.encoder.output_width != pair.encoder.width:
+        yield "the encoder concatenates its streams, and the decoder attends to one; merge them by their mean"
     if pair.encoder.outputs:
         yield "the encoder passes its last layer to the decoder, not logits; leave its outputs out"
     if not any("encoder_output" in sublayer.reads() for sublayer in pair.decoder.body.sublayers()):

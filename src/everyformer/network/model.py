@@ -52,6 +52,11 @@ class Model(Value, frozen=True, kw_only=True):
     )
     initial: Initial = AsTorch()
 
+    @property
+    def output_width(self) -> int:
+        """The width of the last layer's output, which the output heads read."""
+        return self.body.residual.output_width(self.width)
+
     def limit(self) -> int | None:
         """The number of positions that the model can handle, or None if any."""
         positions = (self.position, *(layer.position for layer in self.body.layers))

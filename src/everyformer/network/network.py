@@ -68,12 +68,12 @@ class Network(nn.Module):
         self.widen = nn.Linear(inner, value.width) if value.embed_width else None
         self.body: DepthModule = value.body.build(value.width)
         self.reads = set[str]().union(*(sublayer.reads() for sublayer in value.body.sublayers()))
-        self.outputs = nn.ModuleList(head.build(value.width, value.embed) for head in value.outputs)
+        self.outputs = nn.ModuleList(head.build(value.output_width, value.embed) for head in value.outputs)
         language = next((head for head in value.outputs if isinstance(head, Language)), None)
         self.auxiliary: nn.ModuleList | None = None
         if value.auxiliary is not None and language is not None:
             layers = len(self.body.layer_modules())
-            self.auxiliary = value.auxiliary.build(value.width, value.embed, language, layers)
+            self.auxiliary = value.auxiliary.build(value.output_width, value.embed, language, layers)
         self.generator = value.generator.build() if value.generator else None
         if self.generator is not None:
             for name in ("embed", "segments", "position", "norm"):

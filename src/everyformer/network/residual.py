@@ -10,8 +10,9 @@ Equations, f the sublayer:
 
 A reversible stack has two streams, both x at first: s_0 = s_1 = x, and sublayer n makes s_(n+2) = s_n + f_n(LN s_(n+1)).
 So s_n = s_(n+2) - f_n(LN s_(n+1)): the backward pass computes every sublayer again from the last two streams, which are all that
-is kept of the stack, whatever its depth. Departures: the output is the mean of the last two streams, which the papers leave open;
-in layers of one or three sublayers the streams swap roles from layer to layer.
+is kept of the stack, whatever its depth. The papers leave open what the output is: the mean of the last two streams, or both of them,
+(s_(N), s_(N+1)), as in the published Reformer, which the output heads then read. Departures: in layers of one or three sublayers the
+streams swap roles from layer to layer.
 
 The gates of GTrXL, s the sigmoid, every W and U a map without bias, b (b_g) learned, * elementwise:
     input         s(W x) * x + y
@@ -60,6 +61,10 @@ class Residual:
     def build_stream(self, width: int) -> StreamModule:
         """Returns the module that opens and closes the stream of a stack."""
         raise NotImplementedError
+
+    def output_width(self, width: int) -> int:
+        """Returns the width of a stack's output for a model of this width."""
+        return width
 
 
 class ResidualModule(nn.Module):
@@ -283,19 +288,25 @@ class GatedModule(NormedResidualModule):
 class Reversible(Residual, Value, frozen=True):
     """Two streams that can be computed backwards, so that the activations of one layer are kept, whatever the depth.
 
-    The streams are recovered to rounding error, so keep the weights in float32; autocast to a lower precision is fine.
+    The streams are recovered to rounding error, so keep the weights in float32; autocast to a lower precision is fine. The output is
+    the mean of the streams, or with `merge="concatenate"` both, which makes it twice as wide as the model.
     Example: `Reversible(LayerNorm())`.
     """
 
     norm: Norm = LayerNorm()
     dropout: Share = 0.0
     final_norm: bool = True
+    merge: Literal["mean", "concatenate"] = "mean"
 
     def build(self, width: int) -> ResidualModule:
         return ReversibleModule(self.norm.build(width), self.dropout)
 
     def build_stream(self, width: int) -> StreamModule:
-        return ReversibleStreamModule(self.norm.build(width) if self.final_norm else None)
+        norm = self.norm.build(self.output_width(width)) if self.final_norm else None
+        return ReversibleStreamModule(norm, self.merge == "concatenate")
+
+    def output_width(self, width: int) -> int:
+        return 2 * width if self.merge == "concatenate" else width
 
 
 class ReversibleTape:
@@ -358,9 +369,9 @@ class ReversibleModule(NormedResidualModule):
 class ReversibleStreamModule(StreamModule):
     recomputes = True
 
-    def __init__(self, norm: nn.Module | None):
+    def __init__(self, norm: nn.Module | None, concatenate: bool):
         super().__init__()
-        self.norm = norm
+        self.norm, self.concatenate = norm, concatenate
 
     def start(self, x_BTD: Tensor, recompute: bool = False) -> TwoStreams:
         recompute = recompute and torch.is_grad_enabled()
@@ -371,5 +382,5 @@ class ReversibleStreamModule(StreamModule):
         x1_BTD, x2_BTD, steps, tape = stream
         if tape is not None:
             tape.finish(steps, x1_BTD, x2_BTD)
-        x_BTD: Tensor = (x1_BTD + x2_BTD) / 2
+        x_BTD: Tensor = torch.cat((x1_BTD, x2_BTD), dim=-1) if self.concatenate else (x1_BTD + x2_BTD) / 2
         return x_BTD if self.norm is None else self.norm(x_BTD, visible_BT)

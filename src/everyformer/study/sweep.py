@@ -34,6 +34,7 @@ from everyformer.attention.projection import (
     Wide,
 )
 from everyformer.attention.rotary import YarnScaling
+from everyformer.attention.round_counts import RoundCounts
 from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, Shaw, T5Bias
 from everyformer.attention.softmax import Sinks, SoftCap
 from everyformer.attention.span import DynamicSpan, Span
@@ -115,6 +116,7 @@ RESIDUALS: tuple[Residual, ...] = (
     PreNorm(InstanceNorm()),
     PostNorm(SequenceNorm()),
     Reversible(),
+    Reversible(merge="concatenate"),
 )
 GATES = tuple(Gated(gate, RMSNorm()) for gate in ("input", "output", "highway", "sigmoid_tanh", "gru"))
 HEADS: tuple[Projection, ...] = (
@@ -144,6 +146,7 @@ POSITIONS: tuple[Position | None, ...] = (
     Grid(4, 4, learned=True),
     Grid(4, 4, block=(2, 2)),
     Axial((3, 2, 3)),
+    Axial((4, 4), (6, WIDTH - 6)),
     TimePosition(),
 )
 NETS: tuple[FeedForward | Convolution, ...] = (
@@ -191,12 +194,14 @@ BODIES: tuple[Depth, ...] = (  # those without attention
 )
 _CAUSAL = Attention(Standard(2), parse("causal"))
 _TOKEN_VALUES = Attention(Standard(4, key_heads=2), parse("causal & window(3)"), (Rotary(),), token_values=VOCABULARY)
+_CHUNKED = Attention(Shared(2), parse("chunked(2, (4, 2), 4, True)"), (RoundCounts(),))
 _HYBRID = (Layer((Lstm(), _CAUSAL)),)
 HYBRIDS: tuple[Depth, ...] = (  # layers of other sublayers than an attention and a net
     Stack(2, _HYBRID, PreNorm()),
     Stack(2, (Layer((_CAUSAL, Lstm())), Layer((_CAUSAL, FeedForward(32)))), PostNorm()),
     _stack(2, Convolution(16, kernels=(2, 3)), _CAUSAL, FeedForward(32), residual=PreNorm()),
     _stack(2, _CAUSAL, residual=PreNorm()),
+    _stack(2, _CHUNKED, FeedForward(32), residual=PreNorm()),
     _stack(2, Ngrams((2, 3), rows=7, features=4), _CAUSAL, FeedForward(32), residual=PreNorm()),
     Stack(2, (Layer((_TOKEN_VALUES, FeedForward(32)), shortcut=True),), PreNorm(RMSNorm())),
     Halt(2, (Layer((_TOKEN_VALUES, FeedForward(32))),), PostNorm(), None, "freeze", epsilon=0.3),
