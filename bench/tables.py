@@ -95,9 +95,7 @@ GROWTH = re.compile(r"^(\w+) +time grows as length\^([\d.]+), memory as length\^
 def attention_gpu(log: str) -> Rows:
     from bench.gpu import LENGTHS, TARGETS
 
-    found: dict[tuple[str, int], tuple[float, float]] = {}
-    for m in SPEED.finditer(log):  # the first run of the log counts
-        found.setdefault((m[1], int(m[2].replace(",", ""))), (float(m[4]), float(m[5])))
+    found = {(m[1], int(m[2].replace(",", ""))): (float(m[4]), float(m[5])) for m in SPEED.finditer(log)}
     rows = [["kind", *(cell for length in LENGTHS for cell in (f"{length:,}", "speed relative to dense", "target"))]]
     for kind in dict.fromkeys(kind for kind, _ in found):
         cells = [kind]
@@ -173,15 +171,10 @@ def spans(log: str) -> Rows:
 
 @table("generation")
 def generation(log: str) -> Rows:
-    rows = [line.strip("| ").split(" | ") for line in log.splitlines() if line.startswith("| ") and "---" not in line]
-    return [row[:4] for row in rows]
-
-
-@table("generation on a CPU")
-def generation_on_a_cpu(log: str) -> Rows:
     head = ["model", "batch", "threads", "way", "tokens/s", "least", "most", "processor ms a step", "of transformers"]
-    rows = [line.split() for line in log.splitlines() if line.startswith(("bytes ", "gpt2 "))]
-    return [head, *rows]
+    number = r"(\d{1,3}(?:,\d{3})*)"  # large ones stand side by side without a space
+    row = rf"^(bytes|gpt2) +(\d+) +(\d+)  (\w+) +{number} *{number} *{number} +([\d.]+) *([\d.]+x)?$"
+    return [head, *(list(cells) for cells in re.findall(row, log, re.MULTILINE))]
 
 
 @table("contracts")

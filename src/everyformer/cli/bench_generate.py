@@ -17,7 +17,7 @@ from everyformer.cli.terminal import console, next_command
 if TYPE_CHECKING:
     from everyformer.study.bench_generate import Speed
 
-HEADER = f"{'model':<8}{'batch':>6}{'threads':>8}  {'way':<13}{'tokens/s':>9}{'least':>8}{'most':>8}{'cpu ms/step':>13}{'of peer':>9}"
+HEADER = f"{'model':<8}{'batch':>6}{'threads':>8}  {'way':<13}{'tokens/s':>11}{'least':>11}{'most':>11}{'cpu ms/step':>13}{'of peer':>9}"
 
 
 def generate(
@@ -83,7 +83,7 @@ def _print_group(screen: Console, group: list[Speed]) -> None:
         share = "" if peer is None else f"{row.rate / peer:.2f}x"
         if screen.width >= len(HEADER):
             screen.print(
-                f"{row.model:<8}{row.batch:>6}{row.threads:>8}  {row.way:<13}{row.rate:>9,.0f}{row.least:>8,.0f}{row.most:>8,.0f}"
+                f"{row.model:<8}{row.batch:>6}{row.threads:>8}  {row.way:<13}{row.rate:>11,.0f}{row.least:>11,.0f}{row.most:>11,.0f}"
                 f"{row.processor:>13.2f}{share:>9}"
             )
         else:
