@@ -1,4 +1,4 @@
-"""Trains variants of a recipe one after another on one device and prints what each reaches: the race of docs/results/speedrun.md.
+"""Trains variants of a recipe one after another on one device and prints what each reaches.
 
     python -m bench.speedrun --data enwik8 --try "" --try "optim.muon_lr=0.05" --try "model.width=384 run.steps=1100" run.precision=bf16
     python -m bench.speedrun --data enwik8 --seconds 15 --try "model.layers=6" --try "model.layers=10"

@@ -28,6 +28,7 @@ def test_every_log_begins_with_command_commit_machine_versions_and_seed(log):
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_every_table_is_computed_from_its_log(page):
     text = page.read_text()
+    assert tables.MISSING not in text, "measure the table, or leave it out"
     if "Written by `python -m bench." in text:  # as a whole; tests of the program compare it
         return
     assert text == tables.rewritten(page), "run python -m bench.tables"
