@@ -14,8 +14,9 @@ LOGGED = re.compile(r"^(killed|timeout|survived|unreached|equivalent) (\S+?):\d+
 UNEXPLAINED = "not explained"
 PAGE = """# Mutation testing
 
-Of the small errors that `bench/mutation.py` puts into the source one at a time, the tests notice
-{scores}. Written by `python -m bench.mutation --page` from the logs below.
+Of the small errors that `bench/mutation.py` puts into the source one at a time, the tests of the time noticed {firsts} when
+these were drawn at random, which estimates the share of all errors. Then tests were added for those that had survived: of the same
+samples they notice {lasts}. Written by `python -m bench.mutation --page` from the logs below.
 
 A mutant is a module with one changed comparison, operator, constant, condition, order of arguments or removed statement. It is killed
 if a test that reaches it fails or takes far longer than usual; its tests run until their usual time adds up to a few seconds, so one
@@ -73,9 +74,10 @@ def page(logs: Path) -> str:
     """docs/results/mutation.md, from the logs of the samples and those of the mutants that survived and were run again."""
     again = sorted(logs.glob("mutation_again*.txt"))
     both = [(one, *again) for one in sorted(logs.glob("mutation*.txt")) if one not in again]
-    scores = [f"{score(outcomes(_lines(*one)))} of a sample of {len(outcomes(_lines(*one)))}" for one in both]
+    found = [(outcomes(_lines(one[0])), outcomes(_lines(*one))) for one in both]
     return PAGE.format(
-        scores=" and ".join(scores),
+        firsts=" and ".join(f"{score(first)} of a sample of {len(first)}" for first, _ in found),
+        lasts=" and ".join(score(last) for _, last in found),
         checked=_checked(_lines(*again)),
         again="\n\n".join(AGAIN.format(name=one.name, facts=_facts(*_lines(one))) for one in again),
         samples="\n\n".join(_sample(*one) for one in both),
