@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from io import StringIO
@@ -241,7 +240,7 @@ def pretraining(log: str) -> Rows:
 
 @table("Cora")
 def cora(log: str) -> Rows:
-    found = [100 * float(one) for one in re.findall(r"^accuracy ([\d.]+) .*split test", log, re.MULTILINE)]
+    found = [100 * float(one) for one in re.findall(r"^step \d+  test: accuracy ([\d.]+) ", log, re.MULTILINE)]
     seeds = [f"seed {seed}" for seed in range(len(found))]
     return [[*seeds, "mean (target: 80 %)"], [*(f"{one:.1f} %" for one in found), f"**{mean(found):.1f} %**"]]
 
@@ -268,10 +267,8 @@ def byte_classifier(log: str) -> Rows:
 # Halting and recurrent nets
 
 
-def halting(log: str, number: int) -> Rows:
-    part = list(sections(log, "$ ").values())[number]
-    found = {(one["halted"], one["way"]): one for one in json_lines(part) if one["halted"] is not None}
-    digits = 0 if number == 0 else 1
+def halting(log: str, digits: int) -> Rows:
+    found = {(one["halted"], one["way"]): one for one in json_lines(log) if one["halted"] is not None}
     rows = [
         ["halted after one step", "steps per position", "forward: all", "gather", "forward and backward: all", "gather"]
     ]
@@ -287,7 +284,8 @@ TABLES["halting on a CPU"] = lambda log: halting(log, 0)
 TABLES["halting on a GPU"] = lambda log: halting(log, 1)
 
 
-def recurrent_step(log: str, numbers: Sequence[int]) -> Rows:
+@table("a recurrent step")
+def recurrent_step(log: str) -> Rows:
     ways = [("lstm", "reference"), ("lstm", "auto"), ("ablated-lstm", "reference"), ("ablated-lstm", "auto")]
     ways += [("byte-language", "auto"), ("recurrence", "loop"), ("recurrence", "scan")]
     rows = [
@@ -303,18 +301,13 @@ def recurrent_step(log: str, numbers: Sequence[int]) -> Rows:
             "scan",
         ]
     ]
-    for number, (command, part) in enumerate(sections(log, "$ ").items()):
-        if number in numbers:
-            found = {(one["member"], one["kernel"], one["length"]): one for one in json_lines(part)}
-            for length in dict.fromkeys(length for _, _, length in found):
-                size = "tiny" if "--size tiny" in command else "byte (9.7M)"
-                ones = [found[member, kernel, length] for member, kernel in ways]
-                rows.append([f"{size}, {ones[0]['batch']}", f"{length:,}", *(f"{one['ms']:,.1f}" for one in ones)])
+    for command, part in sections(log, "# command: ").items():
+        found = {(one["member"], one["kernel"], one["length"]): one for one in json_lines(part)}
+        for length in dict.fromkeys(length for _, _, length in found):
+            size = "tiny" if "--size tiny" in command else "byte (9.7M)"
+            ones = [found[member, kernel, length] for member, kernel in ways]
+            rows.append([f"{size}, {ones[0]['batch']}", f"{length:,}", *(f"{one['ms']:,.1f}" for one in ones)])
     return rows
-
-
-TABLES["a recurrent step on a CPU"] = lambda log: recurrent_step(log, (0, 1))
-TABLES["a recurrent step on a GPU"] = lambda log: recurrent_step(log, (2,))
 
 
 @table("recurrent training")
