@@ -17,7 +17,7 @@ import everyformer
 from everyformer.cli.main import main
 from everyformer.data.subwords import load_published
 from everyformer.data.tokenizer import train
-from everyformer.train.imported import import_run
+from everyformer.train.imported import import_run, read_folder
 from everyformer.train.trained import load
 
 TEXTS = [
@@ -312,6 +312,23 @@ def test_what_cannot_be_imported_is_refused_in_one_line_and_leaves_nothing(tmp_p
     assert main(["import", str(source), "--out", str(out)]) == 0
     assert "there is no tokenizer, so texts are token ids" in capsys.readouterr().err
     assert load(out).generate("1 2 3", tokens=2, temperature=0).startswith("1 2 3 ")
+    assert "is a model of everyformer already" in refused(capsys, "import", out, "--out", tmp_path / "again")
     before = sorted(out.rglob("*"))
     assert "already exists and is not empty" in refused(capsys, "import", source, "--out", out)
     assert sorted(out.rglob("*")) == before
+
+
+def test_a_tokenizer_that_may_be_that_of_another_model_is_named(tmp_path):
+    write_gpt2(tmp_path / "gpt2", vocab_size=2 * SIZE)
+    (note,) = read_folder(tmp_path / "gpt2").notes
+    assert note.startswith(
+        f"the tokenizer has 357 of the model's {2 * SIZE} tokens; if it belongs to another model, copy"
+    )
+    transformers.BertForMaskedLM(transformers.BertConfig(**BERT)).save_pretrained(tmp_path / "bert")
+    byte_level().save(str(tmp_path / "bert" / "tokenizer.json"))
+    (note,) = read_folder(tmp_path / "bert").notes
+    assert note.startswith(
+        "the tokenizer has no [CLS], [SEP], [MASK], so the masked model only gives vectors of texts; if"
+    )
+    word_pieces().save(str(tmp_path / "bert" / "tokenizer.json"))
+    assert not any("[CLS]" in note for note in read_folder(tmp_path / "bert").notes)

@@ -25,6 +25,7 @@ MODEL_TYPES: dict[str, ModelType] = {
     **names_xl.MODEL_TYPES,
     **names_reformer.MODEL_TYPES,
 }
+PUBLISHED = {kind.model_type or name for name, kind in MODEL_TYPES.items()}  # the names in config.json
 
 
 def row_of(config: Config) -> str:
@@ -32,7 +33,7 @@ def row_of(config: Config) -> str:
     name = config.get("model_type")
     if not isinstance(name, str) or name not in MODEL_TYPES:
         raise ValueError(
-            f"model_type is {name!r} in config.json, which everyformer cannot read; {nearest(str(name), MODEL_TYPES)}"
+            f"model_type is {name!r} in config.json, which everyformer cannot read; {nearest(str(name), PUBLISHED)}"
         )
     return MODEL_TYPES[name].variant(config) or name
 

@@ -53,6 +53,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; give one that save_pretrained of transformers wrote")
     if not (folder / "config.json").is_file():
+        if any((folder / name).is_file() for name in ("recipe.json", "model.json")):
+            raise ValueError(
+                f"{folder} is a model of everyformer already; use it as it is, such as in everyformer generate {folder}"
+            )
         raise ValueError(f"{folder} has no config.json; give a folder that save_pretrained wrote")
     return read_object(folder / "config.json")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,6 +48,8 @@ from everyformer.train.record import Records
 from everyformer.value import nearest
 
 BYTE = 255  # the largest value of a pixel
+BERT_MARKS = ("[CLS]", "[SEP]", "[MASK]")
+USUAL = 0.75  # the least share of a model's tokens that its tokenizer has: some tables are rounded up
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,7 @@ def read_folder(source: Path, leave_out: Sequence[str] = ()) -> Imported:
     notes = tuple(str(one.message) for one in caught)
     model = network.value
     tokenizer = _tokenizer(source, config, model)
-    if isinstance(tokenizer, TokenIds):
-        notes += ("there is no tokenizer, so texts are token ids such as '1 2 3'",)
+    notes += tuple(_notes_of(tokenizer, model))
     task, classes, network = _task(source, config, network, tokenizer)
     return Imported(network, task, tokenizer, classes, config, notes)
 
@@ -180,6 +181,22 @@ def _tokenizer(source: Path, config: Config, model: Model | EncoderDecoder) -> T
     return tokenizer
 
 
+def _notes_of(tokenizer: Tokenizer | None, model: Model | EncoderDecoder) -> Iterator[str]:
+    """What is unusual about the tokenizer of a model: it may be that of another one."""
+    remedy = "if it belongs to another model, copy the tokenizer.json of this one there"
+    if isinstance(tokenizer, TokenIds):
+        yield "there is no tokenizer, so texts are token ids such as '1 2 3'"
+    elif tokenizer is not None and isinstance(model, Model) and isinstance(model.embed, Tokens):
+        if tokenizer.vocabulary < USUAL * model.embed.vocabulary:
+            yield f"the tokenizer has {tokenizer.vocabulary:,} of the model's {model.embed.vocabulary:,} tokens; {remedy}"
+        if isinstance(next(iter(model.outputs), None), Masked | ReplacedToken) and not _has_marks(tokenizer):
+            yield f"the tokenizer has no {', '.join(BERT_MARKS)}, so the masked model only gives vectors of texts; {remedy}"
+
+
+def _has_marks(tokenizer: Tokenizer | None) -> bool:
+    return tokenizer is not None and None not in map(tokenizer.special_id, BERT_MARKS)
+
+
 def _task(
     source: Path, config: Config, network: Network | PairNetwork, tokenizer: Tokenizer | None
 ) -> tuple[Task, dict[str, Any], Network | PairNetwork]:
@@ -194,7 +211,7 @@ def _task(
         return Denoise(), {}, network
     heads = model.outputs
     first = heads[0] if heads else None
-    marked = tokenizer is not None and None not in map(tokenizer.special_id, ("[CLS]", "[SEP]", "[MASK]"))
+    marked = _has_marks(tokenizer)
     if isinstance(first, Masked) and marked:
         return MaskedTask(next_sentence=len(heads) > 1), {}, network
     if isinstance(first, ReplacedToken) and marked:
