@@ -10,6 +10,7 @@ import torch
 
 from everyformer import Batcher, generate
 from everyformer.infer.decode import Decoder
+from everyformer.infer.forward import Forward
 from everyformer.infer.sample import seeded_generator
 from everyformer.network.cache import Cache
 from everyformer.network.fused_step import fused_reason
@@ -82,7 +83,9 @@ def test_recording_a_step_changes_no_key(fused):
     with torch.no_grad():
         cache = network(prompt, cache=Cache()).cache
         first = torch.tensor([5], device="cuda")
-        decoder = Decoder(network, 0, cache, first, [seeded_generator(0)], (0.0, None, None, None), fused=fused)
+        decoder = Decoder(
+            Forward(network, 0, 1), cache, first, [seeded_generator(0)], (0.0, None, None, None), fused=fused
+        )
         assert decoder.slots.capacity == 256
         before = [x.clone() for entry in decoder.slots.entries for x in entry.tensors]
         next(decoder.tokens(1))

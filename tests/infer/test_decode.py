@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from everyformer import Attention, Convolution, EncoderDecoder, Language, Rotary, Standard, generate
+from everyformer import Attention, Batcher, Convolution, EncoderDecoder, Language, Rotary, Standard, generate
+from everyformer.attention.context import Probe
 from everyformer.family.table import MEMBERS
 from everyformer.infer import decode
 from everyformer.infer.decode import Decoder, most_slots, static_reason
+from everyformer.infer.forward import Forward
 from everyformer.infer.sample import draw_uniform, seeded_generator
+from everyformer.network import slots
 from everyformer.network.cache import Cache
+from everyformer.network.fused_step import fused_reason
 from everyformer.network.network import Network
 from everyformer.network.slots import Slots
 from tests.network import model, ready
@@ -39,6 +43,70 @@ def test_slots_give_the_texts_of_a_growing_cache(name, monkeypatch):
     for options in ({"temperature": 0}, {"seed": 1, "top_k": 20}):
         expected = generate(network, PROMPTS, 24, static=False, **options)
         assert generate(network, PROMPTS, 24, static=True, **options) == expected
+
+
+SERVED = [
+    "byte-language",
+    "gemma",
+    "gemma2",
+    "gpt2",
+    "image-transformer",
+    "llama",
+    "mistral",
+    "qwen3",
+    "sparse-transformer",
+]
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_fused_steps_on_a_cpu_give_the_texts_of_a_growing_cache(name, monkeypatch):
+    monkeypatch.setattr(slots, "MULTIPLE", 8)  # so that the slots grow on the way
+    network = built(name).float()
+    assert (fused_reason(network) is None) == (name in SERVED)
+    with torch.no_grad():
+        for weight in network.parameters():  # so that no two tokens are about equally likely
+            weight.add_(torch.randn_like(weight), alpha=0.1)
+    for options in ({"temperature": 0}, {"seed": 1, "top_k": 20}, {"seed": 2, "stop": range(128)}):
+        expected = generate(network, PROMPTS, 24, fused=False, **options)
+        assert generate(network, PROMPTS, 24, **options) == expected
+        assert generate(network, PROMPTS, 24, rows=2, **options) == expected  # continuous batching
+
+
+def test_rows_that_have_ended_are_left_out_on_a_cpu(monkeypatch):
+    rows: list[int] = []
+    step = Slots.step
+
+    def counted(self, *args, **options):
+        rows.append(self.rows)
+        return step(self, *args, **options)
+
+    monkeypatch.setattr(Slots, "step", counted)
+    network = ready(model(outputs=HEAD)).float()
+    prompts = [[1], [2], [3], [4], [5], [6]]
+    free = generate(network, prompts, 20, seed=0)
+    stop = free[0][8]
+    ended = [text.index(stop, 1) if stop in text[1:] else 20 for text in free]
+    rows.clear()
+    expected = [text[: end + 1] for text, end in zip(free, ended, strict=True)]
+    assert generate(network, prompts, 20, seed=0, stop=[stop]) == expected
+    assert rows == sorted(rows, reverse=True) and rows[0] == 6 and rows[-1] < 6
+
+
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"static": False}, "only steps in slots are fused"),
+    ({"cached": False}, "only steps in slots are fused"),
+    ({"probe": Probe()}, "only steps in slots are fused"),
+    ({"kernel": "reference"}, "the kernel reference computes the attention"),
+])  # fmt: skip
+def test_a_fused_step_that_cannot_be_is_refused(options, reason):
+    network = ready(model(outputs=HEAD)).float()
+    with pytest.raises(ValueError, match=reason):
+        generate(network, [[1]], 4, fused=True, **options)
+    assert generate(network, [[1]], 4, seed=0, **options) == generate(network, [[1]], 4, seed=0)
+    with pytest.raises(ValueError, match="float64"):
+        generate(network.double(), [[1]], 4, fused=True)
+    with pytest.raises(ValueError, match="float64"):
+        Batcher(network, fused=True)
 
 
 def test_slots_give_the_same_text_beyond_the_context():
@@ -77,7 +145,7 @@ def test_broken_weights_are_an_error():
     network = ready(model(outputs=HEAD))
     cache = network(torch.tensor([[1]]), cache=Cache()).cache
     next(iter(network.outputs.parameters())).data.fill_(float("nan"))
-    decoder = Decoder(network, 0, cache, torch.tensor([2]), [seeded_generator(0)], (1.0, None, None, None))
+    decoder = Decoder(Forward(network, 0, 1), cache, torch.tensor([2]), [seeded_generator(0)], (1.0, None, None, None))
     with pytest.raises(ValueError, match="load another checkpoint"):
         next(decoder.tokens(1))
 

@@ -1,7 +1,9 @@
-"""The fused step equals the modules: its Triton programs run in Triton's interpreter without a GPU (see conftest.py)."""
+"""The fused step equals the modules: by the operations of a CPU, and by its Triton programs, in Triton's interpreter without a GPU (see
+conftest.py)."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,6 @@ import torch
 from everyformer import (
     Alibi,
     Attention,
-    Batcher,
     Causal,
     Convolution,
     FeedForward,
@@ -33,18 +34,17 @@ from everyformer import (
     Stack,
     Standard,
     Tokens,
-    generate,
 )
 from everyformer.attention.context import SideInputs
 from everyformer.family.table import member
-from everyformer.network import step_launch
+from everyformer.network import fused_step, step_launch
 from everyformer.network.cache import Cache
-from everyformer.network.fused_step import unserved_reason
+from everyformer.network.fused_step import fused_reason, unserved_reason
 from everyformer.network.network import Network
+from everyformer.network.packed import Packed
 from everyformer.network.slots import Slots
 from tests.network import model, ready
 
-pytest.importorskip("triton", reason="on this system there is no Triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PROMPTS = [[1, 2, 3, 4, 5], [7, 0, 0, 0, 0], [9, 8, 7, 0, 0], [3, 1, 4, 1, 0], [2, 7, 1, 8, 2]]
 LENGTHS = [5, 1, 3, 4, 5]
@@ -59,13 +59,24 @@ MEMBERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def few_programs(monkeypatch):
-    """The interpreter runs programs one after the other, and slots are split among some of them."""
-    if DEVICE.type == "cpu":
+def use_triton(monkeypatch) -> None:
+    pytest.importorskip("triton", reason="on this system there is no Triton")
+    if (
+        DEVICE.type == "cpu"
+    ):  # the interpreter runs programs one after the other, and slots are split among some of them
+        monkeypatch.setattr(fused_step, "programs_of", lambda device: step_launch)
         monkeypatch.setattr(step_launch, "FILLED", 1)
         monkeypatch.setattr(step_launch, "HELD", 1 << 15)
         monkeypatch.setattr(step_launch, "MOST_OUTPUTS", 128)
+
+
+@pytest.fixture(params=["triton", "cpu"])
+def programs(request, monkeypatch):
+    """What computes a step: the Triton programs, or the operations of a CPU."""
+    if request.param == "triton":
+        use_triton(monkeypatch)
+    else:
+        monkeypatch.setattr(sys.modules[__name__], "DEVICE", torch.device("cpu"))
 
 
 def built(name: str, **settings: object) -> Network:
@@ -103,13 +114,14 @@ def check_equal(network: Network, rows: int, steps: int = 2, capacity: int = 16)
 
 @pytest.mark.parametrize("rows", [2, 5])  # few rows, and tiles of many
 @pytest.mark.parametrize("name", MEMBERS)
-def test_a_fused_step_equals_the_modules(name, rows):
+def test_a_fused_step_equals_the_modules(name, rows, programs):
     network = built(name, **MEMBERS[name])
     assert unserved_reason(network) is None
     check_equal(network, rows)
 
 
 def test_slots_split_among_programs_equal_the_modules(monkeypatch):
+    use_triton(monkeypatch)
     monkeypatch.setattr(step_launch, "split_sizes", lambda programs, slots: (4, 4))  # the last parts are empty
     for rows in (2, 5):
         check_equal(built("mistral", layers=1, window=3), rows)
@@ -122,7 +134,7 @@ FORMS = (Standard(2, bias=True, key_width=3, value_width=5), Standard(2, qk_norm
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("number", range(6))
-def test_every_activation_and_more_patterns_and_heads(number, rows):
+def test_every_activation_and_more_patterns_and_heads(number, rows, programs):
     """One model for each activation, plain and gated, with other patterns, heads, rotations and residuals in turn."""
     net = FeedForward(12, EVERY[number], gated=number % 2 == 1, bias=number % 3 > 0)
     rotary = (Rotary(width=2, layout="halves"), Rotary(scaling=LinearScaling(2.0)), Rotary())[number % 3]
@@ -138,7 +150,7 @@ def test_every_activation_and_more_patterns_and_heads(number, rows):
     check_equal(network, rows)
 
 
-def test_other_heads_are_those_of_their_modules():
+def test_other_heads_are_those_of_their_modules(programs):
     check_equal(ready(model(outputs=(Language(), PerToken(3)))).float().to(DEVICE), 2)
 
 
@@ -173,9 +185,28 @@ def test_float64_and_hooks_are_refused():
     assert "hook" in (unserved_reason(network) or "")
 
 
-def test_a_cpu_has_no_fused_step():
-    network = ready(model(outputs=HEAD)).float().cpu()
-    with pytest.raises(ValueError, match="the model is on cpu"):
-        generate(network, [[1]], 2, fused=True)
-    with pytest.raises(ValueError, match="the model is on cpu"):
-        Batcher(network, fused=True)
+def test_a_query_without_keys_has_the_output_zero(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "DEVICE", torch.device("cpu"))
+    pattern = (
+        "causal & ~window(1) & stride(2)"  # the first query has no key, nor has any that is not at an even distance
+    )
+    check_equal(ready(model(pattern, outputs=HEAD)).float(), 2)
+
+
+def test_packed_weights_compute_the_same_step(monkeypatch):
+    monkeypatch.setattr("everyformer.network.packed.SMALL", 0)
+    monkeypatch.setattr(sys.modules[__name__], "DEVICE", torch.device("cpu"))
+    for activation in EVERY:
+        network = ready(model(net=FeedForward(12, activation), outputs=HEAD)).float()
+        with Packed(network).used():
+            check_equal(network, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_cpu_fuses_float32_alone(dtype):
+    network = ready(model(outputs=HEAD)).float()
+    assert fused_reason(network) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast is on" in (fused_reason(network) or "")
+    reason = fused_reason(network.to(dtype)) or ""
+    assert "only models in float32 are fused" in reason and str(dtype) in reason

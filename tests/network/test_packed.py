@@ -12,6 +12,11 @@ from everyformer.network.packed import Packed
 from tests.network import model, tokens
 
 
+@pytest.fixture(autouse=True)
+def pack_small_ones(monkeypatch):
+    monkeypatch.setattr("everyformer.network.packed.SMALL", 0)
+
+
 def network(**more):
     torch.manual_seed(0)
     return model(outputs=(Language(**more),), width=32).build().eval()
@@ -60,6 +65,12 @@ def test_only_plain_maps_in_float32_are_packed():
 
     assert not Packed(network().double()).maps and not Packed(nn.Sequential(Own(3, 3))).maps
     assert len(Packed(nn.Sequential(nn.Linear(3, 3), Own(3, 3))).maps) == 1
+
+
+def test_small_maps_are_not_packed(monkeypatch):
+    monkeypatch.setattr("everyformer.network.packed.SMALL", 9)
+    maps = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 4))
+    assert [module for module, _ in Packed(maps).maps] == [maps[1]]
 
 
 def test_generation_packs_for_many_tokens_and_packed_switches_it_off():

@@ -160,7 +160,10 @@ class RotaryModule(ScoreModModule):
         return self._rotate(q_BHQE, "queries", context), self._rotate(k_BHKE, "keys", context)
 
     def _rotate(self, x_BHTE: Tensor, of: Literal["queries", "keys"], context: Context) -> Tensor:
-        sin, cos = self._sin_cos(context, of, x_BHTE.dtype)
+        return self.rotate(x_BHTE, *self._sin_cos(context, of, x_BHTE.dtype))
+
+    def rotate(self, x_BHTE: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+        """Returns queries or keys rotated by the angles with these sines and cosines."""
         turned, rest = x_BHTE[..., : self.width], x_BHTE[..., self.width :]
         if self.value.layout == "halves":
             one, two = turned.chunk(2, dim=-1)

@@ -36,7 +36,7 @@ from everyformer.infer.recorded import Recorded
 from everyformer.infer.sample import check_sampling, seeded_generator
 from everyformer.network.cache import Cache
 from everyformer.network.network import Network
-from everyformer.network.slots import Slots
+from everyformer.network.slots import Slots, room
 
 FEWEST = 64  # slots to begin with
 PREFILL = 8192  # tokens of prompts that one call reads, unless one prompt is longer
@@ -75,6 +75,7 @@ class Batcher:
         self._in_slots: list[Request] = []  # in the order of their rows
         self._others: list[Request] = []  # windows, and requests with a cache of their own
         self._slots: Slots | None = None
+        self._view: Slots | None = None  # of the rows and slots in use, on a CPU
 
     def submit(
         self,
@@ -177,7 +178,7 @@ class Batcher:
             self._others.append(request)
         self._others = [request for request in self._others if not request.gone]
         if not (self._in_slots or self._waiting):
-            self._slots, self._steps = None, {}  # frees the memory
+            self._slots, self._view, self._steps = None, None, {}  # frees the memory
 
     def _is_window(self, request: Request) -> bool:
         """Whether the next token follows from the last tokens alone, which are read again for it."""
@@ -199,8 +200,10 @@ class Batcher:
             yield requests, self._steps[rows](token_B1)
             return
         # Slots beyond the longest text are empty in every row, so nothing needs to read them.
-        view = slots.view(len(requests), min(slots.capacity, length))
-        yield requests, _logits(self.forward, view, token_B1)
+        rows, capacity = len(requests), min(slots.capacity, self._size(length, 1)[0])
+        if self._view is None or (self._view.rows, self._view.capacity) != (rows, capacity):
+            self._view = slots.view(rows, capacity)
+        yield requests, self.forward.next_logits(self._view, token_B1)
 
     def _first(self, requests: list[Request]) -> Iterator[tuple[list[Request], Tensor]]:
         """The logits of new requests, after one pass through their prompts, and their rows."""
@@ -249,12 +252,12 @@ class Batcher:
         capacity, wanted = self._size(length, rows)
         if capacity > self._slots.capacity or wanted > self._slots.rows:
             self._slots = self._slots.grown(max(capacity, self._slots.capacity), max(wanted, self._slots.rows))
-            self._steps = {}
+            self._view, self._steps = None, {}
         return self._slots
 
     def _size(self, length: int, rows: int) -> tuple[int, int]:
-        """The number of slots and of rows; both double."""
-        capacity = max(FEWEST, 1 << (length - 1).bit_length())
+        """The number of slots, and of rows, which doubles."""
+        capacity = room(length, FEWEST, next(self.network.parameters()).device)
         most = most_slots(self.network)
         return capacity if most is None else min(capacity, most), min(self.rows, 1 << (rows - 1).bit_length())
 
@@ -289,7 +292,7 @@ class _Step:
         self.slots = slots
         self._hide(used)
         self.token_B1 = torch.zeros_like(slots.next_B1)
-        self.recorded = Recorded(lambda: _logits(forward, slots, self.token_B1), slots.state())
+        self.recorded = Recorded(lambda: forward.next_logits(slots, self.token_B1), slots.state())
 
     def __call__(self, token_B1: Tensor) -> Tensor:
         """The logits B, 1, V after these tokens, one for each row in use."""
@@ -301,8 +304,3 @@ class _Step:
     def _hide(self, used: int) -> None:
         """Sets back the rows that are not in use, whose positions would leave the model's."""
         self.slots.next_B1[used:] = 0
-
-
-def _logits(forward: Forward, slots: Slots, token_B1: Tensor) -> Tensor:
-    found = slots.step(token_B1, logits=False)
-    return forward.logits(found[forward.head] if isinstance(found, tuple) else found, last=False)

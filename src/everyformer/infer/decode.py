@@ -1,10 +1,10 @@
 """Decoding in slots: every step has the same shapes, so on a GPU the whole step, from the embedding to the drawn token, is one CUDA graph.
 
-    for token_B in Decoder(network, head, cache, first_B, generators, sampling).tokens(200): ...
+    for token_B in Decoder(forward, cache, first_B, generators, sampling).tokens(200): ...
 
-Where they serve the model, the Triton programs of network/fused_step.py compute the step, and those of infer/draw.py draw tokens
-without filters. A graph is recorded for each number of slots, which doubles when they are full. Random numbers are drawn on the
-host, for each row from its own generator, and copied ahead. Tokens reach the host one step behind, so the GPU never waits for it.
+Where it serves the model, network/fused_step.py computes the step, and on a GPU the programs of infer/draw.py draw tokens without
+filters. A graph is recorded for each number of slots, which doubles when they are full. Random numbers are drawn on the host, for
+each row from its own generator, and copied ahead. Tokens reach the host one step behind, so the GPU never waits for it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import torch
 from torch import Generator, Tensor
 
 from everyformer.infer.draw import Sampling, draw, draws
+from everyformer.infer.forward import Forward
 from everyformer.infer.recorded import Recorded
 from everyformer.infer.sample import BROKEN, choose, draw_uniform
 from everyformer.network.cache import Cache, EncoderKV, Entry, KVCache, LayerInputs, RecurrentState
 from everyformer.network.fused_step import fused_reason
 from everyformer.network.network import EncoderOutput, Network
-from everyformer.network.slots import Slots
+from everyformer.network.slots import Slots, room
 
 AHEAD = 512  # steps for which random numbers are drawn at once
 FEWEST = 256  # slots to begin with
@@ -54,8 +55,7 @@ class Decoder:
 
     def __init__(
         self,
-        network: Network,
-        head: int,
+        forward: Forward,
         cache: Cache,
         first_B: Tensor,
         generators: Sequence[Generator],
@@ -65,15 +65,14 @@ class Decoder:
         kernel: str = "auto",
         fused: bool | None = None,
     ):
-        self.network, self.head, self.generators, self.sampling = network, head, generators, sampling
-        steps = choose_fused(network, fused, kernel)
-        self.draws = steps and draws(sampling)
-        self.most = most_slots(network)
-        wanted = max(FEWEST, 1 << cache.length.bit_length())
-        capacity = wanted if self.most is None else min(wanted, self.most)
-        options: dict[str, Any] = {"encoder_output": encoder_output, "kernel": kernel, "fused": steps}
-        self.slots = Slots.of(network, cache, capacity, **options)
+        self.forward, self.generators, self.sampling = forward, generators, sampling
+        steps = choose_fused(forward.network, fused, kernel)
+        self.draws = steps and first_B.is_cuda and draws(sampling)
+        self.most = most_slots(forward.network)
         device, rows = first_B.device, len(first_B)
+        capacity = self._capacity(cache.length + 1, device)
+        options: dict[str, Any] = {"encoder_output": encoder_output, "kernel": kernel, "fused": steps}
+        self.slots = Slots.of(forward.network, cache, capacity, **options)
         # The tokens, and for each row 1, or 0 once its logits are broken: they reach the host in one copy.
         self.result_2B = torch.stack((first_B.long(), torch.ones_like(first_B.long())))
         self.token_B1, self.finite_B, self.filled = self.result_2B[0, :, None], self.result_2B[1], cache.length
@@ -88,9 +87,18 @@ class Decoder:
             yield from self._one_behind(count)
             return
         for step in range(count):
-            self._prepare(step, count)
-            self._step()
+            with self.forward.used():
+                self._prepare(step, count)
+                self._step()
             yield self._checked(self.result_2B.clone())
+
+    def keep(self, rows: list[int]) -> None:
+        """Leaves out the other rows. Only where no step is recorded, between two tokens."""
+        index_B = torch.tensor(rows)
+        self.slots = self.slots.of_rows(index_B)
+        self.generators = [self.generators[row] for row in rows]
+        self.result_2B, self.uniform_NB = self.result_2B[:, index_B], self.uniform_NB[:, index_B]
+        self.token_B1, self.finite_B = self.result_2B[0, :, None], self.result_2B[1]
 
     def _one_behind(self, count: int) -> Iterator[Tensor]:
         """The same on a GPU, where the next step is started before the tokens of the last one are read."""
@@ -117,14 +125,16 @@ class Decoder:
             self.uniform_NB[:ahead].copy_(draw_uniform(self.generators, ahead))
             self.step_1.zero_()
         if self.filled == self.slots.capacity and self.slots.capacity != self.most:
-            wanted = 2 * self.slots.capacity
-            self.slots = self.slots.grown(wanted if self.most is None else min(wanted, self.most))
+            self.slots = self.slots.grown(self._capacity(self.filled + 1, self.token_B1.device))
             self.recorded = None
         self.filled = min(self.filled + 1, self.slots.capacity)
 
+    def _capacity(self, length: int, device: torch.device) -> int:
+        wanted = room(length, FEWEST, device)
+        return wanted if self.most is None else min(wanted, self.most)
+
     def _step(self) -> None:
-        logits = self.slots.step(self.token_B1)
-        logits_BV = (logits[self.head] if isinstance(logits, tuple) else logits)[:, -1]
+        logits_BV = self.forward.next_logits(self.slots, self.token_B1)[:, -1]
         if self.draws:
             draw(logits_BV, self.uniform_NB, self.step_1, self.temperature_B, self.token_B1, self.finite_B)
         else:

@@ -63,7 +63,7 @@ class Request:
 def draw_events(requests: list[Request], logits_BTV: Tensor, fused: bool) -> Iterator[Event]:
     """The next token of each request, drawn from its last logits, after the tokens of an echo."""
     last_BV = logits_BTV[:, -1]
-    if fused and all(draws(request.sampling) for request in requests):
+    if fused and last_BV.is_cuda and all(draws(request.sampling) for request in requests):
         drawn, finite = _drawn_by_programs(requests, last_BV)
     else:
         finite, drawn = last_BV.amax(-1).isfinite().tolist(), _drawn(requests, last_BV)

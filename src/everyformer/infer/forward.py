@@ -15,6 +15,7 @@ from everyformer.network.cache import Cache
 from everyformer.network.linear_cross_entropy import LogitMap
 from everyformer.network.network import Network, evaluating
 from everyformer.network.packed import Packed
+from everyformer.network.slots import Slots
 
 WORTHWHILE = 32  # calls from which on packing the weights costs less than it saves
 
@@ -36,6 +37,11 @@ class Forward:
         with self.used():
             output = self.network(inputs, cache=cache, probe=probe, **options)
             return self.logits(output.logits_of(self.head), last), output.cache
+
+    def next_logits(self, slots: Slots, token_B1: Tensor) -> Tensor:
+        """The logits B, 1, V after one more token of each sequence in slots. Call it inside `used`."""
+        found = slots.step(token_B1, logits=False)
+        return self.logits(found[self.head] if isinstance(found, tuple) else found, last=False)
 
     def logits(self, found: LogitMap | Tensor, last: bool = True) -> Tensor:
         """The logits of the head, of the last token or of all."""

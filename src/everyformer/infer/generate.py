@@ -114,9 +114,10 @@ def stream(
 
     seed      equal seeds give equal texts; None draws a seed from torch's global generator
     stop      a row ends after the first of these tokens
-    static    True decodes in slots of a fixed size, on a GPU as one CUDA graph a token: equal texts. None: on a GPU
-    fused     True computes each step in slots with few Triton programs instead of PyTorch's kernels: outputs equal up to rounding, and
-              four times as fast or so. None: on a GPU for 64 tokens or more, where the model's parts have programs
+    static    True decodes in slots of a fixed size, on a GPU as one CUDA graph a token: equal texts. None: on a GPU, and on a CPU where
+              steps are fused
+    fused     True computes each step in slots without the modules, on a GPU with few Triton programs: outputs equal up to rounding.
+              None: where the model's parts allow it; on a GPU, where it is four times as fast or so, for 64 tokens or more
     packed    True computes with weights in the order in which a CPU reads them fastest, which packs them first: outputs equal up to
               rounding. None: on a CPU in float32 for 32 tokens or more
     context   the largest number of tokens that the model reads; None: as many as it has positions, or all
@@ -138,12 +139,14 @@ def stream(
     # Without causality new tokens change earlier outputs. The first call covers the prefix.
     cached = cached and network.value.body.is_language_model()
     window = _Window(Forward(network, head, tokens, packed), rows, context, cached, options)
-    static = cached and (window.token_BT.is_cuda if static is None else static)
-    if fused:
-        choose_fused(network, fused, options.get("kernel") or "auto")
-        if not static:
-            raise ValueError("fused=True, but only steps in slots are fused; leave fused=, cached= and static= out")
-    fused = False if fused is None and tokens < WORTHWHILE else fused
+    on_gpu = window.token_BT.is_cuda
+    fuses = choose_fused(network, fused, options.get("kernel") or "auto")
+    if static is None:
+        static = on_gpu or (fuses and options.get("probe") is None)
+    static = cached and static
+    if fused and not static:
+        raise ValueError("fused=True, but only steps in slots are fused; leave fused=, cached=, static= and probe= out")
+    fused = False if fused is None and on_gpu and tokens < WORTHWHILE else fused
     return _steps(window, _new_tokens(window, tokens, generators, sampling, static, fused), frozenset(stop))
 
 
@@ -183,7 +186,8 @@ def _new_tokens(
     temperature, top_k, top_p, min_p = sampling
     left = tokens
     while left > 0:
-        window.drop_ended()
+        if (kept := window.kept()) is not None:
+            window.keep(kept)
         running = [generators[row] for row in window.running]
         new_B = sample(window.logits(), temperature, running, top_k=top_k, top_p=top_p, min_p=min_p)
         window.append(new_B[:, None])
@@ -197,7 +201,14 @@ def _new_tokens(
                 new.append(new_B)
                 left -= 1
                 yield new_B
-            window.append(torch.stack(new, dim=1))
+                # The step of a GPU is recorded for all rows.
+                if not window.token_BT.is_cuda and (kept := window.kept()) is not None:
+                    window.append(torch.stack(new, dim=1))
+                    new = []
+                    window.keep(kept)
+                    decoder.keep(kept)
+            if new:
+                window.append(torch.stack(new, dim=1))
             static = False
 
 
@@ -239,12 +250,14 @@ class _Window:
         visible = self.visible_BT[:, -context:] if start < self.padding else None
         return self.forward(self.token_BT[:, -context:], None, visible=visible, **self.call_options(start))[0]
 
-    def drop_ended(self) -> None:
-        """Leaves out the rows that have ended, once they are a quarter: what is left of the cache is copied then."""
+    def kept(self) -> list[int] | None:
+        """The rows that have not ended, once a quarter has: what is left of the cache is copied then. Otherwise None."""
         rows = [index for index, row in enumerate(self.running) if row not in self.ended]
-        given = {name for name, x in self.options.items() if x is not None}
-        if 4 * len(rows) > 3 * len(self.running) or {"side_inputs", "probe"} & given:
-            return
+        few = 4 * len(rows) <= 3 * len(self.running)
+        return rows if few and all(self.options.get(name) is None for name in ("side_inputs", "probe")) else None
+
+    def keep(self, rows: list[int]) -> None:
+        """Leaves out the other rows."""
         self.running = [self.running[index] for index in rows]
         index_B = torch.tensor(rows, device=self.token_BT.device)
         self.token_BT, self.visible_BT, self.new_BT = (
@@ -271,8 +284,8 @@ class _Window:
     def decoder(self, new_B: Tensor, generators: list[Generator], sampling: Sampling, fused: bool | None) -> Decoder:
         """Continues the cached tokens in slots."""
         options = {name: x for name, x in self.options.items() if name in ("encoder_output", "kernel")}
-        network, head = self.forward.network, self.forward.head
-        return Decoder(network, head, self.cache, new_B, generators, sampling, fused=fused, **options)
+        cache, self.cache = self.cache, Cache()
+        return Decoder(self.forward, cache, new_B, generators, sampling, fused=fused, **options)
 
     def append(self, new_BT: Tensor) -> None:
         self.new_BT = new_BT.to(self.token_BT.device)

@@ -5,7 +5,7 @@
 
 The outputs are equal up to rounding. Packing takes the time of some tokens and the memory of the weights once more, so it is for
 generation and other work with many calls. A weight that changes is packed again. Only plain `nn.Linear` maps and the output head
-in float32 are packed; a network on another device, or compiled, has none.
+in float32 are packed, and no small ones; a network on another device, or compiled, has none.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from everyformer.network.feedforward import Activation, activate
 from everyformer.network.linear_cross_entropy import LogitMap
 
 LINEAR = torch.ops.mkldnn._linear_pointwise.default
+SMALL = 2**16  # weights up to which the call of a packed map takes longer than the plain one
+FUSED = {
+    None: ("none", ""),
+    "relu": ("relu", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+}  # with a map
 
 
 class PackedLinear:
@@ -34,13 +42,16 @@ class PackedLinear:
         # Packed for a few rows: such weights are the fastest for one row too.
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), 16)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, activation: Activation | None = None) -> Tensor:
+        """Returns W x + b, with an activation of the outputs act(W x + b)."""
         if x.dtype != torch.float32 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-            return F.linear(x, self.weight, self.bias)
+            y = F.linear(x, self.weight, self.bias)
+            return y if activation is None else activate(y, activation)
         if self.weight._version != self.version:
             self._pack()
-        y: Tensor = LINEAR(x, self.packed, self.bias, "none", [], "")
-        return y
+        name, algorithm = FUSED.get(activation, ("none", ""))
+        y = LINEAR(x, self.packed, self.bias, name, [], algorithm)
+        return y if activation in FUSED or activation is None else activate(y, activation)
 
 
 class Packed:
@@ -83,4 +94,4 @@ def is_compiled(network: nn.Module) -> bool:
 
 def _fits(weight: Tensor) -> bool:
     plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()
-    return plain and type(weight) in (Tensor, nn.Parameter)
+    return plain and weight.numel() > SMALL and type(weight) in (Tensor, nn.Parameter)

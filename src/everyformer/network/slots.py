@@ -11,7 +11,7 @@ oldest one next, and the cost of a token stays constant there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,8 +19,22 @@ from torch import Tensor
 
 from everyformer.attention.context import Call, Context, Positions, SideInputs
 from everyformer.network.cache import NO_POSITION, Cache, Entry, KVCache, RecurrentState
-from everyformer.network.fused_step import fused_step
+from everyformer.network.fused_step import Plan, fused_step
 from everyformer.network.network import EncoderOutput, Network
+
+MULTIPLE = 32  # slots that a CPU adds at once
+
+
+def room(length: int, fewest: int, device: torch.device) -> int:
+    """Returns the number of slots for sequences of this length, some of them free.
+
+    On a GPU a power of two, because every number of slots needs a recorded step. A CPU reads the free slots too, so there are few:
+    an eighth of all at most, or 32.
+    """
+    if device.type != "cpu":
+        return max(fewest, 1 << (length - 1).bit_length())
+    step = max(MULTIPLE, 1 << max(0, length.bit_length() - 4))
+    return -(-length // step) * step
 
 
 @dataclass
@@ -96,7 +110,8 @@ class Slots:
     next_B1: Tensor  # the position of the next token
     encoder_output: EncoderOutput | None = None
     kernel: str = "auto"
-    fused: bool = False  # whether the programs of network/fused_step.py compute a step
+    fused: bool = False  # whether network/fused_step.py computes a step
+    plan: Plan | None = field(default=None, init=False, repr=False)  # of the fused steps
 
     @property
     def rows(self) -> int:
@@ -180,6 +195,14 @@ class Slots:
                     buffer[: self.rows] = x
         return grown
 
+    def of_rows(self, index_B: Tensor) -> Slots:
+        """The slots of some rows, copied."""
+        entries: list[Entry] = [entry.map(lambda x: x[index_B]) for entry in self.entries]
+        tables = [Table(one.position_BS[index_B], one.slot_B[index_B], one.ring) for one in self.tables]
+        source = None if self.encoder_output is None else self.encoder_output.of_rows(index_B)
+        options = self._options() | {"encoder_output": source}
+        return Slots(self.network, entries, tables, self.next_B1[index_B], **options)
+
     def view(self, rows: int, capacity: int) -> Slots:
         """The first rows and slots, in the same memory. A step of the view writes into these slots too."""
         entries: list[Entry] = []
@@ -210,7 +233,8 @@ class Slots:
         context = replace(context, encoder=network.encoder_context(self.encoder_output, x_BTD, context))
         x_BTD = network.add_positions(x_BTD, context)
         if self.fused:
-            predicted = fused_step(network, x_BTD, context, self.entries, self.tables)
+            self.plan = self.plan or Plan(network, self.entries)
+            predicted = fused_step(self.plan, x_BTD, context, self.tables, logits)
         else:
             predicted = network.predict(self._body(x_BTD, context), logits=logits)
         self.next_B1 += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from everyformer.attention.norm import LayerNormModule, OffsetRMSNormModule
 from everyformer.attention.projection import LinearProjectionModule
 from everyformer.attention.score_mod import RotaryModule
+from everyformer.network.feedforward import Activation
 
-ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "gelu_sigmoid": 4, "silu": 5, "relu_squared": 6}
+ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "gelu_sigmoid": 4, "silu": 5, "relu_squared": 6}
 CAP = 7
 FEW = 4  # rows up to which whole rows of weights are multiplied with one vector after the other
 HELD = 16384  # weights of one program of few rows
@@ -24,8 +25,7 @@ TILES = ((64, 64), (64, 32), (32, 32), (16, 32), (16, 16))  # rows and outputs o
 MOST_SPLITS = 16
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """Rows B, D of a map: `x` after its norm, if there is one. With `normed`, the normed rows are written there too.
 
     With `total`, `x` has the outputs of several splits, S, B, D in float32, and `total` the logarithms of their sums, S, B, H.
@@ -47,15 +47,26 @@ class Map:
 
     weight: Tensor
     bias: Tensor | None = None
-    activation: int = 0
+    activation: Activation | None = None
     gated: bool = False
     scale: float = 1.0
     cap: float | None = None
+    module: nn.Module | None = None
 
     @staticmethod
     def of(module: nn.Module, **options: Any) -> Map:
         assert isinstance(module, nn.Linear)
-        return Map(module.weight, module.bias, **options)
+        return Map(module.weight, module.bias, module=module, **options)
+
+
+def mask_of(allowed_BHS: Tensor) -> Tensor:
+    """Returns the mask of an attention in the form that `attend_one` reads."""
+    return allowed_BHS.view(torch.uint8)
+
+
+def place_of(slot_B: Tensor) -> Tensor:
+    """Returns the slot of each sequence in the form that `attend_one` reads."""
+    return slot_B
 
 
 def linear(inputs: Input, map_: Map, dot: torch.dtype, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
@@ -68,7 +79,7 @@ def linear(inputs: Input, map_: Map, dot: torch.dtype, dtype: torch.dtype, resid
     norm, gamma, beta, eps = norm_of(inputs.norm)
     tensors = (x, inputs.total, map_.weight, map_.bias, gamma, beta, residual, inputs.normed, y)
     fixed = norm | {
-        "K": width, "BIAS": map_.bias is not None, "ACT": map_.activation if map_.cap is None else CAP, "GATED": map_.gated,
+        "K": width, "BIAS": map_.bias is not None, "ACT": ACTIVATIONS[map_.activation] if map_.cap is None else CAP, "GATED": map_.gated,
         "RESIDUAL": residual is not None, "KEEP": inputs.normed is not None, "DOT": language_type(dot),
         "SPLITS": 1 if inputs.total is None else len(x), "HEAD": 1 if inputs.total is None else width // inputs.total.shape[-1],
     }  # fmt: skip

@@ -8,7 +8,7 @@ several times, after one time that is not counted, so other load on the machine 
     way            on a CPU: float32, greedy, all tokens         on a GPU: bfloat16, sampling, without the first quarter of the tokens
     cache          grows a cache                                 the same
     slots          slots of a fixed size                         one CUDA graph a token, of PyTorch's kernels
-    fused          -                                             the same, of the programs of network/fused_step.py
+    fused          the same, without the modules                 the same, of the programs of network/fused_step.py
     transformers   its dynamic cache and fused attention         the same
     static         -                                             its static cache, which it compiles
     ceiling        the products with the weights alone           the time to read the weights, as fast as memory is copied in this run
@@ -180,7 +180,7 @@ def _ways(network: Network, peer: Any, batch: int, tokens: int, compiles: bool) 
         return lambda clock: _theirs(peer, prompts, tokens, clock, **sampling, **options)
 
     ways = {"cache": ours(static=False), "slots": ours(static=True, fused=False)}
-    if on_gpu and fused_reason(network) is None:
+    if fused_reason(network) is None:
         ways["fused"] = ours(fused=True)
     if peer is not None:
         ways["transformers"] = theirs()
