@@ -44,6 +44,13 @@ def test_the_weights_of_a_head_are_the_librarys(client, model):
         assert np.abs(softmax_QK / softmax_QK.sum(1, keepdims=True) - weights[layer][head]).max() < 1e-5
 
 
+def test_a_small_image_has_each_query_relative_to_its_largest_weight(client, model):
+    data, arrays = ask(client, "/api/inside", text=TEXT)
+    weight_HQK = np.stack(model.attention(TEXT).weights[1])
+    expected = weight_HQK / weight_HQK.max(2, keepdims=True)
+    assert np.abs(arrays[data["parts"][0]["at"] + 1].reshape(expected.shape) / 255 - expected).max() < 0.003
+
+
 def test_the_surprisal_is_the_librarys_score(client, model):
     data, arrays = ask(client, "/api/inside", text=TEXT)
     bits_T = arrays[data["predicted"]["surprisal"]]

@@ -18,3 +18,9 @@ export function colour(name) {
 }
 
 export const rgb = (name, alpha = 1) => `rgba(${colour(name).join(",")},${alpha})`;
+
+/** Gives a canvas a size. The same size again would cost a new buffer. */
+export function resize(canvas, width, height) {
+  if (canvas.width !== width) canvas.width = width;
+  if (canvas.height !== height) canvas.height = height;
+}

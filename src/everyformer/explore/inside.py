@@ -208,11 +208,11 @@ class Inside:
 
 
 def thumbnails(weight_HQK: Tensor) -> Any:
-    """Small images of heads, H, Y, X: the largest weight in each cell, relative to that of the head."""
+    """Small images of heads, H, Y, X: in each cell the largest weight, relative to the largest of its query."""
+    relative_HQK = weight_HQK / weight_HQK.amax(2, keepdim=True).clamp(min=1e-12)
     sides = [min(THUMBNAIL, size) for size in weight_HQK.shape[1:]]
-    small_HYX = torch.nn.functional.adaptive_max_pool2d(weight_HQK[:, None], sides)[:, 0]
-    top_H11 = small_HYX.amax((1, 2), keepdim=True).clamp(min=1e-12)
-    return (small_HYX / top_H11 * 255).round().to(torch.uint8).numpy()
+    small_HYX = torch.nn.functional.adaptive_max_pool2d(relative_HQK[:, None], sides)[:, 0]
+    return (small_HYX * 255).round().to(torch.uint8).numpy()
 
 
 def _described(reading: Reading, request: HeadRequest) -> dict[str, Any]:
