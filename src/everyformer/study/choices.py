@@ -3,7 +3,7 @@
     choose(member("gpt2", "tiny"), "pattern", "causal & window(8)")
     choose(member("gpt2", "tiny"), "residual", {"type": "post_norm"})
 
-Each changes all layers, or those that are like the first. The result may be illegal, which `illegal` tells.
+Each changes all layers, or those that are like the first. The result may be illegal; `illegal` returns the reason.
 """
 
 from __future__ import annotations

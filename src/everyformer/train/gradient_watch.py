@@ -6,7 +6,7 @@ a run whose gradients have grown for good (as when it leaves a plateau) continue
 a row stop the run; it can be resumed from its last checkpoint.
 
 `StepCheck` decides on the device and nothing waits for it: the update of the weights is multiplied away if the step is skipped.
-`GradientWatch` is what the host knows once the numbers of a step have arrived.
+`GradientWatch` is what the host has once the numbers of a step have arrived.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ class Sent(NamedTuple):
     """A step whose numbers are on their way."""
 
     step: int
-    start: float  # when it was begun
-    record: dict[str, Any]  # what the host knows of it already
+    start: float  # when it started
+    record: dict[str, Any]  # what the host has of it already
 
 
 class Arrived(NamedTuple):
-    """A step whose numbers have arrived. Its seconds are those since the step before ended, or since it was begun."""
+    """A step whose numbers have arrived. Its seconds are those since the step before ended, or since it started."""
 
     step: int
     seconds: float

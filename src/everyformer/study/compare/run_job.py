@@ -29,7 +29,7 @@ from everyformer.train.record import read
 from everyformer.train.trained import TrainedRun
 
 OUTCOMES, CLAIMS = "outcomes", "claims"
-LAST = 10  # the last tenth of the steps, whose loss tells whether a run has exploded
+LAST = 10  # the last tenth of the steps, whose loss shows whether a run has exploded
 
 
 def run_job(frozen: Frozen, folder: Path, job: Job) -> bool:
