@@ -80,6 +80,14 @@ def test_the_examples_of_searches_run(names):
         run_examples(name, names)
 
 
+def test_the_example_of_the_package_runs(folder):
+    lines = [line[4:] for line in (everyformer.__doc__ or "").splitlines() if line.startswith("    ")]
+    short = ", ".join(f'"{one}"' for one in SETTINGS)
+    text = "\n".join(lines).replace('"run.steps=500"', short).replace("runs/first", "runs/package")
+    exec(text, {})
+    assert (folder / "runs" / "package" / "model.json").is_file()
+
+
 def test_every_public_method_has_a_docstring():
     for name in NAMES:
         kind = getattr(everyformer, name)

@@ -1,9 +1,9 @@
 """everyformer: every Transformer as a short value over one small, fast, proven core.
 
     import everyformer
-    network = everyformer.build("gpt2", width=256)     # a network, ready to train
-    value = everyformer.member("gpt2", "tiny")          # what it is: a value, printable, JSON round trip
-    everyformer.contracts(network)                      # proof that the future does not leak, the cache is exact, ...
+    value = everyformer.member("gpt2", "tiny")     # a model: a value, which can be printed, changed and written as JSON
+    network = value.build()                        # its network with new weights, a torch.nn.Module
+    print(everyformer.contracts(network, only=["future", "cache"]))   # the future does not leak, and the cache is exact
     recipe = everyformer.Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")
     run = everyformer.train(recipe, "runs/first", progress=True)   # trains it; everyformer.load("runs/first") opens it again
     run.generate("Once", tokens=40)
