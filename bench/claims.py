@@ -1,8 +1,8 @@
 """Measures three claims of the sources, on the embedded text of Shakespeare, byte by byte.
 
-    python -m bench.claims norms positions > docs/results/logs/claims.txt      # about 10 minutes on a free core
+    python -m bench.claims norms > docs/results/logs/claims.txt                # some minutes on a free core
+    python -m bench.claims positions --steps 500 > docs/results/logs/claims_positions.txt
     python -m bench.claims depth > docs/results/logs/claims_depth.txt          # about a minute on an H200
-    python -m bench.claims --page docs/results/logs/claims.txt > docs/results/claims.md
 
 norms      BatchNorm in a Transformer is "far less stable" (source K): the same encoder with each of four norms fills in masked bytes,
            at three learning rates. It is an encoder because three of the norms mix positions, which a causal model refuses. Its
@@ -19,10 +19,8 @@ import argparse
 import json
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,43 +64,6 @@ POSITIONS = {"sinusoidal": Sinusoidal(), "learned": Learned(32)}
 MASK, LENGTH, BATCH = 256, 32, 32
 RATES = (1e-3, 3e-3, 1e-2)
 BEYOND = (32, 40, 64, 128)  # the ends of the ranges of positions in which the loss is measured
-
-PAGE = """# Three claims of the sources, measured
-
-Written by `python -m bench.claims --page` from [claims.txt](logs/claims.txt) and [claims_depth.txt](logs/claims_depth.txt).
-The first begins with:
-
-{facts}
-
-Its models have 2 layers of width 64 and read windows of 32 bytes of the embedded text of Shakespeare, 32 in a batch; the last tenth
-of the text is held out.
-
-## Norms (items 24 and 26)
-
-Held-out loss of masked bytes in nats, mean over the seeds. Own batch: with the statistics of the batch instead of the running ones.
-Jumps: standard deviation of the change of the training loss from step to step, in the second half. Peak: largest gradient norm there
-over its median, the largest of the seeds. BatchNorm does as well as LayerNorm, and its training is no less steady: that it is "far
-less stable" does not show in models of this size. InstanceNorm is ahead because it takes its statistics from the whole window.
-
-{norms}
-
-## Positions (item 36)
-
-Bits per byte by position, mean over the seeds (in brackets: lowest and highest), after training on the positions 0-31.
-Both were trained at the rate 0.001. Sinusoids are at least as good as learned positions where both are trained. Beyond that they
-give an output, but a useless one, as source B doubts: a uniform guess has 8 bits, the frequencies of the bytes alone have 4.8. Learned
-positions are refused there.
-
-{places}
-
-## Depth (item 110)
-
-The Sparse Transformer with its fixed sets, on one sequence of 16,384 bytes in a step. Of the second log, which begins with:
-
-{depth_facts}
-
-{deep}
-"""
 
 
 class Text:
@@ -303,66 +264,13 @@ def depth(device: torch.device, steps: int, length: int = 16_384, layers: int = 
     }), flush=True)  # fmt: skip
 
 
-def page(log: Path) -> str:
-    """docs/results/claims.md, from the log of norms and positions and from the log of the depth beside it."""
-    lines, deep_lines = (path.read_text(encoding="utf-8").splitlines() for path in (log, log.with_stem("claims_depth")))
-    groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for row in _rows(lines):
-        groups[row["claim"], row.get("norm", row.get("position")), row.get("lr")].append(row)
-    norms, places = ["| norm | rate | loss | own batch | jumps | peak |", "| --- " * 6 + "|"], list[str]()
-    for (claim, name, lr), rows in groups.items():
-        if claim == "norms":
-            mean = {
-                key: statistics.mean(row[key] for row in rows) for key in ("valid", "valid_batch_statistics", "spread")
-            }
-            peak = max(row["largest_gradient"] for row in rows)
-            numbers = f"{mean['valid']:.3f} | {mean['valid_batch_statistics']:.3f} | {mean['spread']:.3f} | {peak:.1f}"
-            norms.append(f"| {name} | {lr:g} | {numbers} |")
-        elif claim == "positions":
-            columns = [key for key in rows[0] if key[0].isdigit()]
-            places = places or [f"| positions | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
-            places.append(f"| {name} | {' | '.join(_range([row[column] for row in rows]) for column in columns)} |")
-    deep = [
-        f"- {key}: {value}"
-        for row in _rows(deep_lines)
-        if row["claim"] == "depth"
-        for key, value in row.items()
-        if key != "claim"
-    ]
-    return PAGE.format(
-        facts=_facts(lines),
-        norms="\n".join(norms),
-        places="\n".join(places),
-        depth_facts=_facts(deep_lines),
-        deep="\n".join(deep),
-    )
-
-
-def _rows(lines: list[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
-def _facts(lines: list[str]) -> str:
-    return "\n".join(f"    {line}" for line in lines if line.startswith("# "))
-
-
-def _range(values: list[Any]) -> str:
-    if any(isinstance(value, str) for value in values):
-        return "refused"
-    return f"{statistics.mean(values):.3f} ({min(values):.3f}-{max(values):.3f})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     claims = {"norms": (norms, 1000), "positions": (positions, 3000), "depth": (depth, 40)}
     parser.add_argument("claims", nargs="*", choices=[[], *claims], help="default: all")
     parser.add_argument("--steps", type=int, help="default: 1000, 3000 and 40")
-    parser.add_argument("--page", type=Path, help="print the page of this log")
     options = parser.parse_args()
-    if options.page:
-        print(page(options.page), end="")
-        return
-    start_log(seed=[0, 1, 2])
+    start_log(seed=[0, 1, 2, 3])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for name in options.claims or claims:
         run, steps = claims[name]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import claims, mutation, mutation_page
+from bench import mutation, mutation_page
 from bench.mutants import mutants, mutated
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
-PAGES = {"claims": claims.page, "mutation": mutation_page.page}
+PAGES = {"mutation": mutation_page.page}
 MODULE = '''"""Text."""
 LIMIT = 3
 

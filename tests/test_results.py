@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import everyformer
-from bench import halting, tables
+from bench import halting, settled, tables
 from bench.gpu import page as gpu_page
 from bench.long_context import reuse_row
 from everyformer.train.provenance import header, provenance, read_header
@@ -42,6 +43,30 @@ def test_the_page_of_the_gpu_is_computed_from_its_log():
     if not page.exists():
         pytest.skip("there is no record of a GPU yet; write it with make gpu")
     assert page.read_text() == gpu_page(page.parent / "logs" / "gpu.txt"), "run python -m bench.gpu --only-page"
+
+
+def test_the_page_of_the_claims_is_computed_from_the_logs():
+    assert (ROOT / "docs" / "claims.md").read_text() == settled.page(), "run python -m bench.settled > docs/claims.md"
+
+
+def test_a_claim_is_settled_by_three_seeds_or_more():
+    for one in settled.CLAIMS:
+        seeds, _, verdict = one.judge(*((settled.LOGS / name).read_text() for name in one.logs))
+        assert verdict.startswith("not settled: ") or (verdict in settled.VERDICTS and int(seeds.split()[0]) >= 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "verdict"),
+    [
+        ([-0.4, -0.5, -0.45], (-math.inf, 0.0), "holds"),
+        ([0.4, 0.5, 0.45], (-math.inf, 0.0), "does not hold"),
+        ([-0.1, 0.1, 0.05], (-math.inf, 0.0), "inconclusive"),
+        ([0.001, -0.001, 0.002], (-0.05, 0.05), "holds"),
+        ([0.2, 0.21, 0.19], (-0.05, 0.05), "does not hold"),
+    ],
+)
+def test_a_verdict_is_what_the_interval_allows(values, bounds, verdict):
+    assert settled.verdict(values, *bounds) == verdict
 
 
 def test_every_log_belongs_to_a_page():
