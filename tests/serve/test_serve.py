@@ -140,6 +140,15 @@ def test_a_key_is_asked_of_every_path_but_health(model):
         assert client.get("/health").json()["status"] == "ok"
 
 
+def test_pages_of_other_sites_cannot_ask_a_local_service(model):
+    with client_of(Service(model, "tiny", LIMITS, local=True)) as client:
+        for headers in ({"Host": "evil.example"}, {"Host": "localhost:8000", "Origin": "http://evil.example"}):
+            answer = client.post("/v1/completions", headers=headers, json={"prompt": "a", "max_tokens": 1})
+            assert answer.status_code == 403
+        for host in ("localhost", "127.0.0.1:8000", "[::1]:8000"):
+            assert client.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
 def slow_steps(monkeypatch, seconds):
     step = engine_module.Batcher.step
 

@@ -86,7 +86,8 @@ def _serve(
     checked = Limits(**limits)
     opened = open_socket(host, port)
     try:
-        service = Service(load(run, step=step, device=device), name or run.resolve().name, checked, key)
+        model = load(run, step=step, device=device)
+        service = Service(model, name or run.resolve().name, checked, key, local=key is None)
         address = f"[{host}]" if ":" in host else host
         url = f"http://{address}:{opened.getsockname()[1]}"
 

@@ -70,9 +70,14 @@ class Tokens:
 
 
 class Service:
-    """A model and what it is asked. `app` is the ASGI application; its lifespan starts and ends the engine's thread."""
+    """A model and what it is asked. `app` is the ASGI application; its lifespan starts and ends the engine's thread.
 
-    def __init__(self, model: TrainedRun, name: str, limits: Limits = Limits(), api_key: str | None = None):
+    With `local`, requests that a web page of another site makes are refused, see `Guard`.
+    """
+
+    def __init__(
+        self, model: TrainedRun, name: str, limits: Limits = Limits(), api_key: str | None = None, local: bool = False
+    ):
         self.model, self.name, self.limits, self.metrics = model, name, limits, Metrics()
         self.engine, inference = Engine(model, limits), model.task.inference
         self.tokens = _tokens(inference, limits)
@@ -101,7 +106,7 @@ class Service:
         routes += [Route(path, verb, methods=["GET"]) for path, verb in get.items()]
         handlers: dict[Any, Any] = {RequestError: self._refused, HTTPException: self._not_found}
         inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
-        self.app = Guard(inner, limits, self.metrics, frozenset({*post, *get}), api_key)
+        self.app = Guard(inner, limits, self.metrics, frozenset({*post, *get}), api_key, local)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

@@ -128,7 +128,7 @@ def _check_origin(headers: Headers) -> None:
     host, origin = headers.get("host", ""), headers.get("origin")
     name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
     if not is_local(name.strip("[]")):
-        raise RequestError(403, f"the host {host[:100]!r} is not this machine; open the address that was printed")
+        raise RequestError(403, f"the host {host[:100]!r} is not this machine; use the address that was printed")
     if origin is not None and origin != f"http://{host}":
         raise RequestError(403, f"a page of {origin[:100]!r} asks; only the page of this address may")
 
