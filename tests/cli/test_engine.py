@@ -328,7 +328,7 @@ def test_an_option_that_a_run_does_not_support_is_refused(place, capsys):
             "--tokens is not an option of this run; leave it out (the options are --prompt, --beam)",
         ),
         ("pairs", ["--top-k=3"], "--top-k is not an option"),
-        ("pairs", ["--stream"], "does not generate text token by token; leave --stream out"),
+        ("pairs", ["--stream"], "does not generate text token by token, so stream does not apply; it has generate"),
         ("classes", ["--seed=3"], "--seed is not an option of this run; leave it out (the options are --prompt)"),
     ):
         assert main(["generate", run, "--prompt=a b", *option]) == 2

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("place")
         (["plan", "gpt2", "--size", "tiny", "--memory", "-3"], "--memory -3"),
         (["plan", "gpt2", "--size", "tiny", "--memory", "inf"], "--memory inf"),
         (["plan", "gpt2", "--size", "tiny", "--memory", "nan"], "--memory nan"),
-        (["evaluate", "nothing"], "is not a run"),
+        (["evaluate", "nothing"], "is not a run: there is no such folder"),
         (["resume", "nothing"], "is not a run"),
         (["generate", "nothing"], "is not a run"),
     ],

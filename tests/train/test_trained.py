@@ -139,7 +139,7 @@ METHODS = {
 def test_a_method_that_does_not_apply_names_those_that_do(kind, folder):
     model = load(folder / kind)
     assert model.methods == METHODS[kind]
-    for name in {"score", "classify"} - set(METHODS[kind]):
+    for name in {"score", "classify", "stream"} - set(METHODS[kind]):
         with pytest.raises(ValueError, match=rf"so {name} does not apply; it has {', '.join(METHODS[kind])}$"):
             getattr(model, name)(["a fox"])
 

@@ -232,7 +232,7 @@ class Inference:
 
     def stream(self, network: Network | PairNetwork, prompt: str, **options: Any) -> Iterator[str]:
         """Yields the continuation of a prompt piece by piece."""
-        raise ValueError("this model does not generate text token by token; leave --stream out")
+        raise ValueError("this model does not generate text token by token")
 
     def generate_images(self, network: Network | PairNetwork, file: Path, **options: Any) -> str:
         """Write images, or an episode of an agent, to a file. Returns a description of its content."""

@@ -70,7 +70,8 @@ def override_run(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 def read_recipe(folder: Path) -> Recipe:
     if not (folder / "recipe.json").is_file() and not checkpoint.steps(folder):
-        raise ValueError(f"{folder} is not a run: it has no recipe.json; give a folder that train wrote")
+        what = "it has no recipe.json" if folder.is_dir() else "there is no such folder"
+        raise ValueError(f"{folder} is not a run: {what}; give a folder that train wrote")
     checkpoint.verify_run(folder)
     try:
         return from_json((folder / "recipe.json").read_text(), Recipe)

@@ -188,6 +188,7 @@ class TrainedRun:
 
     def stream(self, prompt: str, **options: Any) -> Iterator[str]:
         """Yields the continuation of the prompt piece by piece."""
+        self.require("stream", "does not generate text token by token")
         verb = self.task.inference.stream
         return verb(self.network, prompt, **_checked_options(verb, options))
 
