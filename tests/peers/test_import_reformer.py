@@ -13,6 +13,9 @@ import everyformer
 from everyformer.train.imported import import_run
 from everyformer.train.trained import load
 from tests.peers.test_import import refused
+from tests.train.test_export_graph import SIZES as SIZES_OF_GRAPHS
+from tests.train.test_export_graph import assert_graph_equals_network
+from tests.train.test_export_onnx import assert_onnx_equals_network
 
 SIZES = {
     "hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 6, "feed_forward_size": 20, "vocab_size": 23,
@@ -95,6 +98,15 @@ def test_the_random_matrices_are_drawn_once_and_are_equal_in_every_import(tmp_pa
     assert not torch.equal(first, second)  # each layer has its own
     texts = {run.generate("1 2 3 4 5 6 7 8 9 10", tokens=4, temperature=0) for run in runs}
     assert len(texts) == 1 and texts.pop().startswith("1 2 3 4 5 6 7 8 9 10 ")
+
+
+def test_a_published_reformer_is_exported_as_a_graph_of_any_length(tmp_path):
+    """Sorted chunks, with padding: the number of positions is read from no data."""
+    write(tmp_path, num_hashes=2, attn_layers=["lsh"])
+    network = everyformer.from_pretrained(tmp_path)
+    assert_graph_equals_network(network, SIZES_OF_GRAPHS)
+    (tmp_path / "onnx").mkdir()
+    assert_onnx_equals_network(network, tmp_path / "onnx")
 
 
 def test_what_our_reformer_has_not_is_refused_by_name(tmp_path, capsys):

@@ -120,6 +120,19 @@ def test_an_encoder_and_a_decoder_with_its_cache_outside_generate_the_same_text(
     assert_onnx_generates_the_same_text(noisy("t5", layers=1), tmp_path)
 
 
+def test_a_graph_that_onnxruntime_cannot_run_is_one_sentence(tmp_path, monkeypatch):
+    def fail(path):
+        raise NotImplementedError("no kernel\n  for this node")
+
+    network = noisy("gpt2", layers=1)
+    signature = Signature.of(network.value)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
+    with pytest.raises(
+        ValueError, match=r"^onnxruntime cannot run this model: no kernel for this node; use --to torch$"
+    ):
+        write(trace(network, signature), signature, tmp_path / "model.onnx", lambda given: call(network, given), [])
+
+
 def test_onnx_without_its_packages_is_one_sentence(tmp_path, monkeypatch, capsys):
     everyformer.save(noisy("gpt2", layers=1), tmp_path / "saved")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

@@ -127,8 +127,10 @@ class Positions:
 
     def table_size(self) -> int:
         """The number of columns of a table by position: at least one more than the last position."""
-        # Inside vmap, and while a CUDA graph is recorded, positions cannot be read. They are below the number of keys there.
-        if self.key_BK is None or not (torch.compiler.is_compiling() or can_read(self.key_BK)):
+        # Inside vmap, and while a graph is recorded, positions cannot be read. They are below the number of keys there.
+        if self.key_BK is None or torch.compiler.is_exporting():
+            return self.keys
+        if not (torch.compiler.is_compiling() or can_read(self.key_BK)):
             return self.keys
         return int(self.key_BK.max()) + 1
 

@@ -151,7 +151,9 @@ def _chunks(rank_BHRK: Tensor, pattern: Chunked, context: Context) -> Tensor:
     for sign in (1, -1) if pattern.bidirectional else (1,):
         at_BHRK = (sign * at_BK).masked_fill(at_BK < 0, BUCKET)[:, None, None].expand_as(chunk_BHRK)
         none = torch.full(
-            (*chunk_BHRK.shape[:2], rounds * -(-keys // pattern.chunk)), BUCKET, device=context.positions.device
+            (*chunk_BHRK.shape[:2], rounds * ((keys + pattern.chunk - 1) // pattern.chunk)),
+            BUCKET,
+            device=context.positions.device,
         )
         earliest = none.scatter_reduce(-1, chunk_BHRK.flatten(2), at_BHRK.flatten(2), "amin")
         for chunk in (chunk_BHRK, previous_BHRK):
@@ -167,5 +169,5 @@ def _by_position(row_BHRK: Tensor, context: Context) -> Tensor:
     table_BHRP = row_BHRK.new_full((*row_BHRK.shape[:3], padding + 1), -2 * BUCKET)
     at_BK = context.positions.key_BK.masked_fill(context.positions.key_BK < 0, padding)
     table_BHRP = table_BHRP.scatter(-1, at_BK[:, None, None].expand_as(row_BHRK), row_BHRK)
-    table_BHRP[..., padding] = -2 * BUCKET
+    table_BHRP[..., -1] = -2 * BUCKET
     return table_BHRP

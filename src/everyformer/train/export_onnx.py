@@ -102,13 +102,16 @@ def write(
         raise ValueError(f"torch.onnx cannot translate this model: {cause}; use --to torch") from error
     finally:
         logger.setLevel(level)
-    session = onnxruntime.InferenceSession(path)
-    read = {one.name for one in session.get_inputs()}
-    for given in others:
-        arrays = {name: x.numpy() for name, x in given.items() if name in read}
-        found = [torch.from_numpy(x) for x in session.run(None, arrays)]
+    try:
+        session = onnxruntime.InferenceSession(path)
+        read = {one.name for one in session.get_inputs()}
+        found = [session.run(None, {name: given[name].numpy() for name in given if name in read}) for given in others]
+    except Exception as error:  # its exceptions have no class of their own in common
+        cause = " ".join(str(error).split())[:300]
+        raise ValueError(f"onnxruntime cannot run this model: {cause}; use --to torch") from error
+    for given, arrays in zip(others, found, strict=True):
         with torch.no_grad():
-            compare(compute(given), tuple(found))
+            compare(compute(given), tuple(map(torch.from_numpy, arrays)))
 
 
 def _remainder(x: Any, divisor: Any) -> Any:
