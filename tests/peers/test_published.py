@@ -1,4 +1,7 @@
-"""Reformer and Transformer-XL equal transformers 4.35.2, on outputs recorded by fixtures/make.py; later versions dropped them."""
+"""Layers of Reformer and of Transformer-XL equal transformers 4.35.2, on outputs recorded by fixtures/make.py.
+
+Later versions have no Transformer-XL; test_import_reformer.py compares a whole Reformer with today's.
+"""
 
 from __future__ import annotations
 
