@@ -3,7 +3,7 @@
 AsTorch   the defaults of torch, except that an embedding table which an output head shares has the std 1/sqrt(width): with torch's
           std of 1 the first logits are so large that the model repeats its input
 Normal    normal with one std, biases 0 (BERT, GPT-2). The std is meant for widths from 768 on, those of the published models: in a
-          narrower model it is larger by sqrt(768 / width), so that its first layers compute as those do (docs/results/initial.md);
+          narrower model it is larger by sqrt(768 / width), so that its first layers compute as those do;
           `reference` sets another width, None leaves the std as it is. `by_depth` divides the maps that end a residual branch by
           sqrt(number of branches) (Child et al. 2019: 1/sqrt(2N) for N layers of two; Radford et al. 2019). `by_width` divides by
           sqrt(inputs of the map), for tables by sqrt(width) (Child et al. 2019: 0.125/sqrt(d)). With `zero_ends` the maps that end a
