@@ -61,7 +61,7 @@ def test_bad_input_raises(words, reason, capsys):
 def test_generation_is_measured_in_every_way_with_equal_texts(monkeypatch):
     monkeypatch.setitem(bench_generate.MODELS, "tiny", (16, 2, 2, 32, 256))
     (rows,) = bench_generate.bench(["tiny"], [2], torch.device("cpu"), tokens=8, repeats=2)
-    ways = ["cache", "slots", "transformers", "ceiling"] if find_spec("transformers") else ["cache", "slots", "ceiling"]
+    ways = ["cache", "slots", "fused", *(["transformers"] if find_spec("transformers") else []), "ceiling"]
     assert [row.way for row in rows] == ways
     assert all(0 < row.least <= row.rate <= row.most and row.batch == 2 for row in rows)
     assert [row.same_texts for row in rows] == [2] * (len(ways) - 1) + [None]
