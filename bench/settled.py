@@ -361,8 +361,8 @@ def _summary(verdicts: Sequence[str]) -> str:
         verdicts.count(kind) for kind in ("holds", "does not hold", "inconclusive", "not settled")
     )
     return (
-        f"Of {len(verdicts)} claims {held} hold in what was measured, {not_held} do not, {undecided} are inconclusive, "
-        f"and {left} are not settled."
+        f"Of {len(verdicts)} claims, in what was measured: {held} hold, {not_held} do not hold, {undecided} inconclusive, "
+        f"{left} not settled."
     )
 
 
