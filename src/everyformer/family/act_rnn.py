@@ -47,7 +47,7 @@ def act_rnn(
 MEMBER = Member(
     "act-rnn",
     "Graves 2016",
-    idea="A recurrent net takes several steps on each input and learns when to stop. Every additional step costs a little.",
+    idea="A recurrent net takes several steps on each input and learns when to stop. Every additional step adds a little to the loss.",
     make=act_rnn,
     sizes={"tiny": {"width": 64, "steps": 3}, "wikipedia": {"width": 1500, "steps": 100}},
     size="wikipedia",

@@ -54,7 +54,7 @@ MEMBER = Member(
     "adaptive-span",
     "Sukhbaatar et al. 2019",
     idea=(
-        "Each head learns how far back it attends, and pays for the length of its span. "
+        "Each head learns how far back it attends, with a penalty on the length of its span. "
         "Most heads stay short, so that memories of thousands of positions become affordable."
     ),
     make=adaptive_span,

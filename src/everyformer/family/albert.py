@@ -50,7 +50,7 @@ MEMBER = Member(
     "albert",
     "Lan et al. 2019",
     idea=(
-        "An encoder as BERT with a tenth of the parameters: all layers share their weights, and the embedding is narrow. "
+        "An encoder like BERT with a tenth of the parameters: all layers share their weights, and the embedding is narrow. "
         "A linear map widens it to the width of the layers."
     ),
     make=albert,

@@ -79,7 +79,7 @@ MEMBER = Member(
     "Jordan et al. 2024",
     idea=(
         "The parts with which a small language model learns most in a minute: squared ReLU, norms of queries and keys, branches that "
-        "start at 0, bounded logits. Its recipe, with Muon, comes with it."
+        "start at 0, bounded logits. It has a training recipe of its own, with Muon."
     ),
     make=speedrun,
     sizes={

@@ -58,7 +58,7 @@ MEMBER = Member(
     "Dosovitskiy et al. 2020",
     idea=(
         "An image is a sequence of patches, and a plain Transformer encoder classifies it. "
-        "A class token collects what is needed, without convolutions."
+        "The class is read from a class token; there are no convolutions."
     ),
     make=vit,
     sizes={
