@@ -88,8 +88,9 @@ def test_the_weights_of_a_state_are_drawn_beside_attention(name, tmp_path):
     states, attentions = probe(network, inputs)[0].probe.state_weights, probe(other, inputs)[0].probe.weights
     for figure, wanted in ((left, [grouped(one[0]) for one in states]), (right, [one[0] for one in attentions])):
         *plots, scale = figure.axes
-        assert scale.get_ylim() == (0, 1) and scale.get_ylabel() == "weight"
-        for plot, weight_QK in zip(plots, torch.cat(wanted), strict=True):
+        weight_LQK = torch.cat(wanted)
+        assert scale.get_ylim() == (0, float(weight_LQK.max())) and scale.get_ylabel() == "weight"
+        for plot, weight_QK in zip(plots, weight_LQK, strict=True):
             assert plot.images[0].get_array().data.tolist() == weight_QK.tolist()
 
 

@@ -48,6 +48,7 @@ from everyformer import (
     Reversible,
     RMSNorm,
     Rotary,
+    RoundCounts,
     SegmentMemory,
     SequenceNorm,
     Shared,
@@ -198,6 +199,16 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         "heads of a layer",
         model("hashed(2, 4, 3) | hashed(1, 4, 3)"),
         [model("hashed(2, 4, 3) | window(2)")],
+    ),
+    (
+        "round_counts reads the chunks of chunked, which is not in the pattern hashed(2, 4, 2); leave it out",
+        model("hashed(2, 4, 2)", score_mods=(RoundCounts(),)),
+        [model("hashed(2, 4, 2)"), model("chunked(2, 4, 2)", score_mods=(RoundCounts(),))],
+    ),
+    (
+        "the encoder concatenates its streams, and the decoder attends to one; merge them by their mean",
+        pair(model("full", residual=Reversible(merge="concatenate"))),
+        [pair(model("full", residual=Reversible()))],
     ),
     (
         "two image biases add the same terms twice; keep one",

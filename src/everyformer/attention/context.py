@@ -128,7 +128,7 @@ class Positions:
     def table_size(self) -> int:
         """The number of columns of a table by position: at least one more than the last position."""
         # Inside vmap, and while a graph is recorded, positions cannot be read. They are below the number of keys there.
-        if self.key_BK is None or torch.compiler.is_exporting():
+        if self.key_BK is None or is_exporting():
             return self.keys
         if not (torch.compiler.is_compiling() or can_read(self.key_BK)):
             return self.keys

@@ -33,9 +33,7 @@ class RoundCountsModule(ScoreModModule):
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         positions, table_BHRP, dtype = context.positions, context.side.hashes, q_BHQE.dtype
         assert table_BHRP is not None
-        rounds = (
-            table_BHRP.shape[2] // 2
-        )  # the table has a chunk and the one before it for each round, and one more row
+        rounds = table_BHRP.shape[2] // 2  # a chunk and the one before it for each, and one more row
 
         def term(b: Any, h: Any, i: Any, j: Any) -> Tensor:
             at = hash_lookup(table_BHRP, b, h)

@@ -87,11 +87,11 @@ def attend_one(
     values[place] = v.view(rows, heads.key_heads, heads.value_width).to(values.dtype)
     groups = rows * heads.key_heads
     k_NES, v_NSE = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
-    q_NGE, bias_NGS = q.reshape(groups, -1, heads.key_width), mask.bias_BHS.view(groups, -1, keys.shape[2])
+    q_NQE, bias_NQS = q.reshape(groups, -1, heads.key_width), mask.bias_BHS.view(groups, -1, keys.shape[2])
     if cap is None:
-        score_NGS = torch.baddbmm(bias_NGS, q_NGE, k_NES, alpha=heads.scale)
+        score_NQS = torch.baddbmm(bias_NQS, q_NQE, k_NES, alpha=heads.scale)
     else:
-        score_NGS = cap * (torch.bmm(q_NGE, k_NES) * (heads.scale / cap)).tanh() + bias_NGS
-    y = torch.bmm(score_NGS.softmax(-1), v_NSE).view(rows, heads.heads, heads.value_width)
+        score_NQS = cap * (torch.bmm(q_NQE, k_NES) * (heads.scale / cap)).tanh() + bias_NQS
+    y = torch.bmm(score_NQS.softmax(-1), v_NSE).view(rows, heads.heads, heads.value_width)
     y = y if mask.has_keys is None else y * mask.has_keys
     return Input(y.view(rows, -1))
