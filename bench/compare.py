@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import everyformer
 from bench.results import Rows, json_lines, table
@@ -36,7 +37,8 @@ def main() -> None:
     start_log(seed=list(seeds))  # 0 of the trials, the others of the final runs
     found = compare(*words, **{name: value for name, value in options.items() if value is not None})
     for record in records(found.lines):
-        print(json.dumps({name: value for name, value in record.items() if name != "curves"}), flush=True)
+        line = json.dumps({name: value for name, value in record.items() if name != "curves"})
+        print(line.replace(f"{Path.cwd()}/", ""), flush=True)  # commands of this folder, not of this machine
     for folder in sorted((found.folder / "runs").glob("*/*/seed-*")):
         run = everyformer.load(folder)
         if any(isinstance(module, SpanModule) for module in run.network.modules()):

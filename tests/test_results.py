@@ -26,6 +26,11 @@ def test_every_log_begins_with_command_commit_machine_versions_and_seed(log):
     assert read_header(log)
 
 
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+def test_no_log_names_a_folder_of_its_machine(log):
+    assert not re.findall(r"(?<![\w.~-])/(?:home|root|tmp|work)/\S+", log.read_text())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_every_table_is_computed_from_its_log(page):
     text = page.read_text()
