@@ -76,3 +76,12 @@ def test_positions_are_tested_with_seeds_that_did_not_choose_the_rate(position, 
     assert [line["seed"] for line in mine] == [0, 0, 0, *claims.FINAL_SEEDS]
     best = min(mine[:3], key=lambda line: line["tuning"])["lr"]
     assert {line["lr"] for line in mine[3:]} == {best} and "0-31" not in mine[0]
+
+
+def test_norms_are_tested_with_seeds_and_windows_that_did_not_choose_the_rate(capsys, monkeypatch):
+    monkeypatch.setattr(claims, "BATCH", 2)
+    claims.norms(torch.device("cpu"), 6)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    each = len(claims.NORMS) * len(claims.NORM_RATES)
+    assert [line["seed"] for line in lines] == [0, 1, 2, 3] * each
+    assert all(("tuning" in line) == (line["seed"] == 0) and ("final" in line) == (line["seed"] > 0) for line in lines)
