@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from bench import claims, compare, duplication, ponder, rates, reversible
+from bench import claims, compare, defaults, duplication, ponder, rates, reversible
 
 
 def lines_of(program, *words, capsys, monkeypatch):
@@ -85,3 +85,22 @@ def test_norms_are_tested_with_seeds_and_windows_that_did_not_choose_the_rate(ca
     each = len(claims.NORMS) * len(claims.NORM_RATES)
     assert [line["seed"] for line in lines] == [0, 1, 2, 3] * each
     assert all(("tuning" in line) == (line["seed"] == 0) and ("final" in line) == (line["seed"] > 0) for line in lines)
+
+
+def test_the_first_run_of_the_defaults_is_the_default_recipe_and_the_others_differ_from_it(capsys, monkeypatch):
+    words = ["lstm", "--data", "shakespeare", "--trials", "2", "--steps", "2", "--batch", "2", "--context", "8"]
+    default, *trials = lines_of(defaults, *words, capsys=capsys, monkeypatch=monkeypatch)
+    assert default["settings"] == [] and default["bits_per_byte"] > 0 and len(trials) == 2
+    for one in trials:
+        given = dict(setting.split("=") for setting in one["settings"])
+        assert 0.1 <= float(given["optim.lr"]) / default["lr"] <= 10 and "model.dropout" in given
+
+
+def test_a_default_is_close_if_it_needs_at_most_3_percent_more_than_the_best_trial():
+    runs = [("gpt2", 3.09), ("gpt2", 3.0), ("gpt2", None), ("lstm", 3.1), ("lstm", 3.0), ("lstm", 4.0)]
+    log = "\n".join(json.dumps({"member": m, "data": "text", "lr": 0.004, "bits_per_byte": b}) for m, b in runs)
+    rows = [dict(zip(defaults.defaults(log)[0], row, strict=True)) for row in defaults.defaults(log)[1:]]
+    assert [(row["ratio"], row["within 3 %"], row["diverged"]) for row in rows] == [
+        ("1.030", "yes", "1"),
+        ("1.033", "no", "0"),
+    ]
