@@ -3,9 +3,10 @@
     make gpu                                              # python -m bench.gpu --out docs/results
     PYTHONPATH=src python -m bench.gpu --commit 0123abc   # without git and .venv
 
-Attention is timed first, alone on the GPU; then `tests/device` runs with several workers. Writes FOLDER/logs/gpu.txt,
-FOLDER/attention_gpu.png and FOLDER/gpu.md, which is computed from the log alone (`--only-page` writes it again). Takes about five
-minutes on one H200. Exits with 1 if a test or a contract fails.
+Attention is timed first, alone on the GPU; then `tests/device` runs with several workers, or with one where pytest-xdist is not
+installed. Needs the dependencies of everyformer and pytest, no extra and no network. If one part fails, the other still runs. Writes
+FOLDER/logs/gpu.txt, FOLDER/attention_gpu.png and FOLDER/gpu.md, which is computed from the log and from `AFTERWARDS` (`--only-page`
+writes it again, also from a log that breaks off). Takes about five minutes on one H200. Exits with 1 if a test or a contract fails.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import sysconfig
 import time
 from collections import Counter
 from contextlib import redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -30,8 +32,10 @@ ROOT = Path(__file__).parent.parent
 ATTENTION, TESTS = "attention", "tests"  # the sections of the log
 SPEED = re.compile(r"(\w+) +([\d,]+) +(\d+) +([\d.]+) +([\d.]+)x +([\d,]+)")
 CONTRACT = re.compile(r"^(\w+) +(\d+) +(\S+) +(\S+)  (passed|FAILED)", re.MULTILINE)
-BROKEN = re.compile(r"^FAILED: (.*)$", re.MULTILINE)
-TEST = re.compile(r"\] (PASSED|FAILED|ERROR) (tests/\S+?\.py)::(\w+)(\[.*\])?")
+BROKEN = re.compile(r"^(?:E +)?FAILED: (.*)$", re.MULTILINE)
+TEST = re.compile(r"\] (?P<outcome>PASSED|FAILED|ERROR) (?P<file>tests/\S+?\.py)::(?P<name>\w+)")  # of a worker
+ALONE = re.compile(r"^(?P<file>tests/\S+?\.py)::(?P<name>\w+)(\[.*\])? (?P<outcome>PASSED|FAILED|ERROR)", re.MULTILINE)
+STATUS = re.compile(r"^exit status (-?\d+), ", re.MULTILINE)
 SUMMARY = re.compile(r"=+ (.*) in ([\d.]+)s.*=+")
 LENGTHS = (16_384, 65_536)
 # The speed relative to dense attention that each kind must reach at these lengths.
@@ -44,31 +48,30 @@ TARGETS = {
     "span": (4, 15),
     "relative": (1 / 1.6, 1 / 1.6),
 }
+# What later commits say about the failures of a record, by the commit that it records. A new record no longer shows it.
+AFTERWARDS = {
+    "154d9b2": "Later commits mend the cause of each failure: with PyTorch 2.11 a compiled recurrence took the path of `torch.export` (3 "
+    "tests), the values of `Shaw` were added in an order that changes from run to run (3), two tests were wrong (3), and one left "
+    "the random generator of its process unusable for others (3). The first is confirmed on a CPU with PyTorch 2.11; no GPU has run the "
+    "tests since, so the others are not confirmed.",
+}
 
 
-def section(log: TextIO, name: str, words: list[str], folder: Path = ROOT) -> int:
+def section(log: TextIO, name: str, words: list[str], folder: Path) -> int:
     """Run a program of this Python and write its output to the log and to the terminal. Returns its exit status."""
     places = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
     write(log, f"== {name}: python {' '.join(words)}")
     start = time.perf_counter()
-    program = subprocess.Popen(
-        [sys.executable, *words],
-        cwd=folder,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert program.stdout is not None
     paths = {sys.executable: "python", str(ROOT): ".", f"{sysconfig.get_path('purelib')}/": ""}  # of this machine alone
-    for line in program.stdout:
-        for path, short in paths.items():
-            line = line.replace(path, short)
-        write(log, line.rstrip())
-    status = program.wait()
-    write(log, f"exit status {status}, {time.perf_counter() - start:.0f} s")
-    return status
+    options: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen([sys.executable, *words], cwd=folder, env=environment, **options) as program:
+        for line in program.stdout or ():
+            for path, short in paths.items():
+                line = line.replace(path, short)
+            write(log, line.rstrip())
+    write(log, f"exit status {program.returncode}, {time.perf_counter() - start:.0f} s")
+    return program.returncode
 
 
 def write(log: TextIO, line: str) -> None:
@@ -80,19 +83,18 @@ def page(path: Path) -> str:
     """The record as a page, from its log."""
     facts, text = read_header(path), path.read_text()
     speed, tests = (text.partition(f"\n== {name}: ")[2].partition("\n== ")[0] for name in (ATTENTION, TESTS))
-    counts = Counter((match[2], match[3], match[1]) for match in TEST.finditer(tests))
-    functions = list(dict.fromkeys((file, name) for file, name, _ in counts))
-    failed = sum(count for (_, _, outcome), count in counts.items() if outcome != "PASSED")
+    found = [match for pattern in (TEST, ALONE) for match in pattern.finditer(tests)]
+    counts = Counter((match["file"], match["name"], match["outcome"]) for match in found)
     contracts = [match.groups() for match in CONTRACT.finditer(tests)]
-    checks, broken = sum(int(row[1]) for row in contracts), [row[0] for row in contracts if row[4] == "FAILED"]
+    broken = [row[0] for row in contracts if row[4] == "FAILED"]
     summary = SUMMARY.search(tests)
     rows, missed = speed_rows(speed)
     lines = [
         "# The record of the GPU",
         "",
-        f"{sum(counts.values()):,} tests on a GPU: {failed or 'none'} failed. {checks:,} checks of the contracts on CUDA: "
-        f"{', '.join(broken) or 'none'} broken. Speeds of attention that miss their target: {', '.join(missed) or 'none'}.",
+        verdict(speed, tests, counts, contracts, missed),
         "",
+        *([AFTERWARDS[facts["commit"]], ""] if facts["commit"] in AFTERWARDS else []),
         f"    {facts['command']}",
         "",
         f"Commit {facts['commit']}, {facts['date']}; {facts['machine']}; {facts['versions']}; seed {facts['seed']} and those set in "
@@ -115,7 +117,7 @@ def page(path: Path) -> str:
         "| --- | --- | --- | --- |",
         *(f"| {name} | {int(count):,} | {error} | {limit} |" for name, count, error, limit, _ in contracts),
         "",
-        *(f"- Broken: {line}" for line in BROKEN.findall(tests)),
+        *(f"- Broken: {line}" for line in dict.fromkeys(BROKEN.findall(tests))),
         *([""] if broken else []),
         "## Tests",
         "",
@@ -124,11 +126,38 @@ def page(path: Path) -> str:
         "| test | cases | failed |",
         "| --- | --- | --- |",
     ]
-    for file, name in functions:
+    for file, name in dict.fromkeys((match["file"], match["name"]) for match in found):
         bad = sum(counts[file, name, outcome] for outcome in ("FAILED", "ERROR"))
         words = name.removeprefix("test_").replace("_", " ")
         lines.append(f"| {words} | {counts[file, name, 'PASSED'] + bad} | {bad} |")
     return "\n".join(lines) + "\n"
+
+
+def verdict(
+    speed: str, tests: str, counts: Counter[tuple[str, str, str]], contracts: list[tuple[str, ...]], missed: list[str]
+) -> str:
+    """What was tested on the GPU. The first sentence names all that failed."""
+    total, failed = sum(counts.values()), sum(count for key, count in counts.items() if key[2] != "PASSED")
+    checks, broken = sum(int(row[1]) for row in contracts), [row[0] for row in contracts if row[4] == "FAILED"]
+    failures = [f"{failed:,} of {total:,} tests failed"] if failed else []
+    if broken:
+        failures.append(f"these contracts were broken: {', '.join(broken)}")
+    if missed:
+        failures.append(f"these speeds of attention missed their targets: {', '.join(missed)}")
+    if status(speed) != "exit status 0":
+        failures.append(f"attention was not timed to the end ({status(speed)})")
+    if not SUMMARY.search(tests):
+        failures.append(f"the tests did not run to the end ({status(tests)})")
+    counted = f"{total:,} tests and {checks:,} checks of the contracts on CUDA"
+    if not failures:
+        return f"Nothing failed on a GPU: {counted} passed, and attention reached the targets of its speed."
+    return f"On a GPU {'; '.join(failures)}. There were {counted}."
+
+
+def status(text: str) -> str:
+    """How a section of the log ended."""
+    found = STATUS.search(text)
+    return f"exit status {found[1]}" if found else "its log breaks off"
 
 
 def speed_rows(text: str) -> tuple[list[str], list[str]]:
@@ -140,6 +169,9 @@ def speed_rows(text: str) -> tuple[list[str], list[str]]:
     for kind in dict.fromkeys(kind for kind, _ in found):
         cells = [kind]
         for length in lengths:
+            if (kind, length) not in found:  # the program failed before
+                cells += ["-"] * 3
+                continue
             milliseconds, ratio, mib = found[kind, length]
             target = dict(zip(LENGTHS, TARGETS.get(kind, ()), strict=False)).get(length)
             cells += [f"{milliseconds:.2f} ms", f"{ratio:.2f}" + (f" ({target:.3g})" if target else ""), mib]
@@ -156,7 +188,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--only-page", action="store_true", help="write the page again from the log")
     options = parser.parse_args()
-    path, status = options.out / "logs" / "gpu.txt", 0
+    path, failed = options.out / "logs" / "gpu.txt", 0
     if not options.only_page:
         if not torch.cuda.is_available():
             raise SystemExit("torch finds no CUDA GPU here; run this on a machine with one")
@@ -167,12 +199,13 @@ def main() -> None:
             with redirect_stdout(log):
                 start_log(seed=0, packages=("pytest",))
             bench = ["-m", "everyformer", "bench", "attention", "--repeats", "15", "--figure", "attention_gpu.png"]
-            status |= section(log, ATTENTION, bench, options.out)
-            tests = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(options.workers)]
-            status |= section(log, TESTS, [*tests, "--dist", "worksteal", "tests/device"])
+            failed |= section(log, ATTENTION, bench, options.out)
+            tests = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+            workers = ["-n", str(options.workers), "--dist", "worksteal"] if find_spec("xdist") else []
+            failed |= section(log, TESTS, [*tests, *workers, "tests/device"], ROOT)
     (options.out / "gpu.md").write_text(page(path))
     print(f"wrote {options.out / 'gpu.md'} and {path}")
-    raise SystemExit(min(status, 1))
+    raise SystemExit(int(failed != 0))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ class Report:
         for result in self.failures[:10]:
             why = result.reason or f"by {result.error:.1e}"
             lines.append(f"FAILED: {result.contract} in {result.model}: {why}")
+        if len(self.failures) > 10:
+            lines.append(f"and {len(self.failures) - 10} more")
         return "\n".join(lines)
 
 
