@@ -1,112 +1,58 @@
 """Compares the Universal Transformer with the Transformer on copy, reverse and addition, at lengths beyond training.
 
-    python -m bench.algorithms --data copy --steps 6000 --jobs 12 --out runs/copy
-    python -m bench.algorithms --data copy --steps 2 --width 16 --depth 2 --batch 4 --seeds 1 --limit 2 --out runs/try
+    OMP_NUM_THREADS=1 python -m bench.algorithms run.steps=1000 --data copy --trials 3 --seeds 3 --out runs/copy
 
-As in Dehghani et al. 2019, models are trained on up to 40 characters and tested on 40 to 400. Each model is trained by `everyformer
-train` in a folder under --out (an existing run is resumed), `--jobs` at a time, then evaluated with `--split test`:
-    fixed    universal-transformer with `--depth` steps            act      the same, and each position halts by itself
-    equal    transformer of one layer: equal parameters            deep     transformer of `--depth` layers: equal steps
-Prints one JSON line per run, then one per model: mean, minimum and maximum over the seeds.
+As in Dehghani et al. 2019, models are trained on up to 40 characters and tested on 40 to 400. In training the positions start at a random
+one, so that those of 400 characters are trained:
+    universal   universal-transformer with four steps       transformer    transformer of four layers: equal steps
+Takes the settings and options of bench.compare, which chooses the rate of each by the accuracy on validation, and prints its log. Then a
+JSON line for each final run with its accuracy at the lengths of training and at each longer one.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
-from everyformer.train.provenance import start_log
+from bench import compare
+from bench.results import Rows, json_lines, mean, table
 
-UNIVERSAL = ["universal-transformer", "--size", "tiny-pair"]
-PLAIN = ["transformer", "--size", "tiny"]
-
-
-def models(depth: int) -> dict[str, list[str]]:
-    return {
-        "fixed": [*UNIVERSAL, f"model.steps={depth}", "model.halting=none"],
-        "act": [*UNIVERSAL, f"model.steps={depth}", "model.halting=freeze", "model.bias=-2", "model.cost=0.001"],
-        "equal": [*PLAIN, "model.layers=1"],
-        "deep": [*PLAIN, f"model.layers={depth}"],
-    }
-
-
-def everyformer(*words: str) -> str:
-    """Returns the output of a command. Raises RuntimeError with the end of its error output if it fails."""
-    environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
-    done = subprocess.run(
-        [sys.executable, "-m", "everyformer", *words], capture_output=True, text=True, env=environment
-    )
-    if done.returncode:
-        raise RuntimeError(f"everyformer {' '.join(words)}: {done.stderr.strip()[-500:]}")
-    return done.stdout
-
-
-def run(options: argparse.Namespace, name: str, words: Sequence[str], seed: int) -> dict[str, Any]:
-    folder = options.out / f"{name}-{seed}"
-    if folder.exists():
-        everyformer("resume", str(folder))
-    else:
-        settings = [
-            f"model.width={options.width}",
-            f"model.heads={options.heads}",
-            "model.dropout=0.0",
-            f"task.shift={options.shift}",
-            f"run.steps={options.steps}",
-            f"run.batch={options.batch}",
-            f"run.seed={seed}",
-            f"run.evaluate={max(1, options.steps // 4)}",
-            f"run.save={max(1, options.steps // 4)}",
-            f"run.device={options.device}",
-            f"optim.lr={options.lr}",
-        ]
-        everyformer("train", *words, *settings, "--data", options.data, "--out", str(folder))
-    limit = ["--limit", str(options.limit)] if options.limit else []
-    metrics = json.loads(
-        everyformer("evaluate", str(folder), "--split", "test", "--json", "--device", options.device, *limit)
-    )
-    result = {key: round(value, 4) for key, value in metrics.items() if "accuracy" in key or "steps" in key}
-    print(json.dumps({"data": options.data, "model": name, "seed": seed} | result), flush=True)
-    return result
+DEPTH = 4
+MODELS = (
+    "universal=universal-transformer", "transformer",
+    "universal:size=tiny-pair", f"universal:model.steps={DEPTH}", "universal:model.halting=none",
+    "transformer:size=tiny", f"transformer:model.layers={DEPTH}",
+    "model.dropout=0", "task.shift=360",
+)  # fmt: skip
+LENGTHS = (40, 80, 120, 200, 400)
+EXAMPLES = 50  # of each length
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="copy", choices=("copy", "reverse", "addition"))
-    parser.add_argument("--models", default="fixed,act,equal,deep")
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--depth", type=int, default=6)
-    parser.add_argument("--shift", type=int, default=360)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--limit", type=int, default=0)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    start_log(seed=range(options.seeds))
-    chosen = {name: words for name, words in models(options.depth).items() if name in options.models.split(",")}
-    with ThreadPoolExecutor(options.jobs) as pool:
-        futures = {
-            (name, seed): pool.submit(run, options, name, words, seed)
-            for seed in range(options.seeds)
-            for name, words in chosen.items()
-        }
-    results = {key: future.result() for key, future in futures.items()}
-    for name in chosen:
-        rows = [results[name, seed] for seed in range(options.seeds)]
-        spread = {key: [round(sum(row[key] for row in rows) / len(rows), 4), min(row[key] for row in rows),
-                        max(row[key] for row in rows)] for key in rows[0]}  # fmt: skip
-        print(json.dumps({"data": options.data, "model": name, "seeds": options.seeds} | spread), flush=True)
+    sys.argv[1:] = [*MODELS, *sys.argv[1:], "--match", "none"]
+    for entry, seed, run in compare.final_runs(compare.printed()):
+        trained, tested = run.evaluate("valid"), run.evaluate("test", EXAMPLES)
+        right = {"trained": trained["character_accuracy"]}
+        right |= {str(length): tested[f"character_accuracy_{length}"] for length in LENGTHS}
+        found = {name: round(value, 4) for name, value in right.items()}
+        print(json.dumps({"data": run.recipe.data, "model": entry, "seed": seed, "right": found}), flush=True)
+
+
+@table("copy, reverse and addition")
+def algorithms(log: str) -> Rows:
+    found = [one for one in json_lines(log) if "right" in one]
+    rows = [["task", "model", "rate", "up to 40", *map(str, LENGTHS)]]
+    for model in dict.fromkeys(one["model"] for one in found):
+        some = [one["right"] for one in found if one["model"] == model]
+        (chosen,) = (one["chosen"] for one in json_lines(log) if one.get("entry") == model)
+        rate = next(setting.removeprefix("optim.lr=") for setting in chosen if setting.startswith("optim.lr="))
+        cells = (_range([one[name] for one in some]) for name in ("trained", *map(str, LENGTHS)))
+        rows.append([found[0]["data"], f"`{model}`", rate, *cells])
+    return rows
+
+
+def _range(values: list[float]) -> str:
+    return f"{mean(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 if __name__ == "__main__":

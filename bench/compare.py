@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import everyformer
 from bench.results import Rows, json_lines, table
 from everyformer.attention.span import SpanModule
-from everyformer.study.compare import compare
+from everyformer.study.compare import Comparison, compare
 from everyformer.study.compare.statistics import Interval, holm, interval, paired_p
 from everyformer.study.compare.table import plus_minus, records
 from everyformer.study.spans import spans_of
@@ -24,7 +24,8 @@ from everyformer.train.provenance import start_log
 LEVEL = 0.05
 
 
-def main() -> None:
+def printed() -> Comparison:
+    """Runs the comparison of the command line and prints its log."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="+")
     for name in ("size", "data", "match", "baseline", "budget", "out"):
@@ -39,11 +40,20 @@ def main() -> None:
     for record in records(found.lines):
         line = json.dumps({name: value for name, value in record.items() if name != "curves"})
         print(line.replace(f"{Path.cwd()}/", ""), flush=True)  # commands of this folder, not of this machine
+    return found
+
+
+def final_runs(found: Comparison) -> Iterator[tuple[str, str, everyformer.TrainedRun]]:
+    """The entry and the seed of each final run, and the run."""
     for folder in sorted((found.folder / "runs").glob("*/*/seed-*")):
-        run = everyformer.load(folder)
+        yield folder.parent.name, folder.name.removeprefix("seed-"), everyformer.load(folder)
+
+
+def main() -> None:
+    for entry, seed, run in final_runs(printed()):
         if any(isinstance(module, SpanModule) for module in run.network.modules()):
             spans = spans_of(run.network, run.task.data)
-            print(json.dumps({"spans_of": folder.parent.name, "seed": folder.name, "mean_span": round(spans.mean, 2),
+            print(json.dumps({"spans_of": entry, "seed": f"seed-{seed}", "mean_span": round(spans.mean, 2),
                               "keys": round(spans.keys, 2), "most": spans.most}), flush=True)  # fmt: skip
 
 

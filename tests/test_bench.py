@@ -8,7 +8,19 @@ import sys
 import pytest
 import torch
 
-from bench import claims, compare, defaults, duplication, ponder, rates, reversible
+import everyformer
+from bench import (
+    algorithms,
+    claims,
+    compare,
+    defaults,
+    duplication,
+    effective_context,
+    ponder,
+    pretraining,
+    rates,
+    reversible,
+)
 
 
 def lines_of(program, *words, capsys, monkeypatch):
@@ -104,3 +116,46 @@ def test_a_default_is_close_if_it_needs_at_most_3_percent_more_than_the_best_tri
         ("1.030", "yes", "1"),
         ("1.033", "no", "0"),
     ]
+
+
+def test_every_letter_of_the_evaluated_context_is_of_the_document_of_its_target():
+    a_document, other = effective_context.documents(2, 3)
+    assert len(a_document) == len(other) == effective_context.LENGTH > max(effective_context.CONTEXTS)
+    assert set(a_document) | set(other) <= set(effective_context.LETTERS)
+
+
+def test_a_context_beyond_the_positions_of_a_model_is_refused():
+    network = everyformer.build("byte-language", "tiny", width=8, heads=1, context=32).eval()
+    bits = effective_context.bits_by_context(network, 4)
+    assert [context for context, value in bits.items() if value is None] == ["64", "128"]
+
+
+def test_the_effective_context_is_the_longest_that_gains():
+    bits = dict(zip(("8", "16", "32", "64", "128"), (4.0, 4.0, 3.0, 2.99, 2.0), strict=True))
+    assert effective_context.effective(bits) == 128
+    assert effective_context.effective(bits | {"128": 2.98}) == 32
+
+
+def test_a_rate_at_the_edge_of_its_range_is_not_chosen_before_the_next_one_is_tried():
+    assert pretraining.chosen(lambda rate: -abs(rate - 4e-3)) == 4e-3
+    assert pretraining.chosen(lambda rate: rate) == pretraining.RATES[-1] * pretraining.STEP**pretraining.WIDER
+
+
+def test_the_final_runs_of_copying_have_an_accuracy_by_length(tmp_path, capsys, monkeypatch):
+    words = [
+        "run.steps=16",
+        "run.batch=2",
+        "model.width=8",
+        "model.heads=2",
+        "run.final_examples=2",
+        "--data",
+        "copy",
+        "--trials",
+        "1",
+    ]
+    words += ["--seeds", "1", "--workers", "0", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(algorithms, "EXAMPLES", 1)
+    lines = lines_of(algorithms, *words, capsys=capsys, monkeypatch=monkeypatch)
+    right = {line["model"]: line["right"] for line in lines if "right" in line}
+    assert right.keys() == {"universal", "transformer"}
+    assert set(right["universal"]) == {"trained", *map(str, algorithms.LENGTHS)}
