@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from http.client import HTTPResponse
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench.hostile_requests import ask, message
+from everyformer.serve import server as server_module
 from everyformer.serve.request import (
     ClassifyRequest,
     CompletionRequest,
@@ -95,3 +98,21 @@ WRONG = {
 def test_bytes_on_the_wire_are_refused_with_a_sentence_in_json(address, content):
     status, text = ask(int(address.rpartition(":")[2]), content)
     assert 400 <= status < 500 and WRONG[content] in json.loads(text)["error"]["message"]
+
+
+GOOD = message("/tokenize", b'{"prompt": "a"}')
+
+
+@pytest.mark.parametrize(("kept", "start"), [(False, 0), (False, 40), (True, 40)])
+def test_headers_that_do_not_arrive_do_not_hold_a_connection(address, monkeypatch, kept, start):
+    """Neither on a new connection nor on one that had an answer. `start` is how many bytes of the request arrive."""
+    monkeypatch.setattr(server_module, "ARRIVAL", 0.3)
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=20) as connection:
+        if kept:
+            connection.sendall(GOOD)
+            first = HTTPResponse(connection)
+            first.begin()
+            assert first.status == 200 and first.read()
+        connection.sendall(GOOD[:start])
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))  # to the end of the connection
+    assert (b"408" in answer and b"the headers did not arrive within 0.3 seconds" in answer) if start else not answer

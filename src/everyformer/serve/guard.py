@@ -21,7 +21,7 @@ from everyformer.serve.metrics import Metrics
 
 OPEN = ("/health",)  # paths that need no key
 DRAINED = 64 << 20  # bytes of a body that is too large that are read, at most
-ARRIVAL = 30.0  # seconds in which a body must arrive, at most
+ARRIVAL = 30.0  # seconds in which the headers, and then the body, must arrive, at most
 log = logging.getLogger("everyformer.serve")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everyformer.serve.engine import Limits
 from everyformer.serve.error import RequestError
-from everyformer.serve.guard import refusal
+from everyformer.serve.guard import ARRIVAL, refusal
 
 
 class Served(Protocol):
@@ -49,11 +50,49 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 class Http(H11Protocol):
-    """HTTP/1.1. Bytes that are no request are refused in the form of every refusal."""
+    """HTTP/1.1. Bytes that are no request are refused in the form of every refusal, and so are headers that do not arrive in time."""
+
+    headers_due: asyncio.TimerHandle | None = None  # set while a request is awaited or its headers are incomplete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._cancel_headers_due()
+        elif self.headers_due is None:
+            self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_headers_due()
+        super().connection_lost(exc)
+
+    def _await_headers(self) -> None:
+        self.headers_due = self.loop.call_later(ARRIVAL, self._headers_missing)
+
+    def _cancel_headers_due(self) -> None:
+        if self.headers_due is not None:
+            self.headers_due.cancel()
+            self.headers_due = None
+
+    def _headers_missing(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.conn.trailing_data[0]:
+            self._refuse(RequestError(408, f"the headers did not arrive within {ARRIVAL:g} seconds"))
+        else:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        answer = refusal(RequestError(400, "the bytes received are not a request of HTTP/1.1; send one"))
-        parts = h11.Response(status_code=400, headers=[*answer.raw_headers, (b"connection", b"close")])
+        self._refuse(RequestError(400, "the bytes received are not a request of HTTP/1.1; send one"))
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answers on a connection that has no request, and closes it."""
+        answer = refusal(error)
+        answer.headers["connection"] = "close"
+        parts = h11.Response(status_code=error.status, headers=answer.raw_headers)
         for event in (parts, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
         self.transport.close()
@@ -67,6 +106,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 service.app,
                 http=Http,
+                ws="none",
                 lifespan="on",
                 log_level="warning",
                 access_log=False,
