@@ -179,7 +179,7 @@ def test_what_llama_cpp_has_not_is_refused_in_one_line(tmp_path, capsys):
         return refused(capsys, "export", folder, "--to", "gguf", "--out", tmp_path / "out.gguf", *options)
 
     for value, why in (
-        (everyformer.member("bert", "tiny"), "not for bert"),
+        (everyformer.member("bert", "tiny"), "not for a BertForPreTraining"),
         (everyformer.member("transformer-xl", "tiny"), "transformers has no such model"),
         (everyformer.member("gemma2", "tiny", soft_cap=None), "attn_logit_softcapping is none"),
         (everyformer.member("llama", "tiny", scaling=NtkScaling(2.0)), "ntk_scaling"),

@@ -163,12 +163,12 @@ def test_unsuitable_models_are_refused(texts):
 
 
 def test_adapt_adds_the_output_head_of_the_task(texts):
-    """With the model's own pooling if it has one; the last token if it is causal."""
+    """With the model's own pooling if it has one; that of GPT-2 is the last token, without a bias."""
     task_data = Classify(tokenizer="bytes").open(texts, None)
     heads = {name: task_data.adapt(build(name, "tiny").value).outputs for name in ("bert", "gpt2", "byte-classifier")}
     assert heads == {
         "bert": (ClassifyHead(2, "first", pooler=True),),
-        "gpt2": (ClassifyHead(2, "last"),),
+        "gpt2": (ClassifyHead(2, "last", bias=False),),
         "byte-classifier": (ClassifyHead(2, "mean"),),
     }
     for name, (head,) in heads.items():

@@ -107,7 +107,7 @@ def test_the_head_reads_the_sequence_as_the_models_own(prices):
     heads = {name: task_data.adapt(build(name, "tiny").value).outputs for name in ("bert", "gpt2", "byte-classifier")}
     assert heads == {
         "bert": (RegressHead(1, "first", pooler=True),),
-        "gpt2": (RegressHead(1, "last"),),
+        "gpt2": (RegressHead(1, "last", bias=False),),
         "byte-classifier": (RegressHead(1, "mean"),),
     }
     with pytest.raises(ValueError, match="regress needs an output head Regress, the model has Classify"):

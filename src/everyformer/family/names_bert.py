@@ -13,6 +13,14 @@ from everyformer.family.names import Change, Field, Head, ModelType, Rows
 _LAYER = "body.layers.{n}."
 _THEIRS = "encoder.layer.{n}."
 
+
+def _some(segments: Any) -> Any:
+    """The number of segment embeddings: transformers adds the first one to every token."""
+    if segments == 0:
+        raise ValueError("type_vocab_size is 0, but every token has one of these embeddings; give at least 1")
+    return segments
+
+
 SETTINGS: Mapping[str, str | Field] = {
     "width": "hidden_size",
     "heads": "num_attention_heads",
@@ -29,7 +37,7 @@ PARTS: Mapping[str, str | Field] = {
     "model.dropout": "hidden_dropout_prob",
     "post_norm.dropout": "hidden_dropout_prob",
     "attention.dropout": "attention_probs_dropout_prob",
-    "model.segments": "type_vocab_size",
+    "model.segments": Field("type_vocab_size", lambda segments, config: _some(segments)),
     "classify.dropout": Field(
         "classifier_dropout", lambda share, config: config["hidden_dropout_prob"] if share is None else share
     ),
@@ -99,6 +107,7 @@ BERT = ModelType(
         ("masked", "pair"): "BertForPreTraining",
         ("classify",): "BertForSequenceClassification",
         ("tokens",): "BertForTokenClassification",
+        ("questions",): "BertForQuestionAnswering",
     },
     tied={
         "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
@@ -140,6 +149,7 @@ ROBERTA = ModelType(
         ("masked",): "RobertaForMaskedLM",
         ("classify",): "RobertaForSequenceClassification",
         ("tokens",): "RobertaForTokenClassification",
+        ("questions",): "RobertaForQuestionAnswering",
     },
     tied={"lm_head.decoder.weight": "embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"},
     renamed=OLD_NAMES,
@@ -213,6 +223,7 @@ DISTILBERT = ModelType(
         ("masked",): "DistilBertForMaskedLM",
         ("classify",): "DistilBertForSequenceClassification",
         ("tokens",): "DistilBertForTokenClassification",
+        ("questions",): "DistilBertForQuestionAnswering",
     },
     tied={"vocab_projector.weight": "embeddings.word_embeddings.weight"},
     unused=UNUSED,

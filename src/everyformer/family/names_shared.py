@@ -51,6 +51,7 @@ ALBERT = ModelType(
         ("masked", "pair"): "AlbertForPreTraining",
         ("classify",): "AlbertForSequenceClassification",
         ("tokens",): "AlbertForTokenClassification",
+        ("questions",): "AlbertForQuestionAnswering",
     },
     tied={
         "predictions.decoder.weight": "embeddings.word_embeddings.weight",
@@ -100,6 +101,7 @@ ELECTRA = ModelType(
         ("replaced",): "ElectraForPreTraining",
         ("classify",): "ElectraForSequenceClassification",
         ("tokens",): "ElectraForTokenClassification",
+        ("questions",): "ElectraForQuestionAnswering",
     },
     tied={"generator_lm_head.weight": "embeddings.word_embeddings.weight"},
     renamed=OLD_NAMES,

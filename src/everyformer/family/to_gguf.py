@@ -74,7 +74,7 @@ def architecture(config: Config) -> Architecture:
     language = config["architectures"][0].endswith(("ForCausalLM", "LMHeadModel"))
     if kind not in ARCHITECTURES or not language:
         raise NoArchitecture(
-            f"gguf is written for language models of the types {', '.join(ARCHITECTURES)}, not for {kind}"
+            f"gguf is written for language models of the types {', '.join(ARCHITECTURES)}, not for a {config['architectures'][0]}"
         )
     found = ARCHITECTURES[kind]
     activation = ACTIVATIONS[config[found.activation]]

@@ -23,6 +23,7 @@ from everyformer.family.pretrained import model_of
 from everyformer.network.initial import AsTorch
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
+from everyformer.network.output_head import Classify, Regress
 from everyformer.value import flatten
 
 PATHS = {  # where a model has the settings that most members have
@@ -85,8 +86,8 @@ def as_model_type(
     name: str, network: Network | PairNetwork, published: Config | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the config and the weights of a network as one model type. Raises NotTheirs if it is none of these."""
-    kind, model = MODEL_TYPES[name], network.value
-    heads = _heads(name, kind, model)
+    kind, model = MODEL_TYPES[name], _as_classes(network.value)
+    heads = _heads(name, kind, model, published)
     kept = {field: value for field, value in (published or {}).items() if field not in LEFT}
     config = _config(name, kind, model, kept) | {"architectures": [kind.architectures[tuple(heads)]]}
     weights = _weights(name, kind, network, heads)
@@ -132,9 +133,24 @@ def _plain(model: Model | EncoderDecoder) -> Model | EncoderDecoder:
     return replace(model, initial=AsTorch(), auxiliary=None, generator=None)
 
 
-def _heads(name: str, kind: ModelType, model: Model | EncoderDecoder) -> list[str]:
-    """The names of the output heads in the table."""
+def _as_classes(model: Model | EncoderDecoder) -> Model | EncoderDecoder:
+    """The model with a head for classes in place of one for numbers: transformers has one head for both."""
+    if isinstance(model, EncoderDecoder):
+        return model
+    fields = ("reading", "pooler", "dropout", "pooler_activation", "bias")
+    outputs = (
+        Classify(head.numbers, **{field: getattr(head, field) for field in fields})
+        if isinstance(head, Regress)
+        else head
+        for head in model.outputs
+    )
+    return replace(model, outputs=tuple(outputs))
+
+
+def _heads(name: str, kind: ModelType, model: Model | EncoderDecoder, published: Config | None) -> list[str]:
+    """The names of the output heads in the table. Of two that are alike, that of the published model is taken."""
     found = list[str]()
+    theirs = (published or {}).get("architectures")
     for output in (model.decoder if isinstance(model, EncoderDecoder) else model).outputs:
         tree = msgspec.to_builtins(output)
         names = [key for key, head in kind.heads.items() if head.output.items() <= tree.items()]
@@ -142,7 +158,8 @@ def _heads(name: str, kind: ModelType, model: Model | EncoderDecoder) -> list[st
         fitting = [key for key in free if any(heads[: len(found) + 1] == (*found, key) for heads in kind.architectures)]
         if not fitting:
             raise NotTheirs(2 * FAR, f"{name} has no {tree['type']} head like that of this model")
-        found.append(max(fitting, key=lambda key: len(kind.heads[key].output)))  # the most specific one
+        ours = [key for key in fitting if [kind.architectures.get((*found, key))] == theirs]
+        found.append(max(ours or fitting, key=lambda key: len(kind.heads[key].output)))  # the most specific one
     if tuple(found) not in kind.architectures:
         raise NotTheirs(2 * FAR, f"{name} has no model with the heads {', '.join(found) or 'none'}")
     return found

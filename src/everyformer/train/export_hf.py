@@ -6,11 +6,14 @@ bytes and characters become a vocabulary of the `tokenizers` library too.
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from everyformer.data.generation import FILE, IDS
 from everyformer.data.subwords import HuggingFaceTokenizer
@@ -48,7 +51,7 @@ def reason(network: Network | PairNetwork) -> str | None:
 
 def export(trained: TrainedRun, folder: Path) -> tuple[str, ...]:
     """Write the files of a model into an empty folder. Returns notes for the user."""
-    config, weights = to_transformers(trained.network, trained.published)
+    config, weights = to_transformers(_in_units(trained), trained.published)
     tokenizer = tokenizer_of(trained)
     files: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
@@ -66,6 +69,25 @@ def export(trained: TrainedRun, folder: Path) -> tuple[str, ...]:
         (folder / name).write_text(text, "utf-8")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return notes
+
+
+def _in_units(trained: TrainedRun) -> Network | PairNetwork:
+    """The network of a number in the units of the data: ours predicts it from the mean of the training numbers on, in their
+    standard deviations."""
+    target = getattr(trained.task.data, "target", None)
+    if not isinstance(target, NumberTarget) or (target.mean, target.std) == (0.0, 1.0):
+        return trained.network
+    network = copy.deepcopy(trained.network)
+    last: nn.Linear = network.outputs[0].map  # type: ignore[index, union-attr]
+    if last.bias is None:
+        raise ValueError(
+            f"the mean of the numbers, {target.mean:.6g}, would be a bias of the head, which transformers does not have in this "
+            "model; use --to torch or onnx"
+        )
+    with torch.no_grad():
+        last.weight.mul_(target.std)
+        last.bias.mul_(target.std).add_(target.mean)
+    return network
 
 
 def tokenizer_of(trained: TrainedRun) -> Tokenizer | None:
