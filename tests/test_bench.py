@@ -92,9 +92,9 @@ def test_positions_are_tested_with_seeds_that_did_not_choose_the_rate(position, 
 
 def test_norms_are_tested_with_seeds_and_windows_that_did_not_choose_the_rate(capsys, monkeypatch):
     monkeypatch.setattr(claims, "BATCH", 2)
-    claims.norms(torch.device("cpu"), 6)
+    claims.norms(torch.device("cpu"), 6, ["BatchNorm", "LayerNorm"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    each = len(claims.NORMS) * len(claims.NORM_RATES)
+    each = 2 * len(claims.NORM_RATES)
     assert [line["seed"] for line in lines] == [0, 1, 2, 3] * each
     assert all(("tuning" in line) == (line["seed"] == 0) and ("final" in line) == (line["seed"] > 0) for line in lines)
 
