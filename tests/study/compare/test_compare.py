@@ -21,12 +21,15 @@ from everyformer.cli.main import main
 from everyformer.study.compare import Comparison, compare
 from everyformer.study.compare import frozen as files
 from everyformer.study.compare.engine import _record_crash
+from everyformer.study.compare.jobs import open_jobs
 from everyformer.study.compare.pool import pool
 from everyformer.study.compare.run_job import _exploded, read_outcomes
 from everyformer.study.compare.table import lines
 from everyformer.study.suite import SUITES
-from everyformer.train import checkpoint, load
+from everyformer.train import checkpoint, load, train
+from everyformer.train.evaluation import Evaluator, StopEvaluation
 from everyformer.train.lock import InUse, only_writer
+from everyformer.train.recipe import override
 from everyformer.train.record import read
 from tests.study.compare.small import WORDS, small
 
@@ -186,6 +189,26 @@ def test_a_killed_comparison_ends_as_one_that_was_not(number, table, place):
     assert results(folder) == results(table.folder)
 
 
+def test_a_run_that_is_stopped_while_it_is_evaluated_has_not_diverged(table, place, monkeypatch):
+    folder = place / "unevaluated"
+    folder.mkdir()
+    shutil.copy(table.folder / files.FILE, folder)
+    row = table.frozen.rows[0]
+    job = next(one for one in open_jobs(table.frozen, {}) if one.entry == "gpt2")
+    evaluate = Evaluator._score
+
+    def stop_at_the_end(self: Evaluator, network: Any, step: int, *rest: Any, **options: Any) -> dict[str, Any]:
+        if step == job.until:
+            raise StopEvaluation
+        return evaluate(self, network, step, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "_score", stop_at_the_end)
+        train(override(row.entry("gpt2").recipe, job.settings), folder / job.path, until=job.until)
+    again = compare(out=folder, workers=0)
+    assert again["gpt2"].count("diverged") == 0 and results(folder) == results(table.folder)
+
+
 def _begins(path: Path) -> list[int]:
     """The step of each start of a run."""
     return [line["step"] for line in read(path / "records.jsonl") if line["kind"] == "begin"]
@@ -243,6 +266,7 @@ def test_a_dry_run_says_what_would_be_run_and_writes_nothing(place, capsys):
         (["gpt2", "lstm", "--baseline", "bert"], "the baseline 'bert' is no entry; the names are gpt2, lstm"),
         (["gpt2", "lstm", "--size", "tiny", "--budget", "1s"], "leaves fewer than 16 steps for a run; raise it"),
         (["gpt2", "sparse=gpt2", "sparse:run.kernel=hashed", "--size", "tiny"], "sparse: the kernel hashed does not support"),
+        (["gpt2", "run.evaluate=0", "--size", "tiny"], "gpt2: run.evaluate is 0, but evaluations choose among trials"),
         (["optim.lr=1"], "no member is given; name at least one"),
         ([], "has no compare.json; give the folder of a comparison, or members to start one"),
     ],

@@ -235,6 +235,10 @@ def _entry(request: Request, asked: RowRequest, one: Candidate, steps: int, rows
     words = tuple({word.partition("=")[0]: word for word in words}.values())
     options = {"--size": one.request.size, "--data": asked.data, "--task": request.task}
     recipe = Recipe.of(one.request.member, *words, size=one.request.size, data=asked.data, task=request.task)
+    if request.trials > 1 and not recipe.run.evaluate:
+        raise ValueError(
+            f"{one.request.name}: run.evaluate is 0, but evaluations choose among trials; leave it out, or give --trials 1"
+        )
     model = model_of(recipe, one.data)
     given = [word for name, text in options.items() if text for word in (name, text)]
     return Entry(

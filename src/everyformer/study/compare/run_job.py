@@ -57,7 +57,8 @@ def _outcome(frozen: Frozen, folder: Path, job: Job) -> dict[str, Any] | None:
     status, reason, test = "done", "", None
     try:
         if (target / "recipe.json").is_file():
-            run = resume(target, until=job.until) if _step(target) < job.until else None
+            is_at_end = _step(target) >= job.until and not _is_unevaluated(target)
+            run = None if is_at_end else resume(target, until=job.until)
         else:
             run = train(recipe, target, until=job.until)
         if run is not None and run.stopped is not None:
@@ -77,6 +78,11 @@ def _outcome(frozen: Frozen, folder: Path, job: Job) -> dict[str, Any] | None:
 def _step(target: Path) -> int:
     """The last step of a run that is saved."""
     return max(checkpoint.steps(target), default=0)
+
+
+def _is_unevaluated(target: Path) -> bool:
+    """Whether a signal stopped the last evaluation, for which the resumed run makes up."""
+    return bool(checkpoint.verify(target, _step(target)).get("unevaluated"))
 
 
 def _test(run: TrainedRun | None, target: Path, row: Row) -> dict[str, Any]:
