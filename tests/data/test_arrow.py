@@ -10,7 +10,9 @@ import pyarrow
 import pytest
 from pyarrow import feather, ipc, parquet
 
+from everyformer.data.inputs import read_inputs
 from everyformer.data.labelled import open_labelled
+from everyformer.data.pairs import open_pairs
 from everyformer.data.records import is_records, read_records
 from everyformer.data.text import open_text
 from everyformer.task.classify import Classify, Regress, kind_of
@@ -83,6 +85,43 @@ def test_a_saved_data_set_of_one_split_is_training_data(tmp_path):
     (tmp_path / "set" / "state.json").write_text("[]")
     with pytest.raises(ValueError, match=r"state\.json is not what datasets\.save_to_disk writes"):
         open_text(str(tmp_path / "set"))
+
+
+def test_a_saved_data_set_is_predicted(tmp_path):
+    save_to_disk(tmp_path / "saved", {"train": ROWS[:4], "test": ROWS[4:]})
+    inputs = read_inputs(str(tmp_path / "saved"), "text", ("text",))
+    assert inputs.total == 8 and {(cells["label"], text) for cells, text in inputs.rows} == {
+        (NAMES[row["label"]], row["text"]) for row in ROWS
+    }
+    assert [text for _, text in read_inputs(str(tmp_path / "saved/test"), "text", ("text",)).rows] == [
+        row["text"] for row in ROWS[4:]
+    ]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_saved_data_set_of_pairs_is_read(tmp_path, nested):
+    for split, words in {"train": "abc", "test": "xy"}.items():
+        rows = [{"en": word, "de": word.upper()} for word in words]
+        (tmp_path / split).mkdir()
+        data = pyarrow.Table.from_pylist([{"translation": row} for row in rows] if nested else rows)
+        with ipc.new_stream(tmp_path / split / "data-00000-of-00001.arrow", data.schema) as writer:
+            writer.write_table(data)
+        state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+        (tmp_path / split / "state.json").write_text(json.dumps(state))
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    pairs = open_pairs(str(tmp_path), "en", "de", 0.34)
+    assert pairs.splits["test"] == (["x", "y"], ["X", "Y"])
+    assert {split: len(sides[0]) for split, sides in pairs.splits.items()} == {"train": 2, "valid": 1, "test": 2}
+    read = read_inputs(str(tmp_path / "test"), "text", ("en",)).rows
+    assert list(read) == [({"en": "x", "de": "X"}, "x"), ({"en": "y", "de": "Y"}, "y")]
+
+
+def test_an_image_inside_a_record_is_refused_in_a_sentence(tmp_path):
+    rows = [{"image": {"bytes": b"\x89PNG" * 1000, "path": "1.png"}}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="is of type dict; save the images as files") as refused:
+        read_inputs(str(tmp_path / "a.parquet"), "images", ("image",))
+    assert len(str(refused.value)) < 300
 
 
 def test_an_unknown_label_is_null(tmp_path):

@@ -47,7 +47,7 @@ def predict(
         The folder of a run.
     data
         Records (.csv, .tsv, .jsonl, .json, .parquet), a text file with one example per line, an image, a folder of
-        images or texts, the JSON file of a graph, or - for the lines of standard input.
+        images, texts or records, the JSON file of a graph, or - for the lines of standard input.
     out
         The table to write: .csv, .tsv or .jsonl with the columns of the data and the predictions, or .txt with the
         predictions alone. Default: CSV on standard output.

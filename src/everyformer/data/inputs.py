@@ -1,13 +1,13 @@
 """Reads examples without labels, for prediction: texts, sets of vectors or images, with the cells that describe each.
 
 Texts are the lines of standard input or of a text file, the files of a folder, or a column of records; images are a file, the files of
-a folder, or the paths in a column of records.
+a folder, or the paths in a column of records. A folder may have records, such as a data set that `datasets` saved.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,14 +45,11 @@ def read_inputs(data: str, kind: str, columns: tuple[str | None, ...]) -> Inputs
         return Inputs(str(path), (({"example": n}, x_TF) for n, x_TF in enumerate(feature_NTF)), len(feature_NTF))
     names = tuple(name for name in columns if name)
     if path.is_dir():
-        return _read_folder(path, kind)
+        return _read_folder(path, kind, names)
     if kind == "images" and is_image(path):
         return Inputs(str(path), iter([({"file": str(path)}, path)]), 1)
     if is_records(path):
-        parsers: dict[str, Callable[[Any, str], Any]] = {"text": text_or_ids, "sets": parse_sets()}
-        parse = parsers.get(kind, partial(find_file, path.parent))
-        total = sum(1 for _ in _rows(path, names, parse))  # also checks every record before the first prediction
-        return Inputs(str(path), _rows(path, names, parse), total)
+        return _read_tables(path, [path], kind, names)
     if kind != "text":
         raise ValueError(
             f"{path} has no {kind}; give records (.jsonl, .csv, ...){' or images' if kind == 'images' else ''}"
@@ -67,8 +64,23 @@ def read_inputs(data: str, kind: str, columns: tuple[str | None, ...]) -> Inputs
     return Inputs(str(path), lines(), total)
 
 
-def _read_folder(path: Path, kind: str) -> Inputs:
-    files = [file for file in list_files(path) if is_image(file) == (kind == "images")]
+def _read_tables(path: Path, files: Sequence[Path], kind: str, names: tuple[str, ...]) -> Inputs:
+    """The records of some files, one after the other."""
+    parsers: dict[str, Callable[[Any, str], Any]] = {"text": text_or_ids, "sets": parse_sets()}
+
+    def rows() -> Iterator[Row]:
+        for file in files:
+            yield from _rows(file, names, parsers.get(kind, partial(find_file, file.parent)))
+
+    total = sum(1 for _ in rows())  # also checks every record before the first prediction
+    return Inputs(str(path), rows(), total)
+
+
+def _read_folder(path: Path, kind: str, names: tuple[str, ...]) -> Inputs:
+    listed = list_files(path)
+    files = [file for file in listed if is_image(file) == (kind == "images")]
+    if (kind != "images" or not files) and (records := [file for file in listed if is_records(file)]):
+        return _read_tables(path, records, kind, names)
     if not files or kind == "sets":
         raise ValueError(f"the folder {path} has no {kind}; give another folder, or a file")
     rows = (({"file": str(file)}, file if kind == "images" else read_text(file)) for file in files)

@@ -136,9 +136,11 @@ def text_or_ids(cell: Any, where: str) -> Any:
 
 def find_file(folder: Path, cell: Any, where: str) -> Path:
     """Returns the path in a cell, which is relative to the folder. Raises ValueError if there is no such file."""
-    path = folder / str(cell)
+    if not isinstance(cell, str):
+        raise ValueError(f"{where} is of type {type(cell).__name__}; save the images as files, and give their paths")
+    path = folder / cell
     if not path.is_file():
-        raise ValueError(f"{where} is {str(cell)!r}, but there is no file {path}; give paths from {folder} on")
+        raise ValueError(f"{where} is {cell!r}, but there is no file {path}; give paths from {folder} on")
     return path
 
 

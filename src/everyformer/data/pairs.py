@@ -1,4 +1,5 @@
-"""Opens pairs of sentences: Multi30k, a folder of line-aligned files (train.en, train.de, ...), TSV, records, embedded sentences."""
+"""Opens pairs of sentences: Multi30k, a folder of line-aligned files (train.en, train.de, ...) or of records, TSV, records, embedded
+sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from pathlib import Path
 
 from everyformer.data import synthetic
 from everyformer.data.datasets import dataset_files, dataset_name
-from everyformer.data.files import digest, existing_path, list_files, memory_map, read_text, uncompressed_name
+from everyformer.data.files import (
+    digest,
+    existing_path,
+    list_files,
+    memory_map,
+    read_text,
+    split_from_name,
+    uncompressed_name,
+)
 from everyformer.data.labelled import hold_out, take
 from everyformer.data.records import IsHeader, Table, is_records, open_records, read_tsv
 
@@ -58,7 +67,10 @@ def open_pairs(data: str | None, source: str, target: str, valid: float) -> Pair
 
 def _open_path(path: Path, source: str, target: str, valid: float) -> Pairs:
     if path.is_dir():
-        files = {uncompressed_name(file): file for file in list_files(path)}
+        listed = list_files(path)
+        if any(split_from_name(file) == "train" and is_records(file) for file in listed):
+            return _from_folder(path, listed, source, target, valid)
+        files = {uncompressed_name(file): file for file in listed}
         return _make_pairs(str(path), _read_aligned(files, source, target, str(path)), valid)
     if is_records(path):
         return _from_table(open_records(path, _is_header(source, target), unsure=False), source, target, valid)
@@ -66,6 +78,20 @@ def _open_path(path: Path, source: str, target: str, valid: float) -> Pairs:
     return _from_table(
         read_tsv(raw.splitlines(keepends=True), str(path), _is_header(source, target), False), source, target, valid
     )
+
+
+def _from_folder(path: Path, files: Sequence[Path], source: str, target: str, valid: float) -> Pairs:
+    """Reads pairs from files of records that are named after splits, as those of a saved data set."""
+    splits: dict[str, Sides] = {}
+    notes: list[str] = []
+    for file in files:
+        if (split := split_from_name(file)) and is_records(file):
+            sides, said = _sides(open_records(file, _is_header(source, target), unsure=False), source, target)
+            before = splits.setdefault(split, ([], []))
+            before[0].extend(sides[0])
+            before[1].extend(sides[1])
+            notes += said
+    return replace(_make_pairs(str(path), splits, valid), notes=tuple(notes))
 
 
 def _is_header(source: str, target: str) -> IsHeader:
@@ -80,6 +106,12 @@ def _is_header(source: str, target: str) -> IsHeader:
 
 
 def _from_table(table: Table, source: str, target: str, valid: float) -> Pairs:
+    sides, notes = _sides(table, source, target)
+    return replace(_make_pairs(table.name, {"train": sides}, valid), notes=notes)
+
+
+def _sides(table: Table, source: str, target: str) -> tuple[Sides, tuple[str, ...]]:
+    """Returns the pairs of a table, and what was decided about its columns."""
     columns: tuple[str, str] = (source, target)
     notes: tuple[str, ...] = ()
     names = table.columns
@@ -98,7 +130,7 @@ def _from_table(table: Table, source: str, target: str, valid: float) -> Pairs:
     for record in table.records:
         for side, column, setting in zip(sides, columns, ("source", "target"), strict=True):
             side.append(str(record.cell(column, f"task.{setting}=...")))
-    return replace(_make_pairs(table.name, {"train": sides}, valid), notes=notes)
+    return sides, notes
 
 
 def _read_aligned(files: dict[str, Path], source: str, target: str, name: str) -> dict[str, Sides]:

@@ -174,12 +174,22 @@ def _read_json_list(path: Path) -> Iterator[Record]:
 
 
 def _json_record(row: Any, location: str) -> Record:
-    return Record(row, location) if isinstance(row, dict) else Record({"text": row}, location, bare=type(row).__name__)
+    if not isinstance(row, dict):
+        return Record({"text": row}, location, bare=type(row).__name__)
+    return Record(_flat(row), location)
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row whose cell `translation`, in which `datasets` has a sentence in each language, is one cell per language."""
+    sentences = row.get("translation")
+    if not isinstance(sentences, dict):
+        return row
+    return {name: cell for name, cell in row.items() if name != "translation"} | sentences
 
 
 def _read_arrow(path: Path) -> Iterator[Record]:
     for number, row in enumerate(read_table(path), 1):
-        yield Record(row, f"row {number} of {path}")
+        yield Record(_flat(row), f"row {number} of {path}")
 
 
 def _table(
