@@ -144,6 +144,19 @@ def test_a_method_that_does_not_apply_names_those_that_do(kind, folder):
             getattr(model, name)(["a fox"])
 
 
+@pytest.mark.parametrize(
+    ("verb", "given", "message"),
+    [
+        ("embed", None, "the inputs None are of type NoneType; give a list of inputs"),
+        ("embed", [3.5], "3.5 is n"),
+        ("attention", 5, "the text 5 is of type int; give a str"),
+    ],
+)
+def test_inputs_of_a_wrong_type_are_named(model, verb, given, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(model, verb)(given)
+
+
 def test_data_are_opened_when_they_are_needed(folder, tmp_path):
     run = train(small.recipe(small.text(tmp_path)), tmp_path / "run")
     model = load(tmp_path / "run")

@@ -204,6 +204,8 @@ class TextData(LabelledData):
     def encode(self, texts: Sequence[Any]) -> list[Ids]:
         """Returns the tokens of each text, truncated to the context."""
         assert self.context is not None
+        if self.tokenizer.kind != "ids" and (other := [one for one in texts if not isinstance(one, str)]):
+            raise ValueError(f"{other[0]!r} is not a text, which this model reads; give a str")
         length = self.context - len(self.first + self.last)
         rows = []
         for group in batched(texts, ENCODED):

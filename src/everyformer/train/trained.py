@@ -7,7 +7,7 @@ model.evaluate()["bits_per_byte"]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -160,6 +160,8 @@ class TrainedRun:
         Without a text they are those of an example of the validation data. `part` of a model with an encoder is cross, encoder or decoder.
         """
         self.require("attention", "reads no text or example that can be probed")
+        if not isinstance(text, str | None):
+            raise ValueError(f"the text {text!r} is of type {type(text).__name__}; give a str")
         task = self.task_with_data if text is None else self.task
         with self._inference():
             maps = attention_maps(self.network, task.inference.probe_input(self.network, text, example), part)
@@ -216,6 +218,8 @@ class TrainedRun:
     def _checked_inputs(self, inputs: Any) -> Any:
         if isinstance(inputs, str) and not self.task.inference.takes_graph:
             raise ValueError(f"the inputs {inputs!r} are one text; give a list of them: [{inputs!r}]")
+        if not isinstance(inputs, Iterable) and not self.task.inference.takes_graph:
+            raise ValueError(f"the inputs {inputs!r} are of type {type(inputs).__name__}; give a list of inputs")
         return inputs
 
 
