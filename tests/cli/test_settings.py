@@ -11,7 +11,9 @@ import pytest
 from everyformer.cli.complete import SCRIPTS, candidates
 from everyformer.cli.main import app, main
 from everyformer.cli.settings_listing import compute_listing, read_listing, settings_of
-from everyformer.family.table import MEMBERS
+from everyformer.family.table import MEMBERS, find
+from everyformer.task.language import Language
+from everyformer.task.table import task_for
 from everyformer.train.recipe import Recipe
 
 LISTING = read_listing()
@@ -68,6 +70,15 @@ def test_the_recipes_of_a_member_are_those_of_its_sizes(member):
     assert MEMBERS[member].recipes.keys() <= MEMBERS[member].sizes.keys()
     for size in MEMBERS[member].recipes:
         Recipe.of(member, size=size)
+
+
+def test_a_tiny_language_model_is_trained_without_dropout_on_texts_alone():
+    for member, kind in MEMBERS.items():
+        if "tiny" in kind.sizes and "dropout" in kind.settings() and isinstance(task_for(member, "tiny"), Language):
+            recipe = Recipe.of(member, size="tiny", data="mine.txt")
+            assert recipe.value({}) == find(member).value("tiny", dropout=0.0), member
+    assert Recipe.of("gpt2", "model.dropout=0.2", size="tiny").model == {"dropout": 0.2}
+    assert "dropout" not in Recipe.of("gpt2", size="tiny", data="copy").model
 
 
 @pytest.mark.parametrize("columns", ["40", "60", "80", "200"])

@@ -91,7 +91,7 @@ def _set_by(member: str, size: str) -> dict[str, Any]:
     recipe, found = Recipe.of(member, size=size), dict[str, Any]()
     for path in (setting.partition("=")[0] for setting in find(member).recipes[size]):
         part, _, name = path.partition(".")
-        found[path] = _plain(getattr(getattr(recipe, part), name))
+        found[path] = _plain(recipe.model[name] if part == "model" else getattr(getattr(recipe, part), name))
     return found
 
 

@@ -15,7 +15,7 @@ from everyformer.attention.pattern import Causal, Pattern, Window
 from everyformer.attention.projection import Standard
 from everyformer.attention.score_mod import ScoreMod, Shaw
 from everyformer.attention.span import DynamicSpan, Span
-from everyformer.family.member import Member
+from everyformer.family.member import NO_DROPOUT, Member
 from everyformer.network.cache import SegmentMemory
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
@@ -67,6 +67,7 @@ MEMBER = Member(
         "enwik8-large": {"width": 768, "heads": 8, "layers": 24, "hidden": 4096, "dropout": 0.4},
     },
     size="enwik8",
+    recipes={"tiny": NO_DROPOUT},
     paper_parameters={"small": None, "enwik8": 39, "enwik8-large": 209},
     departures={"small": "from the published scripts, for one GPU; not in the paper"},
 )  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from everyformer.attention.pattern import Causal
 from everyformer.attention.projection import Standard
-from everyformer.family.member import Member
+from everyformer.family.member import NO_DROPOUT, Member
 from everyformer.network.auxiliary import AuxiliaryPredictions
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
@@ -64,5 +64,6 @@ MEMBER = Member(
         "64": {"width": 512, "heads": 8, "layers": 64, "context": 512, "dropout": 0.55},
     },
     size="64",
+    recipes={"tiny": NO_DROPOUT},
     paper_parameters={"12": 44, "64": 235},
 )

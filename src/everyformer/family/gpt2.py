@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from everyformer.attention.pattern import Causal
 from everyformer.attention.projection import Standard
-from everyformer.family.member import Member
+from everyformer.family.member import NO_DROPOUT, Member
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
@@ -60,6 +60,7 @@ MEMBER = Member(
         "xl": {"width": 1600, "layers": 48},
     },
     size="small",
+    recipes={"tiny": NO_DROPOUT},
     paper_parameters={"small": 117, "medium": 345, "large": 762, "xl": 1542},
     departures={"small": RELEASED, "medium": RELEASED, "large": RELEASED, "xl": RELEASED},
 )

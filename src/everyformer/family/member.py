@@ -12,6 +12,7 @@ from everyformer.network.model import EncoderDecoder, Model
 from everyformer.value import checked, nearest
 
 Sizes = Mapping[str, Mapping[str, Any]]
+NO_DROPOUT = ("model.dropout=0",)  # of language models that are too small to overfit: docs/results/defaults.md
 
 
 @dataclass(frozen=True)

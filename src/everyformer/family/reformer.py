@@ -17,7 +17,7 @@ from typing import Literal
 from everyformer.attention.pattern import Causal, Chunked, Hashed, Local, Pattern, Prefix, Window
 from everyformer.attention.projection import Shared, Standard
 from everyformer.attention.round_counts import RoundCounts
-from everyformer.family.member import Member
+from everyformer.family.member import NO_DROPOUT, Member
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
@@ -78,6 +78,7 @@ MEMBER = Member(
         },
     },
     size="enwik8",
+    recipes={"tiny": NO_DROPOUT},
     paper_parameters={"enwik8": None, "imagenet64": None},
     departures={"enwik8": CONFIGURATION, "imagenet64": CONFIGURATION},
 )  # fmt: skip

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from everyformer.attention.pattern import ByHead, Pattern, fixed, strided
 from everyformer.attention.projection import Standard, head_width
-from everyformer.family.member import Member
+from everyformer.family.member import NO_DROPOUT, Member
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
@@ -118,6 +118,7 @@ MEMBER = Member(
         },
     },
     size="enwik8",
+    recipes={"tiny": NO_DROPOUT, "tiny-strided": NO_DROPOUT},
     paper_parameters={"enwik8": 95, "cifar10": 59, "imagenet64": 152},
     departures={
         "cifar10": "dropout, the use of the sets and the stride (a row of pixels) are not checked against the paper's text",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from everyformer.attention.four_term import FourTerm
 from everyformer.attention.pattern import Causal, Pattern
 from everyformer.attention.projection import Standard
-from everyformer.family.member import Member
+from everyformer.family.member import NO_DROPOUT, Member
 from everyformer.network.cache import SegmentMemory
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
@@ -64,6 +64,7 @@ MEMBER = Member(
         },
     },
     size="enwik8-12",
+    recipes={"tiny": NO_DROPOUT},
     paper_parameters={"enwik8-12": 41, "enwik8-18": 88, "enwik8-24": 277, "wikitext": 151, "wikitext-large": 257},
     departures={
         "enwik8-18": "the paper does not state the width; 608 comes near its count",

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from everyformer.attention.pattern import Causal, Full
 from everyformer.attention.projection import Standard
-from everyformer.family.member import Member
+from everyformer.family.member import NO_DROPOUT, Member
 from everyformer.network.act import Mode
 from everyformer.network.depth import Depth
 from everyformer.network.embed import Tokens
@@ -69,6 +69,7 @@ MEMBER = Member(
         "base": {"width": 1024, "heads": 16, "steps": 6, "encoder": True, "halting": None, "vocabulary": 37000},
     },
     size="language",
+    recipes={"tiny": NO_DROPOUT},
     paper_parameters={"language": None, "base": 65},
     departures={
         "language": "the decoder of base for bytes, with the published code's limit of 12 steps; not in the paper",
