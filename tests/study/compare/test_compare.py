@@ -257,6 +257,7 @@ def test_a_dry_run_says_what_would_be_run_and_writes_nothing(place, capsys):
     "words, message",
     [
         (["gpt2", "gpt9"], "no member of the family is named 'gpt9'; did you mean gpt2"),
+        (["gpt2", "odd=gpt2", "odd:model.heads=3", "--size", "tiny"], "odd: "),
         (["gpt2", "lstm", "lstn:model.layers=1"], "no entry is named 'lstn'; did you mean lstm"),
         (["gpt2", "gpt2"], "two entries are named gpt2; name one of them, as in gpt2-2=gpt2"),
         (["gpt2", "bert"], "gpt2 has the task language and bert the task masked"),

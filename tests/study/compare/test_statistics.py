@@ -38,6 +38,10 @@ def test_the_paired_test_uses_pairs():
     assert math.isnan(paired_p([0.1])) and paired_p([0.0, 0.0]) == 1.0 and paired_p([0.1, 0.1]) == 0.0
 
 
+def test_a_p_value_is_not_negative_by_rounding():
+    assert all(0.0 <= paired_p([50.0 + random for random in map(math.sin, range(n))]) <= 1e-12 for n in range(10, 40))
+
+
 def test_holm_by_hand():
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": math.nan}) == pytest.approx(
         {"a": 0.03, "b": 0.06, "c": 0.06, "d": math.nan}, nan_ok=True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from everyformer.network.size import parameters_without_embeddings
@@ -22,7 +24,7 @@ from everyformer.study.compare.request import EntryRequest, Request, RowRequest
 from everyformer.study.compare.search import trials
 from everyformer.study.plan import Plan, plan
 from everyformer.task.table import task_for
-from everyformer.task.task import MAX_TARGETS, TaskData
+from everyformer.task.task import MAX_TARGETS, Task, TaskData
 from everyformer.train.provenance import provenance
 from everyformer.train.recipe import Recipe
 
@@ -93,7 +95,10 @@ def _candidates(request: Request, row: RowRequest) -> list[Candidate]:
     """The entries on one data set, made equal to the baseline."""
     named = {entry.name: entry for entry in request.entries}
     base = named[request.baseline]
-    tasks = {entry.name: task_for(entry.member, entry.size, request.task, row.data) for entry in request.entries}
+    tasks: dict[str, Task] = {}
+    for entry in request.entries:
+        with _errors_of(entry):
+            tasks[entry.name] = task_for(entry.member, entry.size, request.task, row.data)
     for name, task in tasks.items():
         if type(task) is not type(tasks[base.name]):
             kinds = [type(one).__name__.lower() for one in (tasks[base.name], task)]
@@ -106,29 +111,33 @@ def _candidates(request: Request, row: RowRequest) -> list[Candidate]:
     for name in named:
         _check_same_measure(base.name, *opened[base.name], name, *opened[name])
     matches = [match for match in request.match if match in ("parameters", "flops", "memory")]
-    target = {match: quantity(match, *opened[base.name]) for match in matches}
+    with _errors_of(base):
+        target = {match: quantity(match, *opened[base.name]) for match in matches}
     found = []
     for name, entry in named.items():
         recipe, data = opened[name]
         for match in matches if name != base.name else ():
-            words[name] = (*words[name], *width_settings(match, recipe, data, target[match]))
+            with _errors_of(entry):
+                words[name] = (*words[name], *width_settings(match, recipe, data, target[match]))
             recipe, data = _open(request, row, entry, words[name])
-        mismatch = tuple((match, quantity(match, recipe, data) / target[match] - 1) for match in matches)
-        planned = _plan(name, recipe)
-        if not planned.fits:
-            raise ValueError(
-                f"{name} does not fit into the memory: {planned.lines()['memory']}; give a smaller --size or batch"
-            )
+        with _errors_of(entry):
+            mismatch = tuple((match, quantity(match, recipe, data) / target[match] - 1) for match in matches)
+            planned = plan(recipe, measure=True)  # measures a few steps
+            if not planned.fits:
+                raise ValueError(
+                    f"it does not fit into the memory: {planned.lines()['memory']}; give a smaller --size or batch"
+                )
         found.append(Candidate(entry, words[name], recipe, data, planned, mismatch))
     return found
 
 
-def _plan(name: str, recipe: Recipe) -> Plan:
-    """Measures a few steps. Raises ValueError with the name of the entry if a step is not possible."""
+@contextmanager
+def _errors_of(entry: EntryRequest) -> Iterator[None]:
+    """Errors inside begin with the name of the entry."""
     try:
-        return plan(recipe, measure=True)
+        yield
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise ValueError(f"{entry.name}: {error}") from error
 
 
 def _common(request: Request, row: RowRequest, base: EntryRequest) -> tuple[str, ...]:
@@ -144,16 +153,14 @@ def _common(request: Request, row: RowRequest, base: EntryRequest) -> tuple[str,
 
 
 def _open(request: Request, row: RowRequest, entry: EntryRequest, words: tuple[str, ...]) -> tuple[Recipe, TaskData]:
-    try:
+    with _errors_of(entry):
         recipe = Recipe.of(entry.member, *words, size=entry.size, data=row.data, task=request.task)
-    except ValueError as error:
-        raise ValueError(f"{entry.name}: {error}") from error
-    if recipe.data == "-":
-        raise ValueError(
-            "a comparison reads its data many times; write standard input to a file and give that as --data"
-        )
-    data = recipe.task.open(recipe.data)
-    model_of(recipe, data)
+        if recipe.data == "-":
+            raise ValueError(
+                "a comparison reads its data many times; write standard input to a file and give that as --data"
+            )
+        data = recipe.task.open(recipe.data)
+        model_of(recipe, data)
     return recipe, data
 
 

@@ -43,7 +43,7 @@ def paired_p(difference: Sequence[float]) -> float:
     if spread == 0.0:
         return 1.0 if difference[0] == 0 else 0.0
     t = statistics.fmean(difference) * math.sqrt(len(difference)) / spread
-    return 1 - within(t, len(difference) - 1)
+    return max(0.0, 1 - within(t, len(difference) - 1))  # not below 0 by rounding
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:
