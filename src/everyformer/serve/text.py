@@ -32,8 +32,18 @@ class TextStream:
     known: int = 0  # characters of the text from `start` on that were returned
 
     def __post_init__(self) -> None:
-        self.ids = list(self.prompt[-LEAD:])
+        self.ids = self._lead()
         self.done, self.known = len(self.ids), len(self.tokenizer.decode(self.ids))
+
+    def _lead(self) -> list[int]:
+        """Returns the last tokens of the prompt, from the beginning of a character on.
+
+        A tokenizer with tokens for single bytes decodes a row of them together, so that one half of a character spoils the others.
+        """
+        for length in range(LEAD, LEAD + LONGEST):
+            if not self.tokenizer.decode(self.prompt[-length:]).startswith(INCOMPLETE):
+                return list(self.prompt[-length:])
+        return list(self.prompt[-LEAD:])
 
     def push(self, token: int) -> str:
         """Returns the text that is now certain."""
