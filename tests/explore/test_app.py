@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from everyformer.attention.parse import parse
 from everyformer.explore.answer import Answer, quantised
+from everyformer.explore.app import PAGE
 from tests.explore.conftest import unpack
 
 
@@ -85,3 +88,21 @@ def test_a_text_of_ten_megabytes_is_refused(client):
 def test_the_page_may_load_nothing_from_elsewhere(client):
     policy = client.get("/").headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of #rrggbb, as WCAG 2 defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_text_of_every_colour_can_be_read():
+    schemes = re.findall(r":root \{(.*?)\}", (PAGE.parents[3] / "explore/src/page.css").read_text(), re.DOTALL)
+    assert len(schemes) == 2
+    for scheme in schemes:
+        colours = dict(re.findall(r"--([\w-]+): (#\w{6});", scheme))
+        for ink in ("ink", "quiet", "accent", "future", "good", "bad"):
+            for ground in ("paper", "panel"):
+                low, high = sorted(luminance(colours[one]) for one in (ink, ground))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, ground)

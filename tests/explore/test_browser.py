@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
@@ -181,7 +182,7 @@ def test_a_folder_with_a_script_in_its_name_is_only_text(page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("view", ["inside", "patterns", "family", "runs"])
+@pytest.mark.parametrize("view", ["inside/first", "patterns", "family", "runs"])
 def test_every_view_fits_a_telephone_and_names_its_controls(browser, address, view, scheme):
     size = {"width": 380, "height": 800}
     with opened_page(browser, address, base_url=address, viewport=size, color_scheme=scheme) as page:
@@ -194,6 +195,14 @@ def test_every_view_fits_a_telephone_and_names_its_controls(browser, address, vi
                 .map((one) => one.outerHTML)"""
         )
         assert unnamed == []
+        page.locator("h2, table").first.wait_for()
+        levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((one) => Number(one.tagName[1]))")
+        assert levels[0] == 1 and all(after - before <= 1 for before, after in itertools.pairwise(levels))
+        unreached = page.evaluate(
+            """() => [...document.querySelectorAll('.scroll')].filter((one) =>
+                one.tabIndex < 0 && !one.querySelector('button, input, select, [tabindex]')).map((one) => one.outerHTML)"""
+        )
+        assert unreached == []  # what scrolls can be scrolled with the keys
 
 
 def test_the_page_is_used_with_the_keyboard_alone(page):

@@ -7,15 +7,18 @@ import math
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 
 import everyformer
+from everyformer.explore.app import Explorer
 from everyformer.explore.library import Library
 from everyformer.explore.patterns import NoRequest
-from everyformer.explore.runs import Runs
+from everyformer.explore.runs import CurvesRequest, Runs
 from everyformer.train.lock import LOCK, only_writer
 from tests.explore.conftest import unpack
 
@@ -190,6 +193,40 @@ def test_the_curves_are_those_of_the_records(client):
     assert run["unit"] == "bits per byte" and run["step"] == 6 and run["samples"]
     assert arrays[run["series"]["learning rate"]].tolist() == [1, 2, 3, 4, 5, 6]
     assert arrays[run["series"]["valid"]].tolist() == [3, 6]
+
+
+def test_two_hundred_runs_take_little_time(folder, tmp_path):
+    for number in range(200):
+        (tmp_path / f"r{number}").mkdir()
+        for name in ("recipe.json", "records.jsonl"):
+            (tmp_path / f"r{number}" / name).write_bytes((folder / "first" / name).read_bytes())
+    runs, start = Runs(Library([tmp_path])), time.process_time()
+    assert len(runs.overview(NoRequest()).data["runs"]) == 200
+    assert len(runs.curves(CurvesRequest([f"r{number}" for number in range(12)])).data["runs"]) == 12
+    assert time.process_time() - start < 2
+
+
+def test_a_run_that_is_deleted_or_broken_has_a_reason_and_no_crash(folder, tmp_path):
+    shutil.copytree(folder / "first", tmp_path / "runs" / "first")
+    recipe, records = (tmp_path / "runs" / "first" / name for name in ("recipe.json", "records.jsonl"))
+    with TestClient(Explorer(Library([tmp_path / "runs"], "cpu")).app, base_url="http://127.0.0.1") as client:
+        for file, text, says in (
+            (recipe, "[]", "recipe.json of first is no recipe"),
+            (recipe, '{"task"', "recipe.json of first cannot be read"),
+            (recipe, "{}", "no valid 'member'"),
+            (records, '{"kind": "step"}\n', "no valid 'step'"),
+        ):
+            kept = file.read_text()
+            file.write_text(text)
+            (about,) = client.post("/api/runs", json={}).json()["runs"]
+            assert about["state"] == "cannot be read" and says in about["error"]
+            assert client.post("/api/runs/curves", json={"runs": ["first"]}).status_code in (200, 400)
+            assert client.post("/api/runs/recipes", json={"runs": ["first"]}).status_code in (200, 400)
+            file.write_text(kept)
+        shutil.rmtree(tmp_path / "runs")
+        assert client.post("/api/runs", json={}).json() == {"runs": []}
+        answer = client.post("/api/runs/curves", json={"runs": ["first"]})
+        assert answer.status_code == 400 and "there is no run 'first'" in answer.json()["error"]["message"]
 
 
 def test_recipes_are_compared_without_the_paths_of_this_machine(client, folder):

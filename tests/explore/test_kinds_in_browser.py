@@ -141,6 +141,9 @@ def test_what_is_inside_a_model_is_shown_by_position(page, trained, member):
     for index, one in enumerate(found):
         text = figures.nth(index).locator("p").inner_text()
         assert text.startswith("e (4): ") and one.title in figures.nth(index).inner_text()
+        if one.count_T is not None:
+            assert f"halts after {one.count_T[4]} step" in text
+            assert text.partition("; ")[2].startswith("step 0: ")  # as the grid of heads counts them
         numbers = [float(part.rpartition(": ")[2]) for part in text.removeprefix("e (4): ").split(", ")]
         assert numbers == pytest.approx(one.value_RT[:, 4].tolist(), rel=1e-2, abs=1e-6)
 
@@ -156,4 +159,6 @@ def test_the_weights_of_an_lstm_are_shown_in_time(page, trained):
     box, size = canvas.bounding_box(), len(TEXT)
     canvas.hover(position={"x": box["width"] * 6.5 / size, "y": box["height"] * 12.5 / size})
     assert weight_shown(page) == pytest.approx(float(run.attention(TEXT).weights[0][1, 12, 6]), abs=2e-5)
-    assert "What is left of earlier inputs" in page.get_by_role("region", name="The chosen head").inner_text()
+    text = page.get_by_role("region", name="The chosen head").inner_text()
+    assert "What is left of earlier inputs" in text and "state at 12" in text
+    assert "quer" not in text and "key" not in text  # a recurrent layer has neither

@@ -44,6 +44,7 @@ def records(metric: str, size: float | None, evaluation: dict[str, float], **ste
 def test_training_and_validation_have_one_unit(metric, size, evaluation, unit, train, valid):
     run = curves(records(metric, size, evaluation))
     assert run.unit == unit
+    assert curves(line for line in records(metric, size, evaluation) if line["kind"] in ("begin", "step")).unit == unit
     assert [step for step, _ in (*run.train, *run.valid, *run.final)] == [1, 2, 1, 2]
     assert [value for _, value in run.train] == pytest.approx([train, train])
     assert [value for _, value in (*run.valid, *run.final)] == pytest.approx([valid, valid])

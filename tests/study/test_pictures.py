@@ -144,6 +144,7 @@ def test_halting_is_drawn_by_step_and_position(member):
     maps = inner_maps.halting_maps(network, fitted.inference.probe_input(network, "to be"))
     for one in maps:
         assert one.value_RT.shape == (len(one.rows), 5) and one.count_T is not None
+        assert one.rows[0] == "step 0"  # as attention names the same step
         torch.testing.assert_close(one.value_RT.sum(0), torch.ones(5))
         assert one.count_T.tolist() == (one.value_RT > 0).sum(0).tolist()
     figure = inner_maps.draw(maps, "halting")

@@ -6,7 +6,7 @@ export const runs = $state({ list: [], chosen: recorded?.run ?? null, error: nul
 export async function refresh() {
   try {
     runs.list = (await ask("/api/runs")).runs;
-    if (!runs.list.some((one) => one.name === runs.chosen)) runs.chosen = runs.list[0]?.name ?? null;
+    if (!runs.list.some((one) => one.name === runs.chosen)) runs.chosen = (runs.list.find((one) => !one.error) ?? runs.list[0])?.name ?? null;
     runs.error = null;
   } catch (error) {
     runs.error = error.message;

@@ -104,6 +104,7 @@ class Inside:
             "segment": _segment(request, reading) if _has_memory(reading) else None,
             "writes": isinstance(reading.model.task.inference, LanguageInference),
             "image": _image(reading.inputs, arrays), "source": list(reading.inputs.source_labels),
+            "target": "Translation by the model" if isinstance(reading.model.task.inference, TranslateInference) else "Target",
             "graph": None if reading.inputs.graph is None else {"node": reading.inputs.graph.node},
         }  # fmt: skip
         if (found := reading.predicted) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ class Entry:
     name: str
     folder: Path
     is_run: bool
+    place: tuple[int, int]  # device and inode of the folder, which has several paths if links lead to it
 
 
 class Library:
@@ -45,10 +47,11 @@ class Library:
 
     def entries(self) -> dict[str, Entry]:
         """The runs and models by name, as they are now."""
-        found: dict[str, Entry] = {}
+        found, seen = dict[str, Entry](), set[tuple[int, int]]()
         for folder in self.folders:
             for entry in self._entries(folder):
-                if all(entry.folder.resolve() != other.folder.resolve() for other in found.values()):
+                if entry.place not in seen:
+                    seen.add(entry.place)
                     found[_unused(entry.name, found)] = entry
         return found
 
@@ -78,17 +81,29 @@ class Library:
         if (entry := _read(folder)) is not None:
             yield entry
             return
-        for inner in sorted(folder.iterdir()):
-            if inner.is_dir() and not inner.is_symlink() and (entry := _read(inner)) is not None:
+        try:
+            inside = [Path(one.path) for one in os.scandir(folder) if one.is_dir(follow_symlinks=False)]
+        except OSError:  # deleted since the page was opened
+            return
+        for inner in sorted(inside):
+            if (entry := _read(inner)) is not None:
                 yield entry
 
 
 def _read(folder: Path) -> Entry | None:
     is_run = (folder / "recipe.json").is_file()
-    if not (is_run or is_saved_model(folder) or is_published(folder)):
+    try:
+        if not (is_run or is_saved_model(folder) or is_published(folder)):
+            return None
+        status = folder.stat()
+    except OSError:
         return None
-    name = folder.resolve().name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return Entry(name, folder, is_run)
+    name = (
+        (folder.resolve() if folder.name in ("", "..") else folder)
+        .name.encode("utf-8", "surrogateescape")
+        .decode("utf-8", "replace")
+    )
+    return Entry(name, folder, is_run, (status.st_dev, status.st_ino))
 
 
 def _unused(name: str, names: dict[str, Entry]) -> str:

@@ -56,9 +56,13 @@ class Runs:
     def curves(self, request: CurvesRequest) -> Answer:
         """The curves of runs, each as an array of steps and one of values."""
         data, arrays = list[Any](), list[Any]()
-        for name in request.runs:
-            lines, found = self._lines(self.library.entry(name).folder), dict[str, Any]()
-            drawn = curves(lines)
+        for name, folder in self._folders(request.runs):
+            found = dict[str, Any]()
+            try:
+                lines = self._lines(folder)
+                drawn = curves(lines)
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"the records of {name} cannot be read: {error}; restore records.jsonl") from None
             points = {"train": smooth(drawn.train), "valid": drawn.valid, "final": drawn.final}
             steps = [line for line in lines if line["kind"] == "step"]
             for title, field in SERIES.items():
@@ -69,22 +73,35 @@ class Runs:
                     arrays += _thinned(some)
             samples = [{"step": line["step"], "text": line["sample"]} for line in lines if line.get("sample")]
             last = lines[-1]["step"] if lines else 0
-            data.append({"name": name, "unit": drawn.unit, "series": found, "samples": samples[-20:], "step": last})
+            data.append(
+                {
+                    "name": name,
+                    "unit": drawn.unit,
+                    "training": drawn.training,
+                    "series": found,
+                    "samples": samples[-20:],
+                    "step": last,
+                }
+            )
         return Answer({"runs": data}, arrays)
 
     def recipes(self, request: CurvesRequest) -> Answer:
         """The settings in which the recipes differ, by path, and how many are equal."""
-        leaves = [self._recipe(self.library.entry(name).folder) for name in request.runs]
+        leaves = [self._recipe(folder) for _, folder in self._folders(request.runs)]
         paths = list(dict.fromkeys(path for one in leaves for path in one))
         rows = [{"path": path, "values": [one.get(path) for one in leaves]} for path in paths]
         different = [row for row in rows if len(set(row["values"])) > 1]
         return Answer({"runs": request.runs, "different": different, "equal": len(rows) - len(different)})
 
+    def _folders(self, names: list[str]) -> list[tuple[str, Path]]:
+        """The folders of some runs, with their names."""
+        entries = self.library.entries()
+        return [(name, entries[name].folder if name in entries else self.library.entry(name).folder) for name in names]
+
     def _recipe(self, folder: Path) -> dict[str, str]:
-        file = folder / "recipe.json"
-        if not file.is_file():
+        if not (folder / "recipe.json").is_file():
             return {}
-        tree = decode_json(file.read_bytes())
+        tree = _read_recipe(folder)
         tree |= {name: Path(tree[name]).name for name in PATHS if tree.get(name)}
         return {
             path: leaf if isinstance(leaf, str) else "none" if leaf is None else json.dumps(leaf)
@@ -96,26 +113,52 @@ class Runs:
         try:
             if entry.is_run:
                 lines = self._lines(entry.folder)
-                recipe = decode_json((entry.folder / "recipe.json").read_bytes())
+                recipe = _read_recipe(entry.folder)
                 member = recipe["member"] if isinstance(recipe["member"], str) else "a model of your own"
                 last = lines[-1] if lines else {"kind": "begin", "step": 0}
                 about |= {
                     "member": member, "size": recipe.get("size"), "task": recipe["task"]["type"],
                     "step": last["step"], "steps": recipe["run"]["steps"], "state": _state(entry.folder, last),
+                    "changed": last_change(entry.folder),
                 }  # fmt: skip
-        except (ValueError, KeyError, TypeError, OSError, msgspec.MsgspecError) as error:
+        except (KeyError, TypeError) as error:
+            about |= {
+                "state": "cannot be read",
+                "error": f"recipe.json or records.jsonl has no valid {error}; restore it",
+            }
+        except (ValueError, OSError) as error:
             about |= {"state": "cannot be read", "error": " ".join(str(error).split())[:300]}
         return about
 
     def _lines(self, folder: Path) -> list[dict[str, Any]]:
         file = folder / "records.jsonl"
-        if not file.is_file():
+        try:
+            status = file.stat()
+            stamp = (status.st_size, status.st_mtime_ns)
+            if file not in self.logs or self.logs[file].stamp != stamp:
+                self.logs[file] = Log(stamp, list(read(file)))
+        except OSError:  # it is not there yet, or no more
             return []
-        status = file.stat()
-        stamp = (status.st_size, status.st_mtime_ns)
-        if file not in self.logs or self.logs[file].stamp != stamp:
-            self.logs[file] = Log(stamp, list(read(file)))
         return self.logs[file].lines
+
+
+def last_change(folder: Path) -> float:
+    """The time at which a run was last written to, in seconds."""
+    files = (folder / name for name in ("records.jsonl", "recipe.json"))
+    return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+
+
+def _read_recipe(folder: Path) -> dict[str, Any]:
+    """The recipe of a run as plain data. Raises ValueError if the file is none."""
+    try:
+        tree = decode_json((folder / "recipe.json").read_bytes())
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ValueError(
+            f"recipe.json of {folder.name} cannot be read: {error}; restore it from a checkpoint"
+        ) from None
+    if not isinstance(tree, dict):
+        raise ValueError(f"recipe.json of {folder.name} is no recipe; restore it from a checkpoint")
+    return tree
 
 
 def _state(folder: Path, last: dict[str, Any]) -> str:

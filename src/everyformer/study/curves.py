@@ -40,7 +40,7 @@ def curves(records: Iterable[dict[str, Any]]) -> Curves:
     """Read the curves from the records of a run.
 
     The unit is the first that both training and validation have: the task's metric if steps record it too (an agent's return),
-    bits per byte, bits per dimension, else nats per target.
+    bits per byte, bits per dimension, else nats per target. Before the first evaluation it is the one that evaluations will have.
     """
     lines = list(records)
     begin: dict[str, Any] = next((line for line in lines if line["kind"] == "begin"), {})
@@ -74,10 +74,11 @@ def _unit(
 ) -> tuple[str, Reader, Reader]:
     """The unit, and how to read it from a step and from an evaluation."""
 
-    def evaluated(name: str) -> bool:
-        return any(name in line for line in evaluations)
-
     metric = begin.get("metric", "")
+
+    def evaluated(name: str) -> bool:
+        return any(name in line for line in evaluations) if evaluations else name == metric
+
     if any(metric in line for line in steps):
         return metric.replace("_", " "), lambda line: line.get(metric), lambda line: line.get(metric)
     if begin.get("bytes") and evaluated("bits_per_byte"):

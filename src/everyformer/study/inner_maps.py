@@ -51,7 +51,7 @@ def halting_maps(network: Network | PairNetwork, inputs: ProbeInput) -> list[Inn
             count_T = (weight_TN > 0).sum(1)
             name = " ".join(filter(None, (side.name, f"layer {index}" if len(side.probe.halts) > 1 else "")))
             title = f"{name + ': ' if name else ''}{count_T.float().mean():.2f} steps per position on average"
-            rows = [f"step {step}" for step in range(1, weight_TN.shape[1] + 1)]
+            rows = [f"step {step}" for step in range(weight_TN.shape[1])]
             maps.append(InnerMap(title, weight_TN.T, rows, side.labels, "weight", count_T))
     if not maps:
         raise ValueError("the model does not halt by position; give a run of universal-transformer or act-rnn")
