@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,11 +16,11 @@ def opened_page(browser, address: str, **options: Any) -> Iterator[Any]:
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
     page = context.new_page()
     problems: list[str] = []
-    expected = "the server responded with a status of 400"  # of a request that is refused, which the browser writes
+    expected = re.compile("responded with a status of (400|413)")  # a request that is refused, which the browser writes
     page.on(
         "console",
         lambda one: (
-            problems.append(one.text) if one.type in ("error", "warning") and expected not in one.text else None
+            problems.append(one.text) if one.type in ("error", "warning") and not expected.search(one.text) else None
         ),
     )
     page.on("pageerror", lambda error: problems.append(str(error)))

@@ -77,6 +77,19 @@ def test_what_a_model_computes_is_shown_as_the_library_computes_it(page, folder)
     assert "key 2" in page.locator("[data-weight]").inner_text()
 
 
+def test_a_text_that_is_refused_leaves_the_last_one(page):
+    read_text(page)
+    for text, says in (("x" * 10_000_000, "the body has more than"), ("x" * 40, "positions")):
+        page.get_by_label("text", exact=True).evaluate(
+            "(box, text) => { box.value = text; box.dispatchEvent(new Event('input', { bubbles: true })); }", text
+        )
+        page.get_by_role("button", name="read it").click()
+        page.get_by_role("alert").filter(has_text=says).wait_for()
+        page.wait_for_timeout(200)
+        assert page.get_by_role("alert").count() == 1
+        assert page.get_by_role("application", name=re.compile("attention weights of layer")).count() == 1
+
+
 def test_a_head_is_switched_off_and_the_text_takes_other_bits(page):
     read_text(page)
     page.get_by_role("button", name="layer 0, head 0").click()
