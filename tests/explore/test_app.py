@@ -9,7 +9,8 @@ import pytest
 
 from everyformer.attention.parse import parse
 from everyformer.explore.answer import Answer, quantised
-from everyformer.explore.app import PAGE
+from everyformer.explore.app import PAGE, Explorer
+from everyformer.explore.library import Library
 from tests.explore.conftest import unpack
 
 
@@ -30,6 +31,16 @@ def test_the_cost_names_the_kernels_and_the_reasons(client):
     assert "add causal &" in reasons["a language model"][0]
     fractions = {one["name"]: one.get("fraction") for one in data["kernels"]}
     assert fractions["reference"] == 1 and data["auto"] == "sdpa" and data["future"]
+
+
+def test_the_commands_of_the_page_import_the_parts_of_ones_own():
+    explorer = Explorer(Library(), ["own parts.py"])
+    pattern = explorer.answer("/api/pattern/cost", b'{"text": "causal", "length": 8}').data["train"]
+    member = explorer.answer("/api/family/member", b'{"name": "gpt2", "size": "tiny"}').data["train"]
+    assert pattern == (
+        "everyformer train sparse-transformer --size tiny model.patterns=causal --import 'own parts.py' --out runs/mine"
+    )
+    assert member == "everyformer train gpt2 --size tiny --import 'own parts.py' --out runs/mine"
 
 
 def test_arrays_survive_the_way_to_the_page():

@@ -262,6 +262,12 @@ def test_a_new_user_finds_why_a_head_looks_where_it_looks_and_trains_a_legal_pat
     why.get_by_role("application").focus()
     text = why.inner_text()
     assert "the pattern allows causal" in text and "from q · k" in text and "a query shares its weight among" in text
+    weight_K = everyformer.load(folder / "first", device="cpu").attention(TEXT).weights[1][0, -1]
+    first, second = (why.get_by_role("row").nth(row).inner_text().split("\t") for row in (1, 2))
+    order = (-weight_K).argsort().tolist()
+    assert [int(row[0].split()[-1]) for row in (first, second)] == order[:2]  # where it looks
+    ratio = math.log(float(weight_K[order[0]] / weight_K[order[1]]))
+    assert float(first[2]) - float(second[2]) == pytest.approx(ratio, abs=0.011)  # and why, as the page explains it
     page.get_by_role("link", name="Pattern editor").click()
     field = page.get_by_role("textbox", name="Pattern")
     field.fill("window(4) | prefix(2)")

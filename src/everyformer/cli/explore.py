@@ -66,11 +66,11 @@ def explore(
     if out is None:
         if text is not None or example is not None:
             raise ValueError("--text and --example are those of a page that --out saves; leave them out, or give --out")
-        _serve(Explorer(library), port, view, browser)
+        _serve(Explorer(library, imports), port, view, browser)
         return 0
     from everyformer.explore.saved import Saved, save_page
 
-    save_page(Explorer(library), out, Saved(view, text, example))
+    save_page(Explorer(library, imports), out, Saved(view, text, example))
     console().print(f"wrote {out}: the view {view}, {out.stat().st_size / 2**20:.1f} MiB", soft_wrap=True)
     error_console().print(
         f"\nnext: open it in a browser, or everyformer explore {shlex.join(map(str, runs))}", style="dim"

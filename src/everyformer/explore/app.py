@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mimetypes
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,14 @@ HEADERS = {
 
 
 class Explorer:
-    """The page for some runs. `app` is the ASGI application, `answer` what it is asked."""
+    """The page for some runs. `app` is the ASGI application, `answer` what it is asked.
 
-    def __init__(self, library: Library) -> None:
+    `imports` are the files of own parts that have been imported; the commands that the page shows import them too.
+    """
+
+    def __init__(self, library: Library, imports: Sequence[str] = ()) -> None:
         self.library, self.limits, self.metrics = library, Limits(body=BODY), Metrics()
-        views = (Patterns(), Family(), Inside(library), Generate(library), Runs(library))
+        views = (Patterns(imports), Family(imports), Inside(library), Generate(library), Runs(library))
         self.asks: dict[str, Ask] = {path: ask for view in views for path, ask in view.asks.items()}
         files = {"/" if path.name == "index.html" else f"/{path.name}": path for path in sorted(PAGE.iterdir())}
         routes = [Route(path, partial(_file, file=file)) for path, file in files.items()]

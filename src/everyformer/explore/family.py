@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from msgspec import Meta, Struct
 
 from everyformer.attention.pattern import Pattern
 from everyformer.explore.answer import Answer, Ask
-from everyformer.explore.patterns import NoRequest
+from everyformer.explore.patterns import NoRequest, train_command
 from everyformer.family.table import MEMBERS, find
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.multi_head_attention import Attention
@@ -49,7 +50,8 @@ class ChooseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 class Family:
     """Answers what the view of the family asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: Sequence[str] = ()) -> None:
+        self.imports = imports
         self.asks = {
             "/api/family": Ask(NoRequest, self.table),
             "/api/family/member": Ask(MemberRequest, self.member),
@@ -82,7 +84,7 @@ class Family:
         count = None if reasons else parameters(model)
         data = {
             "json": to_json(model), "python": to_python(model), "reasons": reasons, "parameters": count,
-            "answers": _answers(main), "nearest": _nearest(model), "train": _command(model),
+            "answers": _answers(main), "nearest": _nearest(model), "train": _command(model, self.imports),
             "alternatives": alternatives(main.width, main.limit() or 64), "side": side if isinstance(model, EncoderDecoder) else None,
         }  # fmt: skip
         return Answer(data)
@@ -168,10 +170,10 @@ def _text(leaf: Any) -> str:
     return "–" if leaf is None or leaf == [] else "yes" if leaf is True else str(leaf)
 
 
-def _command(model: AnyModel) -> str:
+def _command(model: AnyModel, imports: Sequence[str]) -> str:
     """A command that trains the model: a member by its name, any other from a file that it writes first."""
     for (name, size), value in _members().items():
         if value == model:
-            return f"everyformer train {name} --size {size} --out runs/mine"
+            return train_command([name, "--size", size], imports)
     text = shlex.quote(msgspec.json.encode(model).decode())
-    return f"echo {text} > mine.json && everyformer train mine.json --out runs/mine"
+    return f"echo {text} > mine.json && {train_command(['mine.json'], imports)}"

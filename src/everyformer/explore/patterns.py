@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -49,7 +50,8 @@ class NoRequest(Struct, forbid_unknown_fields=True):
 class Patterns:
     """Answers what the pattern editor asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: Sequence[str] = ()) -> None:
+        self.imports = imports
         self.lock = threading.Lock()  # an example of hashed keys is drawn from torch's generator
         self.asks = {
             "/api/pattern/names": Ask(NoRequest, self.names),
@@ -92,8 +94,15 @@ class Patterns:
         data = {
             "pattern": str(pattern), "kernels": kernels, "auto": chosen, "uses": uses,
             "future": pattern.attends_to_future(heads=heads),
+            "train": train_command(["sparse-transformer", "--size", "tiny", f"model.patterns={pattern}"], self.imports),
         }  # fmt: skip
         return Answer(data)
+
+
+def train_command(words: Sequence[str], imports: Sequence[str]) -> str:
+    """The command that trains a model, with the parts of one's own that it needs."""
+    own = [word for name in imports for word in ("--import", name)]
+    return shlex.join(["everyformer", "train", *words, *own, "--out", "runs/mine"])
 
 
 def read_pattern(request: PatternRequest) -> tuple[Pattern, int]:
