@@ -61,9 +61,9 @@ def run(kind: str, rate: float, seed: int, steps: int, body: Path | None = None)
     """Trains and prints one run; `kind` is pretraining, pretrained or from scratch. Returns its line and its folder."""
     is_pretraining = kind == "pretraining"
     folder = FOLDER / f"{kind.replace(' ', '-')}-{seed}-{rate:g}"
-    settings = (*SETTINGS, f"run.steps={steps}", f"run.seed={seed}", f"optim.lr={rate}")
-    settings += (WORDS, "task.next_sentence=false") if is_pretraining or body is None else ()
-    settings = tuple(one for one in settings if is_pretraining or not one.startswith("task.next"))
+    settings = [*SETTINGS, f"run.steps={steps}", f"run.seed={seed}", f"optim.lr={rate}"]
+    settings += [WORDS] if body is None else []
+    settings += ["task.next_sentence=false"] if is_pretraining else []
     task, data = ("masked", "texts.jsonl") if is_pretraining else ("classify", "labelled")
     recipe = Recipe.of("bert", *settings, size="tiny", task=task, data=FOLDER / data, init_from=body)
     trained = train(recipe, folder)
