@@ -18,7 +18,7 @@ import shlex
 import sys
 import textwrap
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -143,6 +143,26 @@ def test_a_chapter_has_an_equation_its_code_a_picture_and_an_exercise_with_its_s
     text = page.read_text(encoding="utf-8")
     has = ("```math", "<!-- source: src/", "](pictures/", "## Exercise", "<summary>Solution</summary>")
     assert [one for one in has if one not in text] == [] and len(list(page.parent.glob("[0-9]*.md"))) == 12
+
+
+@pytest.mark.spec(68)
+def test_the_features_of_movies_are_learned_from_likes_alone():
+    """Learned dot products are right about nearly all likes that were not given, where a guess is right about half of them."""
+    names: dict[str, Any] = {}
+    for block in code(ROOT / "docs/learn/01_self_attention.md"):
+        exec(compile(block.code, "01_self_attention.md", "exec"), names)
+    unknown_QK = ~names["known_QK"]
+    assert names["right_QK"][unknown_QK].float().mean() > 0.9
+    assert 0.4 < names["like_QK"][unknown_QK].float().mean() < 0.6
+
+
+@pytest.mark.spec(73)
+def test_fields_that_are_only_cited_have_links():
+    """The papers that source T cites for music, questions about images, dynamics and Hopfield networks."""
+    reading = (ROOT / "docs/learn/index.md").read_text(encoding="utf-8").partition("## Further reading")[2]
+    cited = re.findall(r": (\w+), [^:]* et al\. (\d{4}), \[[^]]+\]\(https://arxiv\.org/abs/([\d.]+)\)\.\n", reading)
+    papers = ["Huang 2019 1809.04281", "Fukui 2016 1606.01847", "Lu 2019 1906.02762", "Ramsauer 2020 2008.02217"]
+    assert [" ".join(paper) for paper in cited] == papers
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
