@@ -25,11 +25,11 @@ def place(tmp_path_factory):
     "words, shown",
     [
         ("attention a --text tobe --layer 1 --head 2", "layer 1, head 2"),
-        ("spans a --text tobe", "head 3"),
+        ("spans a --text tobe", "a darker cell is a longer span"),
         ("embeddings a", "tokens: 256 vectors"),
         ("curves a", "validation"),
         ("curves a b", "○ b"),
-        ("family", "a fading past"),
+        ("family", "rows are queries, columns are keys"),
     ],
 )
 def test_a_picture_fits_into_the_terminal(words, shown, columns, place, capsys, monkeypatch):

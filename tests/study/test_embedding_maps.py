@@ -38,6 +38,17 @@ def test_tokens_are_named_and_positions_are_in_order():
     assert {"A", "z", r"\$", "\\n"} <= written and "\N{REPLACEMENT CHARACTER}" not in written
 
 
+def test_names_stand_inside_the_axes_and_over_no_other_name():
+    torch.manual_seed(0)
+    figure = draw(embedding_maps(ef.build("gpt2", "tiny"), SimpleNamespace(tokenizer=ByteTokenizer())))
+    for axes in figure.axes[:2]:
+        boxes = [name.get_window_extent() for name in axes.texts]
+        assert len(boxes) > 20
+        assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in boxes)
+        assert all(axes.bbox.y0 <= box.y0 and box.y1 <= axes.bbox.y1 for box in boxes)
+        assert all(box.count_overlaps(boxes) == 1 for box in boxes)  # with itself alone
+
+
 def test_an_encoder_decoder_has_those_of_both_sides():
     titles = [one.title for one in embedding_maps(ef.build("transformer", "tiny"))]
     assert titles == ["encoder tokens", "encoder positions", "decoder positions"]  # the sides share their tokens

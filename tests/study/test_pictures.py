@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
+from textwrap import wrap
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import everyformer as ef
 from everyformer.attention.context import Probe, SideInputs
 from everyformer.cli.main import main
+from everyformer.cli.show_run import print_attention
 from everyformer.network.lstm_cell import LstmCell
 from everyformer.network.residual import Gate
 from everyformer.study import attention_pictures, inner_maps
-from everyformer.study.attention_pictures import layout, neighbourhood
+from everyformer.study.attention_pictures import layout, neighbourhood, wrapped
 from everyformer.task.attention_maps import CLASS_TOKEN, attention_maps, probe
 from everyformer.task.batch import Batch
 from everyformer.task.classify import Classify
@@ -82,6 +86,28 @@ def test_a_pair_is_drawn_with_its_own_translation():
         attention_maps(network, inputs, "croos")
     with pytest.raises(ValueError, match="nothing to translate"):
         fitted.inference.probe_input(network, " ")
+
+
+def test_a_terminal_shades_weights_relative_to_the_largest():
+    network, fitted = ready("transformer", Translate(tokenizer="characters", context=20))
+    maps = attention_maps(network, fitted.inference.probe_input(network, "apples"))
+    largest = max(float(weight_HQK.max()) for weight_HQK in maps.weight_LHQK)
+    screen = Console(file=io.StringIO(), width=80)
+    print_attention(screen, maps)
+    shown = screen.file.getvalue()
+    assert largest < 0.75 and "█" in shown and f"more weight, up to {largest:.2g}\n" in shown
+
+
+@pytest.mark.parametrize("width", [30, 57, 72])
+def test_the_lines_of_a_title_are_about_equally_long(width):
+    for title in (
+        "cross-attention: rows are positions of the decoder, columns of the encoder",
+        "gates by position: groups of features, from closed to open",
+        "short",
+    ):
+        lines = wrapped(title, width).split("\n")
+        assert " ".join(lines) == title and max(map(len, lines)) <= width and len(lines) == len(wrap(title, width))
+        assert min(map(len, lines)) > 0.6 * max(map(len, lines))
 
 
 def test_attention_over_an_image_is_that_of_the_class_token():

@@ -40,6 +40,7 @@ def family_patterns(*, out: Path | None = None) -> None:
         draw(panels()).savefig(out)
         screen.print(f"family: {out}")
     else:
+        screen.print("rows are queries, columns are keys", style="dim")
         texts = []
         for panel in panels():
             cells = matrix(panel.value_QK, [""] * len(panel.value_QK), [""] * len(panel.value_QK), WIDEST)

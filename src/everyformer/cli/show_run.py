@@ -91,11 +91,11 @@ def attention(
         maps = [replace(one, title=f"{name}: {one.title}") for name, one in zip(names, maps, strict=True)]
     if out is None:
         for one in maps:
-            _print_attention(console(), one)
+            print_attention(console(), one)
     _finish(runs[0], run, "attention", out, lambda: draw(*maps))
 
 
-def _print_attention(screen: Console, maps: AttentionMaps) -> None:
+def print_attention(screen: Console, maps: AttentionMaps) -> None:
     """Print the weights of each head as a matrix, heads side by side where there is room."""
     from everyformer.study.attention_pictures import matrices
     from everyformer.study.text_pictures import matrix
@@ -103,9 +103,11 @@ def _print_attention(screen: Console, maps: AttentionMaps) -> None:
     width = min(screen.width, WIDEST)
     title, heads = matrices(maps)
     screen.print(title, style="bold")
-    grids = ["\n".join([one.title, *matrix(one.value_QK, one.queries, one.keys, width)]) for one in heads]
+    largest = max(float(one.value_QK.max()) for one in heads) or 1.0
+    grids = ["\n".join([one.title, *matrix(one.value_QK / largest, one.queries, one.keys, width)]) for one in heads]
     screen.print(Columns([Text(grid + "\n", no_wrap=True) for grid in grids], padding=(0, 2)), width=width)
-    screen.print("a darker cell is more weight", style="dim")
+    scale = f"up to {largest:.2g}" if maps.image is None else "relative to the largest of the head"
+    screen.print(f"a darker cell is more weight, {scale}", style="dim")
 
 
 @show.command
@@ -185,7 +187,7 @@ def _draw_inner(
 
 
 def _print_inner(screen: Console, title: str, maps: Sequence[InnerMap]) -> None:
-    from everyformer.study.inner_maps import as_shares
+    from everyformer.study.inner_maps import DARKER, as_shares
     from everyformer.study.text_pictures import digit, matrix, shade
 
     width = min(screen.width, WIDEST)
@@ -197,6 +199,9 @@ def _print_inner(screen: Console, title: str, maps: Sequence[InnerMap]) -> None:
         if one.count_T is not None:
             name = "steps".rjust(max(map(len, one.rows)))
             print(matrix(one.count_T[None], [name], one.labels, width, digit)[-1])
+    if maps[0].kind in DARKER:
+        largest = max(float(one.value_RT.max()) for one in maps)
+        screen.print(f"\na darker cell is {DARKER[maps[0].kind].format(largest)}", style="dim")
 
 
 @show.command

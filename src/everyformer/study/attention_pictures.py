@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from textwrap import fill
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -106,7 +106,7 @@ def _draw_one(figure: SubFigure, maps: AttentionMaps) -> None:
         painter = _image_painter(maps.image)
     elif maps.graph is not None:
         painter = _graph_painter(maps.graph, maps.weight_LHQK)
-    figure.suptitle(fill(_title(maps), max(30, 18 * heads)), fontsize=10)
+    figure.suptitle(wrapped(_title(maps), max(30, 18 * heads)), fontsize=10)
     for layer, weight_HQK in enumerate(maps.weight_LHQK):
         for head, weight_QK in enumerate(weight_HQK):
             plot = plots[layer][head]
@@ -117,6 +117,13 @@ def _draw_one(figure: SubFigure, maps: AttentionMaps) -> None:
     bar = figure.colorbar(scale, ax=plots, shrink=1 / layers, fraction=0.02, pad=0.01, aspect=15)
     bar.ax.tick_params(labelsize=6)
     bar.set_label("weight" if maps.image is None else "weight / largest", fontsize=8)
+
+
+def wrapped(title: str, width: int) -> str:
+    """A title in as few lines as the width permits, all about equally long."""
+    count = len(wrap(title, width))
+    lines = (wrap(title, narrower) for narrower in range(len(title) // count, width + 1))
+    return "\n".join(next(some for some in lines if len(some) == count))
 
 
 def _title(maps: AttentionMaps) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Point = tuple[int, float]  # step and value
 NATS = "loss in nats per target"
+OVER = "lines: training (moving average); circles: validation; diamonds: final validation"  # several runs
 SMOOTHED = 50  # the moving average reaches a fiftieth of the run to each side
 
 
@@ -146,7 +147,7 @@ def figure_of(folders: Sequence[Path]) -> Figure:
     else:
         for index, (folder, run) in enumerate(zip(folders, found, strict=True)):
             _draw_over(axes, run, str(folder), f"C{index % 10}")
-    title = folders[0].resolve().name if len(found) == 1 else "lines: training (moving average); points: validation"
+    title = folders[0].resolve().name if len(found) == 1 else OVER
     axes.set(xlabel="step", ylabel=found[0].unit)
     axes.set_title(title, fontsize=10)
     axes.locator_params(axis="x", integer=True)

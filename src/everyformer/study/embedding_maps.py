@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST = 20_000  # vectors of a vocabulary that are projected, the first ones
 POSITIONS = 256  # of an encoding that has no last position
 NAMED, FEW_NAMED = 300, 40  # points whose labels are legible beside each other, and of those that are more, or a curve
-COLUMNS, ROWS = 16, 40  # cells of a picture, each with room for one label
+SIDES = ((1, 1), (-1, 1), (1, -1), (-1, -1))  # of a point, where its name may stand: to the right, up
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ def draw(maps: Sequence[EmbeddingMap]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure((5.2 * len(maps), 4.8), dpi=DPI, layout="constrained")
-    for plot, one in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps, strict=True):
+    plots = figure.subplots(1, len(maps), squeeze=False)[0]
+    for plot, one in zip(plots, maps, strict=True):
         x_N, y_N = one.point_N2.T.numpy()
         if one.in_order:
             plot.plot(x_N, y_N, color="#c5ccd3", lw=0.8, zorder=1)
@@ -108,19 +109,50 @@ def draw(maps: Sequence[EmbeddingMap]) -> Figure:
             figure.colorbar(dots, ax=plot, fraction=0.03, pad=0.02).set_label("position", fontsize=8)
         else:
             plot.scatter(x_N, y_N, s=4, color="#9db7d1")
-        named = set[tuple[int, int]]()  # a cell of the picture has room for one name
-        width, height = (max(1e-12, float(axis_N.max() - axis_N.min())) for axis_N in (x_N, y_N))
-        every = 1 if len(x_N) <= NAMED and not one.in_order else -(-len(x_N) // FEW_NAMED)
-        for x, y, label in list(zip(x_N, y_N, one.labels, strict=True))[::every]:
-            shown = label if label.isprintable() and label.strip() else repr(label)[1:-1]
-            cell = int(COLUMNS * (x - x_N.min()) / width), int(ROWS * (y - y_N.min()) / height)
-            if "\N{REPLACEMENT CHARACTER}" in shown or cell in named:  # a part of a character has no name
-                continue
-            named.add(cell)
-            plot.annotate(shown.replace("$", r"\$"), (x, y), fontsize=6, xytext=(2, 2), textcoords="offset points")
         first, second = (
             f"component {number} ({share:.0%} of the variance)" for number, share in enumerate(one.share, 1)
         )
         plot.set(title=f"{one.title}: {len(x_N):,} vectors", xlabel=first, ylabel=second)
         plot.grid(alpha=0.3)
+    figure.draw_without_rendering()  # places the axes, and with them the points
+    figure.set_layout_engine("none")
+    for plot, one in zip(plots, maps, strict=True):
+        _name_points(plot, one)
     return figure
+
+
+def _name_points(plot: Any, one: EmbeddingMap) -> None:
+    """Write names beside points where they fit: inside the axes, over no other name, on the side with the fewest points."""
+    from matplotlib.patheffects import withStroke
+    from matplotlib.transforms import Bbox
+
+    at_N2, taken = plot.transData.transform(one.point_N2.numpy()), list[Bbox]()
+    every = 1 if len(at_N2) <= NAMED and not one.in_order else -(-len(at_N2) // FEW_NAMED)
+    for point, label in list(zip(one.point_N2.tolist(), one.labels, strict=True))[::every]:
+        shown = label if label.isprintable() and label.strip() else repr(label)[1:-1]
+        if "\N{REPLACEMENT CHARACTER}" in shown:  # a part of a character has no name
+            continue
+        name = plot.annotate(shown.replace("$", r"\$"), point, (2, 2), textcoords="offset points", fontsize=6)
+        name.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
+        found = list[tuple[int, int, int]]()
+        for right, up in SIDES:
+            _place(name, right, up)
+            box = name.get_window_extent()
+            inside = plot.bbox.contains(*box.min) and plot.bbox.contains(*box.max)
+            if inside and box.count_overlaps(taken) == 0:
+                covered_N = ((at_N2 >= box.min) & (at_N2 <= box.max)).all(1)
+                found.append((int(covered_N.sum()), right, up))
+        if not found:
+            name.remove()
+            continue
+        _, right, up = min(found, key=lambda one: one[0])
+        _place(name, right, up)
+        taken.append(name.get_window_extent())
+
+
+def _place(name: Any, right: int, up: int) -> None:
+    name.set(
+        position=(2 * right, 2 * up),
+        horizontalalignment="left" if right > 0 else "right",
+        verticalalignment="bottom" if up > 0 else "top",
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from textwrap import fill
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from everyformer.network.lstm import RecurrentModule
 from everyformer.network.network import Network, PairNetwork
-from everyformer.study.attention_pictures import DPI, MAX_TOKENS
+from everyformer.study.attention_pictures import DPI, MAX_TOKENS, wrapped
 from everyformer.task.attention_maps import ProbedSide, probe
 from everyformer.task.probe_input import ProbeInput
 
@@ -26,7 +25,12 @@ if TYPE_CHECKING:
 FEATURES = 8  # rows of a gate: its features are sorted by their mean and averaged in so many groups
 ROW, COLUMN = {"gate": 0.08}, 0.16  # inches: a bucket's number is legible
 COLOUR_MAPS = {"weight": "Blues", "bucket": "tab20", "gate": "RdYlBu", "span": "viridis"}
-SCALES = {"weight": "weight of the step", "gate": "open", "span": "span in positions"}
+SCALES = {"weight": "weight of the step", "gate": "gate: 0 closed, 1 open", "span": "span in positions"}
+DARKER = {
+    "weight": "more weight",
+    "gate": "more open",
+    "span": "a longer span, up to {:.3g} positions",
+}  # in a terminal
 COLOURS = 20  # of tab20: buckets beyond them repeat the colours
 
 
@@ -135,7 +139,7 @@ def draw(maps: Sequence[InnerMap], title: str) -> Figure:
         raise ValueError(f"the input has {count} positions, but at most {MAX_TOKENS} can be drawn; give a shorter one")
     heights = [ROW.get(one.kind, COLUMN) * len(one.rows) + 0.75 for one in maps]
     figure = Figure((max(4.0, COLUMN * count + 2.2), sum(heights) + 0.5), dpi=DPI, layout="constrained")
-    figure.suptitle(fill(title, int(11 * figure.get_figwidth())), fontsize=10)
+    figure.suptitle(wrapped(title, int(11 * figure.get_figwidth())), fontsize=10)
     largest = max(1.0, *(float(one.value_RT.max()) for one in maps)) if maps[0].kind == "span" else 1.0
     plots = figure.subplots(len(maps), 1, squeeze=False, height_ratios=heights)[:, 0]
     for plot, one in zip(plots, maps, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +15,7 @@ from everyformer.attention.span import DynamicSpanModule, SpanModule
 from everyformer.infer.evaluate import probed
 from everyformer.network.multi_head_attention import AttentionModule
 from everyformer.network.network import Network, PairNetwork
+from everyformer.study.attention_pictures import wrapped
 from everyformer.task.task import TaskData
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def draw_spans(result: Spans) -> Figure:
         plot.scatter(columns, spans_H, s=14, color="tab:blue", alpha=0.7, clip_on=False, zorder=3)
     plot.set_xticks(range(len(result.each)))
     title = f"learned span of each head: {result.mean:.1f} positions on average"
-    plot.set_title(fill(title, int(11 * figure.get_figwidth())), fontsize=10)
+    plot.set_title(wrapped(title, int(11 * figure.get_figwidth())), fontsize=10)
     plot.grid(axis="y", alpha=0.3)
     plot.set_xlabel("layer")
     plot.set_ylabel("span in positions")
