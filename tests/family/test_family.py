@@ -190,7 +190,10 @@ print(*named(Sublayer))
 def test_parts_of_a_member_are_set_on_the_command_line(name, setting, value):
     """A pattern is text, another part is JSON; the recipe keeps plain data, so that its JSON reads back equal."""
     recipe = Recipe.of(name, setting, size="tiny")
-    assert recipe.value({}) == member(name, "tiny", **{setting.partition("=")[0].removeprefix("model."): value})
+    given = {setting.partition("=")[0].removeprefix("model."): value}
+    assert recipe.value({}) == member(
+        name, "tiny", **recipe.model | given
+    )  # its other settings are those of the size's recipe
     assert from_json(to_json(recipe), Recipe) == recipe
 
 

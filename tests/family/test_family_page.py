@@ -57,4 +57,9 @@ def test_the_function_of_a_member_has_ten_to_twenty_lines(member):
 @every_member
 def test_the_command_of_a_member_makes_a_recipe(member):
     recipe = Recipe.of(member.name, size="tiny")
-    assert recipe.value({}) == member.value("tiny")
+    assert set(recipe.model) == {
+        setting.partition("=")[0].removeprefix("model.")
+        for setting in member.recipes.get("tiny", ())
+        if setting.startswith("model.")
+    }
+    assert recipe.value({}) == member.value("tiny", **recipe.model)
