@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
 from everyformer.family.table import MEMBERS, member, parameters
+from everyformer.network.store import model_from_json
 from everyformer.study.choices import choose, illegal
+from everyformer.study.plan import plan
 from everyformer.study.python_source import to_python
+from everyformer.train import Recipe
 from everyformer.value import to_json
 
 TINY = [(name, next(iter(one.sizes))) for name, one in MEMBERS.items()]
@@ -88,10 +92,24 @@ def test_sublayers_that_are_sent_back_are_the_same_model(client):
         assert data["json"] == start["json"], name
 
 
-def test_the_plan_is_the_librarys(client):
-    start = ask(client, "/api/family/member", name="gpt2", size="tiny")
+@pytest.mark.parametrize("name", ["gpt2", "bert", "transformer", "graph-classifier"])
+def test_the_plan_is_the_librarys_for_the_command_that_is_shown(client, name):
+    start = ask(client, "/api/family/member", name=name, size="tiny")
     data = ask(client, "/api/family/plan", json=start["json"])
-    assert data["parameters"] == start["parameters"] and data["flops"] > 6 * data["targets"] * 100_000
+    planned = plan(Recipe.of(name, "run.steps=100", size="tiny"))
+    shown = {field: data[field] for field in ("parameters", "flops", "targets", "tensors", "checkpoint")}
+    assert shown == {field: getattr(planned, field) for field in shown}
+
+
+@pytest.mark.parametrize(("name", "size"), TINY)
+def test_the_command_of_a_changed_member_fits_the_embedded_data(client, name, size):
+    start = ask(client, "/api/family/member", name=name, size=size)
+    data = ask(client, "/api/family/choose", json=start["json"], question="layers", choice=3)
+    echo, text, *_ = shlex.split(data["train"])
+    recipe = Recipe.of(model_from_json(text.encode()))
+    data = recipe.task.open(None)
+    data.fit(data.adapt(recipe.value(data.member_settings())))  # raises ValueError otherwise
+    assert echo == "echo"
 
 
 @pytest.mark.parametrize(

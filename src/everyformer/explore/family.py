@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+import sys
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from everyformer.attention.pattern import Pattern
 from everyformer.explore.answer import Answer, Ask
 from everyformer.explore.patterns import NoRequest, train_command
 from everyformer.family.table import MEMBERS, find
+from everyformer.network.embed import Features
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.multi_head_attention import Attention
 from everyformer.network.size import parameters
@@ -23,6 +27,7 @@ from everyformer.study.differences import differences, is_size, tree_of
 from everyformer.study.family_listing import cache_of, read_listing
 from everyformer.study.plan import plan
 from everyformer.study.python_source import to_python
+from everyformer.task.task import Task
 from everyformer.train.recipe import Recipe
 from everyformer.value import snake, to_json
 
@@ -99,7 +104,10 @@ def find_member(name: str) -> Any:
 
 @lru_cache(64)
 def _planned(model: AnyModel) -> dict[str, Any]:
-    planned = plan(Recipe.of(model, *SETTINGS))
+    """The plan of the command that the page shows. It has no limit, so that nothing is tried that would need less memory."""
+    found = _member_of(model)
+    recipe = Recipe.of(found[0], *SETTINGS, size=found[1]) if found else Recipe.of(_fitted(model), *SETTINGS)
+    planned = plan(recipe, limit=sys.maxsize)
     lines = planned.lines()
     return {
         "parameters": planned.parameters, "flops": planned.flops, "targets": planned.targets, "tensors": planned.tensors,
@@ -148,6 +156,37 @@ def _members() -> dict[tuple[str, str], AnyModel]:
     return {(name, size): one.value(size) for name, one in MEMBERS.items() for size in one.sizes}
 
 
+def _member_of(model: AnyModel) -> tuple[str, str] | None:
+    """The name and the size of the member that a model is."""
+    return next((found for found, value in _members().items() if value == model), None)
+
+
+def _fitted(model: AnyModel) -> AnyModel:
+    """The model with the tokens or inputs of the embedded data, as a member has when it is trained on them."""
+    settings = _data_settings(Recipe.of(model).task)
+
+    def fit(side: Model) -> Model:
+        embed: Any = side.embed
+        if settings.get("vocabulary", 0) > getattr(embed, "vocabulary", math.inf):
+            embed = replace(embed, vocabulary=settings["vocabulary"])
+        if settings.get("inputs") not in (None, getattr(embed, "inputs", None)) and isinstance(embed, Features):
+            embed = replace(embed, inputs=settings["inputs"])
+        return replace(side, embed=embed)
+
+    if isinstance(model, EncoderDecoder):
+        return replace(model, encoder=fit(model.encoder), decoder=fit(model.decoder))
+    return fit(model)
+
+
+@lru_cache(32)
+def _data_settings(task: Task) -> dict[str, Any]:
+    """The settings of a model that follow from the embedded data of a task, such as the number of tokens."""
+    try:
+        return task.open(None, None).member_settings()
+    except ValueError:  # it has none
+        return {}
+
+
 def _nearest(model: AnyModel) -> dict[str, Any]:
     """The member that differs in the fewest parts, and then in the fewest sizes."""
     best: tuple[int, int, str, str, dict[str, Any]] | None = None
@@ -172,8 +211,7 @@ def _text(leaf: Any) -> str:
 
 def _command(model: AnyModel, imports: Sequence[str]) -> str:
     """A command that trains the model: a member by its name, any other from a file that it writes first."""
-    for (name, size), value in _members().items():
-        if value == model:
-            return train_command([name, "--size", size], imports)
-    text = shlex.quote(msgspec.json.encode(model).decode())
+    if found := _member_of(model):
+        return train_command([found[0], "--size", found[1]], imports)
+    text = shlex.quote(msgspec.json.encode(_fitted(model)).decode())
     return f"echo {text} > mine.json && {train_command(['mine.json'], imports)}"
