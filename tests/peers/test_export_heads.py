@@ -15,7 +15,7 @@ from everyformer.task.target import ClassTarget
 from everyformer.train.imported import import_run
 from everyformer.train.trained import load
 from tests.peers.test_export import TOKENIZERS, exported, save
-from tests.peers.test_import import BERT, word_pieces, write_gpt2
+from tests.peers.test_import import BERT, refused, word_pieces, write_gpt2, write_sentence_encoder
 
 BODIES = {
     "bert": ("BertForMaskedLM", transformers.BertConfig, BERT),
@@ -42,11 +42,16 @@ def with_classes(network):
     return replace(value, outputs=(ClassTarget(("a", "b", "c")).head(value),)).build().eval()
 
 
+@pytest.mark.parametrize("headless", [False, True], ids=["with a head", "without"])
 @pytest.mark.parametrize("name", BODIES)
-def test_the_new_head_of_a_masked_model_is_that_of_its_type(name, tmp_path):
-    write_bert(tmp_path / "theirs", *BODIES[name])
-    network = with_classes(everyformer.from_pretrained(tmp_path / "theirs"))
-    config, weights = to_transformers(network, load(tmp_path / "theirs").published)
+def test_the_new_head_of_an_encoder_is_that_of_its_type(name, headless, tmp_path):
+    architecture, config, sizes = BODIES[name]
+    write_bert(
+        tmp_path / "theirs", architecture.partition("For")[0] + "Model" if headless else architecture, config, sizes
+    )
+    begun = load(tmp_path / "theirs")
+    network = with_classes(begun.network)
+    config, weights = to_transformers(network, begun.published)
     architecture = BODIES[name][0].partition("For")[0] + "ForSequenceClassification"
     assert (config["model_type"], config["architectures"]) == (name, [architecture])
     config = BODIES[name][1](**config, num_labels=3)
@@ -59,8 +64,28 @@ def test_the_new_head_of_a_masked_model_is_that_of_its_type(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen3", "gemma", "gemma2"])
 def test_the_new_head_of_a_language_model_is_that_of_its_type(name):
-    config, _ = to_transformers(with_classes(everyformer.build(name, "tiny")))
-    assert config["architectures"][0].endswith("ForSequenceClassification")
+    network = everyformer.build(name, "tiny")
+    for value in (network.value, replace(network.value, outputs=())):  # LlamaModel has no head
+        config, _ = to_transformers(with_classes(value.build()))
+        assert config["architectures"][0].endswith("ForSequenceClassification")
+
+
+def test_a_sentence_encoder_is_fine_tuned_with_the_head_of_its_type(tmp_path, capsys):
+    write_sentence_encoder(tmp_path / "theirs", "mean", True)
+    run, data, new = str(tmp_path / "run"), str(tmp_path / "rows.csv"), str(tmp_path / "new")
+    assert main(["import", str(tmp_path / "theirs"), "--out", run]) == 0
+    (tmp_path / "rows.csv").write_text("text,label\n" + "a rose,good\nthe rose,bad\n" * 20)
+    words = [run, "--init-from", run, "--data", data, "run.batch=4"]
+    for verb in ("plan", "train"):
+        assert "use embed, or give it a head with --task and --init-from" in refused(capsys, verb, *words)
+    assert main(["plan", *words, "--task", "classify"]) == 0
+    few = ("run.steps=1", "run.evaluate=0", "run.examples=1", "run.final_examples=2")
+    assert main(["train", *words, "--task", "classify", *few, "--out", new]) == 0
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(exported(new, tmp_path / "hf")).eval()
+    names = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        expected = theirs(torch.tensor([names("a rose")["input_ids"]])).logits.softmax(-1)
+    assert np.abs(expected.numpy() - load(new).predict(["a rose"]).probabilities).max() < 1e-5
 
 
 @pytest.mark.parametrize(("name", "task"), [("bert", "classify"), ("bert", "regress"), ("gpt2", "classify")])

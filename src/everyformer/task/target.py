@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from everyformer.infer.estimate import Estimate, proportion_interval
 from everyformer.infer.predict import Predictions
+from everyformer.network.depth import Stack
 from everyformer.network.model import Model
 from everyformer.network.output_head import Classify, Language, Masked, OutputHead, PerToken, Regress, ReplacedToken
 
@@ -75,18 +76,23 @@ class Target:
 
 def _reading(model: Model) -> dict[str, Any]:
     """How the model's own head reads the sequence. Without one, the head that the field gives such a model: of a language model the
-    last token, without a bias; of a masked model the first token and a pooler (tanh in BERT, ReLU in DistilBERT, which has no
-    segments, GELU in ELECTRA); of any other the mean, or the last token if it is causal."""
+    last token, without a bias; of a masked model, or of such an encoder alone, the first token and a pooler (tanh in BERT, ReLU in
+    DistilBERT, which has no segments, GELU in ELECTRA, whose embedding is narrow and whose layers are not repeated); of any other the
+    mean, or the last token if it is causal."""
     own = next((head for head in model.outputs if isinstance(head, Classify | Regress)), None)
     if own is not None:
         names = ("reading", "pooler", "dropout", "pooler_activation", "bias")
         return {name: getattr(own, name) for name in names}
     first = model.outputs[0] if model.outputs else None
-    if isinstance(first, Masked | ReplacedToken):
-        activation = "gelu" if isinstance(first, ReplacedToken) else "tanh" if model.segments else "relu"
+    bare = (
+        first is None and model.norm is not None and not model.body.is_causal()
+    )  # an encoder like BERT, imported without a head
+    if bare or isinstance(first, Masked | ReplacedToken):
+        replaced = isinstance(first, ReplacedToken) or (bare and model.embed_width and isinstance(model.body, Stack))
+        activation = "gelu" if replaced else "tanh" if model.segments else "relu"
         return {"reading": "first", "pooler": True, "pooler_activation": activation, "dropout": model.dropout}
     if model.body.is_causal():
-        return {"reading": "last", "bias": not isinstance(first, Language)}
+        return {"reading": "last", "bias": not (first is None or isinstance(first, Language))}
     return {"reading": "mean"}
 
 

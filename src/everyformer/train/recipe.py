@@ -131,7 +131,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         own = _task_of_run(member) if task is None and problem_name(named) is None else None
         given_task = own or task_for(member, size, task, named)
         settings = (
-            *_settings_before(entry, size or entry.size, given_task == task_for(member, size), published),
+            *_settings_before(entry, member, size or entry.size, given_task, published),
             *settings,
         )
         recipe = cls(
@@ -162,16 +162,18 @@ class Recipe(Value, frozen=True, kw_only=True):
         return member.value(self.size, **(settings | self.model))
 
 
-def _settings_before(entry: Member, size: str, is_own_task: bool, published: bool) -> tuple[str, ...]:
+def _settings_before(
+    entry: Member, member: str | Model | EncoderDecoder, size: str, task: Task, published: bool
+) -> tuple[str, ...]:
     """The settings that a size of a member has before those of the user."""
-    if not published:
-        return entry.recipes.get(size, ()) if is_own_task else ()
-    found = published_recipe(entry.name, size)
-    if not is_own_task:
+    found = published_recipe(entry.name, size).of(size) if published else entry.recipes.get(size, ())
+    if not found or task == task_for(member, size):  # a model of one's own may have no task of its own
+        return found
+    if published:
         raise ValueError(
             f"the published recipe of {entry.name} is for its own task; leave out --task, or --recipe paper"
         )
-    return found.of(size)
+    return ()
 
 
 def is_run(member: object) -> bool:
