@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -45,6 +46,19 @@ def uses(text: str, name: str) -> bool:
     names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
     names += [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return name in names and text != name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_docstring_says_what_every_argument_is(name):
+    value = getattr(everyformer, name)
+    named = [
+        one
+        for one in inspect.signature(value).parameters.values()
+        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+    ]
+    doc = inspect.getdoc(value) or ""
+    missing = [one.name for one in named if not re.search(rf"`{one.name}`|^{one.name}\s{{2,}}", doc, re.M)]
+    assert not missing, f"the docstring of {name} does not say what {', '.join(missing)} is"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -92,7 +92,7 @@ def _reason(error: msgspec.MsgspecError) -> str:
 
 
 def to_json(value: Value, indent: int = 2) -> str:
-    """Write a value as JSON, which `from_json` reads. Example: `to_json(member("gpt2", "tiny"))`."""
+    """Returns a `value` as JSON, which `from_json` reads; `indent` is the number of spaces. Example: `to_json(member("gpt2", "tiny"))`."""
     return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
 
 
@@ -107,7 +107,7 @@ def decode_json(text: str | bytes) -> Any:
 
 
 def from_json(text: str | bytes, kind: type[T]) -> T:
-    """Read a value from JSON. `kind` is a protocol or a value class. Raises ValueError if the JSON is not one.
+    """Returns the value of a JSON `text`. `kind` is a protocol or a value class. Raises ValueError if the JSON is not one.
 
     Raises UnknownPart, a ValueError, if the JSON names a class that is not known. Example: `from_json(text, Model)`.
     """

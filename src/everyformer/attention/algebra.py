@@ -173,7 +173,7 @@ class Causal(Pattern, Value, frozen=True):
 
 
 class ByHead(BoundPattern, Value, frozen=True):
-    """Head h has patterns[h mod n]. Example: `ByHead((Causal(), Causal() & Window(8)))`."""
+    """Head h has `patterns`[h mod n]. Example: `ByHead((Causal(), Causal() & Window(8)))`."""
 
     patterns: tuple[Pattern, ...]
 

@@ -77,14 +77,14 @@ def attend(
     kernel: str | None = None,
     transformed: bool = False,
 ) -> Tensor:
-    """Returns the output B, H, Q, E' of every query.
+    """Returns the output B, H, Q, E' of every query `q_BHQE`, the mean of the values `v_BHKE` weighted by how well keys `k_BHKE` fit it.
 
     pattern      which query attends to which key. Default: every query to every key
     score_mods   modules of score modifications
     context      positions, side inputs and options of the call. Default: the queries are the last of the keys
     scale        factor of q k^T. Default: 1 / sqrt(E)
     dropout      probability that a weight is dropped
-    kernel       a name from the list above. Default: the context's
+    kernel       a name of `KERNELS`: fused, hashed, tiled, flex, blocked, sdpa or reference; or auto. Default: the context's
     transformed  whether q and k are as the score modifications transform them already
 
     Raises ValueError if the inputs do not fit together, and UnsupportedKernel if the named kernel does not support the request.

@@ -20,7 +20,7 @@ ROWS = 16  # queries in a block, to see whether an order of the positions helps
 
 
 def check_pattern(pattern: Pattern, length: int = 64, heads: int = 2) -> None:
-    """Checks the pattern and every pattern inside it on `length` positions.
+    """Checks the `pattern` and every pattern inside it, on `length` positions and for each of `heads`.
 
     A pattern that needs side inputs is not checked by itself, because its predicate depends on them.
 

@@ -31,29 +31,36 @@ class Probe:
 
     Each list is in the order of execution. A probed pass computes its attention with the reference kernel, because the fast
     kernels never hold the weights.
+
+    records_weights    whether weights are recorded; with False, the fast kernels stay in use
+    records_layers     whether `layers` are recorded, and `records_products` whether `products` are
+    logits             with False, output heads with a vocabulary return a `LogitMap`, which is not computed yet
+    weights            B, H, Q, K of each self-attention
+    cross_weights      B, H, Q, S of each cross-attention
+    products           B, H, Q, K of each self-attention: scale q_i . k_j
+    buckets            B, H, R, K of each attention that hashes: the bucket of each key
+    gates              B, T, D by name, of each gated residual; `cell_gates` of each LSTM
+    state_weights      B, D, Q, K of each LSTM: of inputs in each feature of its state
+    halts              B, T, N of each halting depth or sublayer: the weight of each step
+    spans              B, H, Q of each attention with adaptive spans
+    layers             B, T, D of every layer but the last
     Example: `network(token_BT, probe=Probe())`.
     """
 
-    records_weights: bool = True  # with False, the fast kernels stay in use
+    records_weights: bool = True
     records_layers: bool = False
     records_products: bool = False
-    logits: bool = True  # with False, output heads with a vocabulary return a `LogitMap`, which is not computed yet
-    weights: list[Tensor] = field(default_factory=list)  # B, H, Q, K of each self-attention
-    cross_weights: list[Tensor] = field(default_factory=list)  # B, H, Q, S of each cross-attention
-    products: list[Tensor] = field(
-        default_factory=list
-    )  # B, H, Q, K of each self-attention: scale q_i . k_j, if `records_products`
-    buckets: list[Tensor] = field(default_factory=list)  # B, H, R, K of each attention that hashes: bucket of each key
-    gates: list[dict[str, Tensor]] = field(default_factory=list)  # B, T, D by name, of each gated residual
-    cell_gates: list[dict[str, Tensor]] = field(default_factory=list)  # B, T, D by name, of each LSTM
-    state_weights: list[Tensor] = field(
-        default_factory=list
-    )  # B, D, Q, K of each LSTM: of inputs in each feature of its state
-    halts: list[Tensor] = field(
-        default_factory=list
-    )  # B, T, N of each halting depth or sublayer: the weight of each step
-    spans: list[Tensor] = field(default_factory=list)  # B, H, Q of each attention with adaptive spans
-    layers: list[Tensor] = field(default_factory=list)  # B, T, D of every layer but the last, if `records_layers`
+    logits: bool = True
+    weights: list[Tensor] = field(default_factory=list)
+    cross_weights: list[Tensor] = field(default_factory=list)
+    products: list[Tensor] = field(default_factory=list)
+    buckets: list[Tensor] = field(default_factory=list)
+    gates: list[dict[str, Tensor]] = field(default_factory=list)
+    cell_gates: list[dict[str, Tensor]] = field(default_factory=list)
+    state_weights: list[Tensor] = field(default_factory=list)
+    halts: list[Tensor] = field(default_factory=list)
+    spans: list[Tensor] = field(default_factory=list)
+    layers: list[Tensor] = field(default_factory=list)
 
 
 class Call:
@@ -202,13 +209,20 @@ class EncoderContext:
 
 @dataclass(frozen=True)
 class Context:
-    """What a sublayer reads besides its input and its cache entry. Example: `Context.of(queries=8, keys=8)`."""
+    """What a sublayer reads besides its input and its cache entry. Example: `Context.of(queries=8, keys=8)`.
+
+    positions      of the queries and keys
+    side           the side inputs of the call
+    call           its options, and what its layers share
+    encoder        the encoder output, for cross-attention
+    max_distance   no query of this attention attends to a key farther away. None: not known
+    """
 
     positions: Positions
     side: SideInputs
     call: Call = field(compare=False, repr=False)
     encoder: EncoderContext | None = None
-    max_distance: int | None = None  # no query of this attention attends to a key farther away; None: not known
+    max_distance: int | None = None
 
     @staticmethod
     def of(

@@ -44,8 +44,9 @@ def four_term_scores(
 
 
 class FourTerm(ScoreMod, Value, frozen=True):
-    """Transformer-XL's relative positions. Distances beyond `max_distance` count as `max_distance`. Default: not clamped.
+    """Transformer-XL's relative positions, with sinusoids that are `width` wide.
 
+    Distances beyond `max_distance` count as `max_distance`. Default: not clamped.
     Example: `Attention(Standard(8), Causal(), (FourTerm(width=64),))`.
     """
 

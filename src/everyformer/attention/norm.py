@@ -30,7 +30,10 @@ class Norm:
 
 
 class LayerNorm(Norm, Value, frozen=True):
-    """Layer norm over the features of each position (Ba et al. 2016). Example: `PreNorm(LayerNorm(eps=1e-6))`."""
+    """Layer norm over the features of each position (Ba et al. 2016). Example: `PreNorm(LayerNorm(eps=1e-6))`.
+
+    `eps` is added to the variance; without `bias` there is no shift beta.
+    """
 
     eps: Positive = 1e-5
     bias: bool = True
@@ -40,9 +43,9 @@ class LayerNorm(Norm, Value, frozen=True):
 
 
 class RMSNorm(Norm, Value, frozen=True):
-    """Root mean square norm over the features of each position (Zhang & Sennrich 2019). `unit_offset`: the factor is 1 + weight.
+    """Root mean square norm over the features of each position (Zhang & Sennrich 2019). Example: `PreNorm(RMSNorm())`.
 
-    Example: `PreNorm(RMSNorm())`.
+    `eps` is added to the mean square; with `unit_offset` the factor is 1 + weight.
     """
 
     eps: Positive = 1e-6

@@ -11,7 +11,7 @@ from everyformer.value import named, nearest
 
 
 def parse(text: str) -> Pattern:
-    """Returns the pattern that a text such as `causal & (window(8) | stride(8))` names.
+    """Returns the pattern that a `text` such as `causal & (window(8) | stride(8))` names.
 
     Raises ValueError if the text names no pattern.
     Example: `parse("causal & (window(8) | stride(8))")`.

@@ -58,7 +58,7 @@ __all__ = [  # with the names of algebra.py
 
 
 class Window(Pattern, Value, frozen=True):  # eq. W14
-    """Neighbours: |i - j| < size. `causal & window(s)` is the last s positions, the query's own included.
+    """Neighbours: |i - j| < `size`. `causal & window(s)` is the last s positions, the query's own included.
 
     Example: `Causal() & Window(8)`.
     """
@@ -88,7 +88,7 @@ class Block(Pattern, Value, frozen=True):
 
 
 class Stride(Pattern, Value, frozen=True):
-    """Every l-th position, counted from the query: (i - j) mod l = 0. Example: `Causal() & (Window(8) | Stride(8))`."""
+    """Every `step`-th position, counted from the query: (i - j) mod l = 0. Example: `Causal() & (Window(8) | Stride(8))`."""
 
     step: Size
 
@@ -253,7 +253,7 @@ class SameDocument(BoundPattern, Value, frozen=True):
 
 
 class Hashed(BoundPattern, Value, frozen=True):
-    """Similar keys: in each round, the last `window` earlier keys in the query's bucket (after Reformer, Kitaev et al. 2020).
+    """Similar keys: in each of `rounds`, the last `window` earlier keys in the query's bucket, of `buckets` (Kitaev et al. 2020).
 
     It is causal, and later tokens change nothing. A query has the bucket of the key at its position, and attends to itself only
     if no round has another key for it. See attention/hashing.py.
@@ -287,11 +287,10 @@ class Hashed(BoundPattern, Value, frozen=True):
 
 
 class Chunked(BoundPattern, Value, frozen=True):
-    """Reformer's attention as published: positions sorted by bucket form chunks; a query attends to its own and the one before.
-
-    The borders of the chunks depend on all positions, so later tokens change which earlier keys a query attends to, even where
-    `bidirectional` is False. A language model with this pattern is refused unless `leaks` is True; `hashed` has no such leak. With
-    several numbers of `buckets` there are as many as their product: a key is hashed once for each, and not once among so many.
+    """Reformer's attention as published: in each of `rounds`, positions sorted by bucket are cut into pieces of `chunk`, and a query
+    attends to its own and the one before. Their borders depend on all positions, so later tokens change which earlier keys a query
+    attends to, even where `bidirectional` is False. A language model with this pattern is refused unless `leaks` is True; `hashed` has
+    no such leak. With several numbers of `buckets` there are as many as their product: a key is hashed once for each.
     Example: `Chunked(rounds=2, buckets=8, chunk=16)`.
     """
 
@@ -345,16 +344,16 @@ class Visible(Pattern, Value, frozen=True):
 
 
 def strided(stride: int) -> tuple[Pattern, Pattern]:  # eq. W21
-    """Child et al. 2019: the last l positions, and every l-th one before; for data with a period (images, sound).
+    """Child et al. 2019: the last `stride` positions, and every `stride`-th one before; for data with a period (images, sound).
 
-    Example: `strided(16)`.
+    Returns the two patterns. Example: `strided(16)`.
     """
     return Causal() & Window(stride), Causal() & Stride(stride)
 
 
 def fixed(stride: int, columns: int, skip: int = 0) -> tuple[Pattern, Pattern]:  # eq. W22
-    """Child et al. 2019: the same block of l positions, and the last c columns of every block; for text. Several heads can have
-    different columns: each skips another number of the last ones.
+    """Child et al. 2019: the same block of `stride` positions, and the last `columns` of every block without the final `skip`; for text.
+    Several heads can have different columns: each skips another number of the last ones. Returns the two patterns.
     Example: `fixed(16, 4)`.
     """
     return Causal() & Block(stride), Causal() & Summary(stride, columns, skip)

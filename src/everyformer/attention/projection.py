@@ -86,11 +86,14 @@ class ProjectionModule(nn.Module):
 
 
 class Standard(Projection, Value, frozen=True):
-    """Each head projects the full vector. Default head width: D / H. Example: `Attention(Standard(8), Causal())`.
+    """Each head projects the full vector. Example: `Attention(Standard(8), Causal())`.
 
-    With `key_heads` there are fewer heads of keys and values, and a cache holds only these: grouped-query attention, or
-    multi-query attention with one (Ainslie et al. 2023). `qk_norm` norms the queries and keys of each head, and `scale` is the
-    factor of their product. Default: 1 / sqrt(head width).
+    heads       the number of heads; `key_width` and `value_width` are their widths. Default: D / H
+    bias        whether the maps to queries, keys and values have biases, `merge_bias` whether the map that merges the heads has
+    key_heads   fewer heads of keys and values, the only ones in a cache: grouped-query attention, or multi-query attention with
+                one (Ainslie et al. 2023)
+    qk_norm     a norm of the queries and keys of each head
+    scale       the factor of their product. Default: 1 / sqrt(head width)
     Example: `Attention(Standard(8, key_heads=2, qk_norm=RMSNorm()), Causal(), (Rotary(),))`.
     """
 
@@ -121,6 +124,7 @@ class Standard(Projection, Value, frozen=True):
 class Shared(Projection, Value, frozen=True):
     """Reformer's form (Kitaev et al. 2020): query and key are one projection, keys are normalized to length 1, and there is no scale.
 
+    `heads`, `key_width`, `value_width`, `bias` and `merge_bias` are those of `Standard`.
     Example: `Attention(Shared(8), Hashed(2, 8, 16))`.
     """
 
@@ -139,7 +143,7 @@ class Shared(Projection, Value, frozen=True):
 
 
 class Wide(Projection, Value, frozen=True):
-    """Every head is as wide as the model (the code of Bloem 2019, source B). Example: `Attention(Wide(8))`."""
+    """Each of the `heads` is as wide as the model (the code of Bloem 2019, source B). Example: `Attention(Wide(8))`."""
 
     heads: Few
 
@@ -148,7 +152,7 @@ class Wide(Projection, Value, frozen=True):
 
 
 class Sum(Projection, Value, frozen=True):  # eq. K4
-    """The sum form of Katsaros (source K): Y = sum_h V_h X A_h. Default rank: full D x D matrices V_h.
+    """The sum form of Katsaros (source K): Y = sum_h V_h X A_h over the `heads`. `rank` is that of V_h. Default: full D x D matrices.
 
     Example: `Attention(Sum(8, rank=16))`.
     """
@@ -201,7 +205,7 @@ class Asymmetric(Projection, Value, frozen=True):  # eq. K3
 
 
 class Sliced(Projection, Value, frozen=True):
-    """The efficient form of Bloem 2019 (source B): head h projects slice h of the input, by its own E x E matrices.
+    """The efficient form of Bloem 2019 (source B): each of the `heads` projects its slice of the input, by its own E x E matrices.
 
     Example: `Attention(Sliced(8))`.
     """
@@ -213,7 +217,7 @@ class Sliced(Projection, Value, frozen=True):
 
 
 class Narrow(Projection, Value, frozen=True):
-    """The narrow form of pbloem/former: the same E x E matrices for every slice, and no output projection.
+    """The narrow form of pbloem/former: the same E x E matrices for the slices of all `heads`, and no output projection.
 
     Example: `Attention(Narrow(8))`.
     """

@@ -82,7 +82,7 @@ class Llama3Scaling(RotaryScaling, Value, frozen=True):
 
 
 class YarnScaling(RotaryScaling, Value, frozen=True):
-    """Divides low frequencies by `factor` and scales the attention (Peng et al. 2023).
+    """Divides low frequencies by `factor` and scales the queries and keys by `attention` (Peng et al. 2023). Default: as the paper.
 
     `fast` and `slow` are turns in the `context` of the first training. `truncate` rounds the bounds to whole pairs.
     Example: `Rotary(scaling=YarnScaling(4.0, context=32768))`.

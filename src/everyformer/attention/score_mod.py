@@ -113,9 +113,9 @@ def _both(one: Pattern, two: Pattern) -> Pattern:
 
 
 class Rotary(ScoreMod, Value, frozen=True):
-    """Rotates pair m of the first W features of a query or key at position i by the angle i / base^(2m/W). Default W: all.
+    """Rotates pair m of the first W (`width`) features of a query or key at position i by i / `base`^(2m/W). Default W: all.
 
-    The pair is (2m, 2m+1) in the layout `interleaved` (Su et al. 2021), (m, m + W/2) in `halves` (GPT-NeoX, Llama as transformers
+    The pair is (2m, 2m+1) in the `layout` interleaved (Su et al. 2021), (m, m + W/2) in halves (GPT-NeoX, Llama as transformers
     stores it). `scaling` changes the angles for longer contexts.
     Example: `Attention(Standard(8), Causal(), (Rotary(500000.0, "halves", scaling=Llama3Scaling(8.0)),))`.
     """
@@ -233,10 +233,10 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 class Shaw(ScoreMod, Value, frozen=True):
-    """Relative position representations: e_ij = q_i (k_j + a^K_r) / sqrt(E), z_i = sum_j w_ij (v_j + a^V_r).
+    """Relative position representations: e_ij = q_i (k_j + a^K_r) / sqrt(E), with `values` z_i = sum_j w_ij (v_j + a^V_r).
 
-    r = clip(j - i, -max_distance, max_distance); the vectors a are learned and shared by the heads, as in the paper. With `future` False
-    there are none for r > 0, and such keys use r = 0.
+    r = clip(j - i) to `max_distance`; the vectors a are learned and shared by the heads, as in the paper, with `shared` by all layers too.
+    With `future` False there are none for r > 0, and such keys use r = 0.
     Example: `Attention(Standard(8), score_mods=(Shaw(max_distance=16),))`.
     """
 
@@ -293,7 +293,7 @@ class RelativeTerm:
 
 
 class T5Bias(ScoreMod, Value, frozen=True):
-    """A learned number per head and bucket of distances; buckets widen logarithmically up to `max_distance`.
+    """A learned number per head and one of `buckets` of distances, which widen logarithmically up to `max_distance`.
 
     `bidirectional` gives half of the buckets to the future (an encoder); otherwise the future has bucket 0. `shared`: one table for
     all layers, as in T5.
@@ -346,7 +346,7 @@ class T5BiasModule(ScoreModModule):
 
 
 class ImageBias(ScoreMod, Value, frozen=True):
-    """A learned number per head and 2-D offset (rows, columns) between two cells of a grid in raster order.
+    """A learned number per head and 2-D offset (rows, columns) between two cells of a grid, `rows` x `columns` in raster order.
 
     `before` positions come before the grid (a class token); pairs with them share one learned number per head.
     Example: `Attention(Standard(8), score_mods=(ImageBias(rows=8, columns=8),))`.

@@ -18,7 +18,7 @@ from everyformer.value import Positive, Value
 
 
 class SoftCap(ScoreMod, Value, frozen=True):
-    """Keeps the products of queries and keys between -cap and cap: cap tanh(score / cap).
+    """Keeps the products of queries and keys between -`cap` and `cap`: cap tanh(score / cap).
 
     Example: `Attention(Standard(8), Causal(), (Rotary(), SoftCap(50.0)))`.
     """

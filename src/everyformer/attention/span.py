@@ -34,14 +34,15 @@ GRAIN = 64  # windows are multiples of this, and of an eighth of the next power 
 
 
 class Span(ScoreMod, Value, frozen=True):
-    """One span for each head. Its initial value is the fraction `start` of `max_span`.
+    """A learned span z for each head: the soft mask falls from 1 to 0 over `ramp` positions beyond z (Sukhbaatar et al. 2019).
 
-    Example: `Attention(Standard(8), Causal(), (Span(max_span=256),))`.
+    `max_span` is the largest z, and the initial one is the fraction `start` of it. The loss has `cost` nats per target for each
+    position of the mean span. Example: `Attention(Standard(8), Causal(), (Span(max_span=256),))`.
     """
 
     max_span: Size
     ramp: Size = 32
-    cost: NotNegative = 5e-7  # of each position, in nats per target
+    cost: NotNegative = 5e-7
     start: Part = 0.0
 
     def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
@@ -51,6 +52,7 @@ class Span(ScoreMod, Value, frozen=True):
 class DynamicSpan(ScoreMod, Value, frozen=True):
     """A span for each head and query, computed from the input vector of the query, which is `width` wide.
 
+    `max_span`, `ramp`, `cost` and `start` are those of `Span`.
     Example: `Attention(Standard(8), Causal(), (DynamicSpan(width=64, max_span=256),))`.
     """
 

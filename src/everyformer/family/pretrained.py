@@ -27,7 +27,7 @@ from everyformer.network.store import model_from_json
 
 
 def from_pretrained(folder: str | Path) -> Network | PairNetwork:
-    """Returns the network of a folder that `save_pretrained` of transformers wrote, in evaluation mode and in its precision.
+    """Returns the network of a `folder` that `save_pretrained` of transformers wrote, in evaluation mode and in its precision.
 
     The model has the heads that the weights have: for language, masked tokens, the next sentence, classes of sequences, tokens or
     images, or questions. Example: `network = everyformer.from_pretrained("exported")`. Raises ValueError if the config

@@ -122,7 +122,7 @@ def member(name: str | Model | EncoderDecoder, size: str | None = None, **change
 
 
 def build(name: str | Model | EncoderDecoder, size: str | None = None, **changes: Any) -> Network | PairNetwork:
-    """Returns the network of a member with new weights; the arguments are those of `member`.
+    """Returns the network of a member with new weights; `name`, `size` and the settings are those of `member`.
 
     Example: `build("gpt2", "tiny", width=32)`.
     """

@@ -43,8 +43,11 @@ PREFILL = 8192  # tokens of prompts that one call reads, unless one prompt is lo
 
 
 class Batcher:
-    """Generates the continuations of many prompts, at most `rows` of them at a time.
+    """Generates the continuations of many prompts with a `network`, at most `rows` of them at a time.
 
+    kernel   of the attention, a name of `KERNELS`, or auto
+    fused    whether steps take the fused programs; True refuses a model that they do not support. Default: where they can be
+    packed   whether the weights are kept in the order in which oneDNN reads them. Default: on a CPU, where it saves time
     Example: `batcher = Batcher(network, rows=8); batcher.submit([1, 2, 3], tokens=4); events = batcher.step()`.
     """
 

@@ -56,11 +56,11 @@ TOGETHER = 64  # prompts that are generated together, unless rows= says otherwis
 def generate(
     network: Network, prompts: Prompts, tokens: int, *, rows: int | None = None, **options: Any
 ) -> list[list[int]]:
-    """Returns each prompt with at most `tokens` new tokens; prompts may differ in length. The options are those of `stream`.
+    """Returns each of `prompts` with at most `tokens` new tokens of the `network`; prompts may differ in length.
 
     rows   how many prompts are generated together; when one has ended the next takes its place, which bounds the memory and changes
            no text. Default: 64, or all where an option (encoder_output, side_inputs, probe, context, cached, static) needs that
-
+    The options, such as temperature, top_k and seed, are those of `everyformer.infer.generate.stream`.
     Example: `generate(network, [list(b"Once")], tokens=40, temperature=0.8, seed=1)`.
     """
     texts = prompt_rows(prompts)

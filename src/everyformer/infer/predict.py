@@ -18,12 +18,13 @@ PREDICTED = 64  # examples in one call
 class Predictions:
     """The predictions of N examples, which `predict` and `classify` return: `isinstance(run.predict(["good"]), Predictions)`.
 
-    run.predict(["good", "bad"]).values            # the classes: array(['pos', 'neg'])
-    run.predict(["good", "bad"]).probabilities     # of all classes, N x C, in the order of .classes
+    values          N classes, numbers or texts: array(['pos', 'neg'])
+    probabilities   N, C: of all classes, in the order of `classes`. None: the predictions are no classes
+    classes         the names of all C classes
     """
 
-    values: NDArray[Any]  # N classes, numbers or texts
-    probabilities: NDArray[np.float32] | None = None  # N, C; None: the predictions are no classes
+    values: NDArray[Any]
+    probabilities: NDArray[np.float32] | None = None
     classes: tuple[str, ...] = ()
 
     def __len__(self) -> int:

@@ -31,9 +31,12 @@ def sample(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> Tensor:
-    """Returns one token id per row.
+    """Returns one token id per row of `logits_BV`, drawn from their softmax at `temperature`; 0 takes the most likely one.
 
-    Generators (one for all rows, or one per row) live on the CPU, so every device uses the same random numbers.
+    generator   one for all rows, or one per row. They live on the CPU, so every device uses the same random numbers
+    top_k       draw from the k most likely tokens alone
+    top_p       from the fewest tokens whose probabilities sum to p
+    min_p       from those with at least p times the probability of the most likely one
     Example: `sample(output.logits[:, -1], temperature=0.8, top_k=40)`.
     """
     check_sampling(temperature, top_k, top_p, min_p)

@@ -19,11 +19,15 @@ ROWS = 32  # in one call
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a text is: `Score(log_likelihood=-12.5, tokens=10, bits_per_byte=1.8)`."""
+    """How likely a text is: `Score(log_likelihood=-12.5, tokens=10, bits_per_byte=1.8)`.
 
-    log_likelihood: float  # sum of log p of each token after the first, given those before it, in nats
-    tokens: int  # after the first: those that have a probability
-    bits_per_byte: float | None  # of these tokens; None: they have no bytes
+    `log_likelihood` is the sum of log p of each token after the first, given those before it, in nats. `tokens` is their number;
+    `bits_per_byte` is None if they have no bytes.
+    """
+
+    log_likelihood: float
+    tokens: int
+    bits_per_byte: float | None
 
 
 @torch.no_grad()

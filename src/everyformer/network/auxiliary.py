@@ -19,7 +19,7 @@ from everyformer.value import Count, Value
 
 
 class AuxiliaryPredictions(Value, frozen=True):
-    """Predictions of the `extra_targets` tokens after the next, and of all of them by every layer.
+    """Predictions of the `extra_targets` tokens after the next, and with `every_layer` of all of them by every layer.
 
     Example: `AuxiliaryPredictions(extra_targets=1, every_layer=True)`.
     """
@@ -43,7 +43,7 @@ class Prediction(NamedTuple):
 
 
 class AuxiliaryNetwork(nn.Module):
-    """A network together with its auxiliary predictions, as training calls it.
+    """A `network` together with its auxiliary predictions, as training calls it.
 
     Example: `AuxiliaryNetwork(build("deep-character", "tiny"))(token_BT)`.
     """

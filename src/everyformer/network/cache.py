@@ -181,11 +181,14 @@ Entry = KVCache | LayerInputs | RecurrentState | EncoderKV
 
 @dataclass(frozen=True)
 class Cache:
-    """One entry for every executed sublayer that keeps one, and the positions of what they hold (None: index j is position j).
+    """The `entries` of `length` positions, one of every executed sublayer that keeps one. Start with `Cache()`; each output has the next.
 
+    position_BK      the positions of what the entries hold, `document_BK` their documents. None: index j is position j, one document
     max_length       the number of positions kept. Default: the length of the model's segment memory, without the positions that no
                      sublayer can read; everything if the model has no segment memory
     segment_memory   keep detached layer inputs instead of keys and values
+    has_padding      whether padding is among the tokens; the empty slots of a sequence that started anew come before them
+    model            the value of the network that made it. None: not known
     forget           drop the keys that their layer cannot read any more; such a cache cannot be rolled back
     Example: `network(token_BT, cache=Cache()).cache`.
     """
@@ -196,10 +199,8 @@ class Cache:
     document_BK: Tensor | None = None
     max_length: int | None = None
     segment_memory: bool = False
-    has_padding: bool = False  # among the tokens; the empty slots of a sequence that started anew come before them
-    model: Any = field(
-        default=None, compare=False, repr=False
-    )  # the value of the network that made it; None: not known
+    has_padding: bool = False
+    model: Any = field(default=None, compare=False, repr=False)
     forget: bool = False
 
     def __post_init__(self) -> None:

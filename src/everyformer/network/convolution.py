@@ -23,8 +23,9 @@ from everyformer.value import Share, Size, Value
 
 
 class Convolution(Sublayer, Value, frozen=True):
-    """Two depthwise-separable convolutions with kernels of these sizes. Causal ones see earlier positions only.
+    """Two depthwise-separable convolutions with kernels of the sizes `kernels`, and `hidden` features and an `activation` between.
 
+    With `causal` they see earlier positions only. `dropout` is on the hidden features.
     Example: `Layer((Attention(Standard(8)), Convolution(256)))`.
     """
 

@@ -77,9 +77,9 @@ def _prefix_of(sublayer: Sublayer) -> Prefix | None:
 
 
 class Stack(Depth, Value, frozen=True):
-    """`num_layers` layers, each with weights of its own.
+    """`num_layers` layers, each with weights of its own. Example: `Stack(6, (Layer((Attention(Standard(8)),)),), PreNorm())`.
 
-    Example: `Stack(6, (Layer((Attention(Standard(8)), FeedForward(256))),), PreNorm())`.
+    The values of `layers` take turns if there are fewer than layers; `residual` is that of every sublayer.
     """
 
     num_layers: Few

@@ -45,7 +45,7 @@ class EmbedModule(nn.Module):
 
 
 class Tokens(Embed, Value, frozen=True):
-    """Token ids of a vocabulary. `scaled` multiplies the embedding by sqrt(width). Example: `Tokens(256)`."""
+    """Token ids from 0 to `vocabulary` - 1. `scaled` multiplies the embedding by sqrt(width). Example: `Tokens(256)`."""
 
     vocabulary: Size
     scaled: bool = False
@@ -98,7 +98,7 @@ class Nodes(Embed, Value, frozen=True):
 
 
 class Mixed(Embed, Value, frozen=True):
-    """Several embeddings in one sequence. A part is (embed, position or None); the input is a tuple with one item per part.
+    """Several embeddings in one sequence. Each of `parts` is (embed, position or None); the input is a tuple with one item per part.
 
     Example: `Mixed(((Tokens(256), Learned(64)), (Features(12), None)))`.
     """

@@ -25,10 +25,10 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_
 
 
 class FeedForward(Sublayer, Value, frozen=True):
-    """A net with `hidden` features inside; gated, they are multiplied by a second map: SwiGLU is `FeedForward(256, "silu", gated=True)`.
+    """A net with `hidden` features inside, after each of its `hidden_layers` the `activation`. Example: `FeedForward(256)`.
 
-    With `chunk`, it is computed for so many positions at a time, in less memory.
-    Example: `FeedForward(256, activation="gelu")`.
+    With `gated` the features are multiplied by a second map: SwiGLU is `FeedForward(256, "silu", gated=True)`. With `chunk`, it is
+    computed for so many positions at a time, in less memory. `dropout` is on the features, and `bias`: the maps have biases.
     """
 
     hidden: Size

@@ -19,10 +19,10 @@ from everyformer.value import Size, Value
 
 
 class Grid(AddedPosition, Value, frozen=True):
-    """Rows and columns, each encoded by half of the features, with sinusoids or with learned tables.
+    """Positions in an image of `rows` x `columns`, each coordinate encoded by half of the features.
 
-    With a `block` of rows x columns the positions go block by block, each in raster order (Parmar et al. 2018). If a pixel has
-    several channels, each channel is a column.
+    The encoding is sinusoids, or with `learned` a table each. With a `block` of rows x columns the positions go block by block,
+    each in raster order (Parmar et al. 2018). If a pixel has several channels, each channel is a column.
     Example: `Grid(rows=28, columns=28, learned=True)`.
     """
 
@@ -54,13 +54,13 @@ class Grid(AddedPosition, Value, frozen=True):
 
 
 class Axial(AddedPosition, Value, frozen=True):
-    """One learned vector for each coordinate of an array (rows, columns, channels, ...), summed, or with `widths` concatenated.
+    """One learned vector for each coordinate of an array of these `sizes` (rows, columns, channels, ...), summed.
 
-    Example: `Axial((32, 32, 3))`.
+    With `widths` the vectors are concatenated; together they are as wide as the model. Example: `Axial((32, 32, 3))`.
     """
 
     sizes: tuple[Size, ...]
-    widths: tuple[Size, ...] | None = None  # of the vectors, which together are as wide as the model
+    widths: tuple[Size, ...] | None = None
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)

@@ -61,9 +61,12 @@ class AsTorch(Initial, Value, frozen=True):
 
 
 class Normal(Initial, Value, frozen=True):
-    """Weights from a normal distribution; the last maps of sublayers may be scaled by depth or start at 0, and maps by width.
+    """Weights from a normal distribution. Example: `Normal(std=0.02, by_depth=True)`.
 
-    Example: `Normal(std=0.02, by_depth=True)`.
+    std         of the weights of a model as wide as `reference`; a narrower model has a larger one. Without a reference: of all
+    by_depth    whether the last map of each sublayer is scaled by 1 / sqrt(the number of sublayers), as in GPT-2
+    by_width    whether each map has `std` / sqrt(the number of its inputs) instead
+    zero_ends   whether the last maps of sublayers and the output map start at 0
     """
 
     std: Positive = 0.02

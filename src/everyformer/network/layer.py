@@ -18,7 +18,7 @@ from everyformer.value import Value
 
 
 class Layer(Value, frozen=True):
-    """Sublayers in order: `Layer((Attention(Standard(4)), FeedForward(256)))`.
+    """A sequence of `sublayers`: `Layer((Attention(Standard(4)), FeedForward(256)))`.
 
     A `position` is added to the input of the layer, from a table of its own (Al-Rfou et al. 2018). With `shortcut` the layer reads
     a x + b x_0, with the input x_0 of the stack and learned numbers a and b, at first 1 and 0 (Jordan et al. 2024).

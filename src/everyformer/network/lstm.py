@@ -57,7 +57,13 @@ class _Recurrent(Sublayer, Value, frozen=True):
 
 
 class Lstm(_Recurrent, frozen=True):
-    """A long short-term memory. Example: `Layer((Lstm(), FeedForward(256)))`."""
+    """A long short-term memory. Example: `Layer((Lstm(), FeedForward(256)))`.
+
+    activation      of the candidate and of the state, tanh or sigmoid (as source T writes it)
+    bias            whether the gates and the candidate have biases
+    bidirectional   whether a second cell reads from the end, so that outputs depend on later positions
+    forget          whether there is a forget gate (Gers et al. 1999)
+    """
 
     forget: bool = True
 
@@ -68,7 +74,7 @@ class Lstm(_Recurrent, frozen=True):
 class AblatedLstm(_Recurrent, frozen=True):
     """An LSTM whose gates and candidate do not read the previous output (Levy et al. 2018).
 
-    Example: `Layer((AblatedLstm(), FeedForward(256)))`.
+    `activation`, `bias` and `bidirectional` are those of `Lstm`. Example: `Layer((AblatedLstm(), FeedForward(256)))`.
     """
 
     def build(self, width: int) -> RecurrentModule:

@@ -30,26 +30,33 @@ if TYPE_CHECKING:
 class Model(Value, frozen=True, kw_only=True):
     """One choice per question. A network follows from this value alone, and the value round-trips through JSON.
 
+    width         of the stream; `embed` maps the input to it, and `body` is the depth with its layers
+    outputs       the output heads: one gives its logits, several a tuple of them
+    position      of the tokens. Default: none, or those of the score modifications
+    class_token   a learned token before the others; 2: and one for distillation
+    segments      the number of segment embeddings (BERT's sentences A and B); 0: none
+    embed_width   of the tokens, positions and segments, which a linear map then widens. Default: `width`
+    norm          of the embedded tokens, and `dropout` on them
+    memory        what is carried from segment to segment. Default: nothing
+    auxiliary     additional predictions in training
+    generator     replaces masked tokens in training, for `ReplacedToken`; it shares the embedding (ELECTRA)
+    initial       how the weights are initialized
     Example: `Model(width=64, embed=Tokens(256), body=body, outputs=(Language(),))`, with a `body` such as a `Stack`.
     """
 
     width: Size
     embed: Embed
     body: Depth
-    outputs: tuple[OutputHead, ...] = ()  # one head gives its logits, several a tuple of them
+    outputs: tuple[OutputHead, ...] = ()
     position: Position | None = None
-    class_token: bool | Literal[2] = False  # a learned token before the others; 2: and one for distillation
-    segments: Count = 0  # the number of segment embeddings (BERT's sentences A and B); 0: none
-    embed_width: Size | None = (
-        None  # of the tokens, positions and segments, which a linear map then widens; None: width
-    )
-    norm: Norm | None = None  # of the embedded tokens
-    dropout: Share = 0.0  # of the embedded tokens
-    memory: SegmentMemory | None = None  # what is carried from segment to segment; None: nothing
-    auxiliary: AuxiliaryPredictions | None = None  # additional predictions in training
-    generator: Model | None = (
-        None  # replaces masked tokens in training, for ReplacedToken; shares the embedding (ELECTRA)
-    )
+    class_token: bool | Literal[2] = False
+    segments: Count = 0
+    embed_width: Size | None = None
+    norm: Norm | None = None
+    dropout: Share = 0.0
+    memory: SegmentMemory | None = None
+    auxiliary: AuxiliaryPredictions | None = None
+    generator: Model | None = None
     initial: Initial = AsTorch()
 
     @property
@@ -83,7 +90,7 @@ class Model(Value, frozen=True, kw_only=True):
 
 
 class EncoderDecoder(Value, frozen=True, kw_only=True):
-    """A decoder that attends to the output of an encoder, a sequence of vectors.
+    """A `decoder` that attends to the output of an `encoder`, a sequence of vectors; `share_embedding`: both have one embedding.
 
     Example: `EncoderDecoder(encoder=encoder, decoder=decoder)`, of two models of the same width.
     """

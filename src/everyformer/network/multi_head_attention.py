@@ -29,10 +29,10 @@ from everyformer.value import Share, Size, Value
 
 
 class Attention(Sublayer, Value, frozen=True):
-    """Self-attention: who attends to whom, how strongly, through which heads. `dropout` is that of the attention weights.
+    """Self-attention: who attends to whom (`pattern`), how strongly (`score_mods`), through which `heads`.
 
-    `token_values` is the vocabulary of a table of values, one vector for each token, that are added to those of the heads.
-    Example: `Attention(Standard(8), Causal() & Window(64), (Rotary(),))`.
+    `dropout` is that of the attention weights. `token_values` is the vocabulary of a table of values, one vector for each token,
+    that are added to those of the heads. Example: `Attention(Standard(8), Causal() & Window(64), (Rotary(),))`.
     """
 
     heads: Projection
@@ -73,6 +73,7 @@ class Attention(Sublayer, Value, frozen=True):
 class CrossAttention(Sublayer, Value, frozen=True):
     """Attention of a decoder to the encoder output.
 
+    `heads`, `pattern` (on positions of the decoder and the encoder) and `dropout` are as in `Attention`.
     Example: `Layer((Attention(Standard(8), Causal()), CrossAttention(Standard(8)), FeedForward(256)))`.
     """
 

@@ -287,7 +287,7 @@ def _tie(module: nn.Module, to: nn.Module) -> None:
 
 
 class PairNetwork(nn.Module):
-    """Encoder and decoder. Call `encode` once, then `decode` as often as needed.
+    """Encoder and decoder, built from an `EncoderDecoder`, which it keeps as `value`. Call `encode` once, then `decode` as often as needed.
 
     Example: `PairNetwork(member("transformer", "tiny"))(source_BS, target_BT).logits`.
     """

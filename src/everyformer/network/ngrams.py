@@ -28,7 +28,7 @@ FACTOR, PRIME = 1000003, 2**31 - 1  # of the hash
 
 
 class Ngrams(Sublayer, Value, frozen=True):
-    """Vectors of the last tokens, from a hashed table of `rows` times `features` numbers for each order.
+    """Vectors of the last tokens, from a hashed table of `rows` times `features` numbers for each of `orders`, 2 for the last two.
 
     Example: `Layer((Ngrams((2, 3), rows=4096), Attention(Standard(8), Causal()), FeedForward(256)))`.
     """

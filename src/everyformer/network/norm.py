@@ -27,7 +27,10 @@ from everyformer.value import Positive, Value
 
 
 class BatchNorm(Norm, Value, frozen=True):
-    """Batch norm over sequences and positions (Ioffe & Szegedy 2015). Example: `PreNorm(BatchNorm())`."""
+    """Batch norm over sequences and positions (Ioffe & Szegedy 2015). Example: `PreNorm(BatchNorm())`.
+
+    `eps` is added to the variance; `momentum` is the share of a batch in the running mean and variance.
+    """
 
     eps: Positive = 1e-5
     momentum: Positive = 0.1
@@ -38,7 +41,7 @@ class BatchNorm(Norm, Value, frozen=True):
 
 
 class InstanceNorm(Norm, Value, frozen=True):
-    """Normalizes each feature over the positions of its sequence. Example: `PreNorm(InstanceNorm())`."""
+    """Normalizes each feature over the positions of its sequence. `eps` is added to the variance. Example: `PreNorm(InstanceNorm())`."""
 
     eps: Positive = 1e-5
     mixes_positions: ClassVar[bool] = True
@@ -48,7 +51,7 @@ class InstanceNorm(Norm, Value, frozen=True):
 
 
 class SequenceNorm(Norm, Value, frozen=True):
-    """Normalizes over all positions and features of a sequence. Example: `PreNorm(SequenceNorm())`."""
+    """Normalizes over all positions and features of a sequence. `eps` is added to the variance. Example: `PreNorm(SequenceNorm())`."""
 
     eps: Positive = 1e-5
     mixes_positions: ClassVar[bool] = True

@@ -14,16 +14,20 @@ from everyformer.network.inputs import check_visible
 
 @dataclass(frozen=True)
 class Output:
-    """What a network returns. `aux` holds auxiliary losses by name, to be added to the loss.
+    """What a network returns. Example: `isinstance(network(token_BT), Output)`.
 
-    Example: `isinstance(network(token_BT), Output)`.
+    hidden     B, T, D: the output of the last layer
+    logits     of the output head, or a tuple if there are several
+    cache      the cache for the next call, if the call had one
+    aux        auxiliary losses by name, to be added to the loss
+    replaced   what a generator replaced
     """
 
-    hidden: Tensor  # B, T, D
-    logits: Any = None  # of the output head, or a tuple if there are several
+    hidden: Tensor
+    logits: Any = None
     cache: Cache | None = None
     aux: dict[str, Tensor] = field(default_factory=dict)
-    replaced: Replaced | None = None  # what a generator replaced
+    replaced: Replaced | None = None
 
     def logits_of(self, index: int) -> Any:
         """The logits of one of the output heads."""
@@ -32,11 +36,15 @@ class Output:
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """An encoded source sequence, to which cross-attention attends. Example: `pair.decode(token_BT, EncoderOutput(x_BSD))`."""
+    """An encoded source sequence, to which cross-attention attends. Example: `pair.decode(token_BT, EncoderOutput(x_BSD))`.
+
+    `x_BSD` has a vector for each position, `visible_BS` is False at padding (None: there is none), and `aux` holds auxiliary
+    losses of the encoder by name.
+    """
 
     x_BSD: Tensor
     visible_BS: Tensor | None = None
-    aux: dict[str, Tensor] = field(default_factory=dict)  # auxiliary losses of the encoder
+    aux: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.x_BSD.dim() != 3:

@@ -58,14 +58,17 @@ class OutputHead:
 
 
 class Language(OutputHead, Value, frozen=True):
-    """Predicts the next token. The model must be causal. `tied` shares the embedding table; `scaled` multiplies its input by
-    width^-0.5, as T5 does with a shared table; `soft_cap` keeps the logits z between -c and c: c tanh(z / c) (Gemma Team 2024).
-    Example: `Language(tied=False)`.
+    """Predicts the next token. The model must be causal. Example: `Language(tied=False)`.
+
+    tied         whether the embedding table is also the map to the logits; `scaled` multiplies its input by width^-0.5, as in T5
+    bias         whether each logit has a bias
+    vocabulary   the number of logits. Default: that of the embedding; needed if the inputs are not tokens
+    soft_cap     keeps the logits z between -c and c: c tanh(z / c) (Gemma Team 2024)
     """
 
     tied: bool = True
     bias: bool = False
-    vocabulary: Size | None = None  # Default: that of the embedding. Needed if the inputs are not tokens
+    vocabulary: Size | None = None
     scaled: bool = False
     soft_cap: Positive | None = None
 
@@ -81,7 +84,8 @@ class Language(OutputHead, Value, frozen=True):
 class Masked(OutputHead, Value, frozen=True):
     """Predicts the masked token, as in BERT: a dense layer, GELU, a norm, then the embedding table and a bias.
 
-    `width` is that of the dense layer: of the embedding table, if it is narrower than the model. Example: `Masked(eps=1e-12)`.
+    `width` is that of the dense layer: of the embedding table, if it is narrower than the model. `activation` stands in place of
+    GELU, and `eps` is that of the norm. Example: `Masked(eps=1e-12)`.
     """
 
     eps: float = 1e-12
@@ -97,7 +101,7 @@ class Masked(OutputHead, Value, frozen=True):
 
 
 class ReplacedToken(OutputHead, Value, frozen=True):
-    """Predicts whether each token was replaced (ELECTRA): w . act(W z + b) + c, one logit per token: B, T, 1.
+    """Predicts whether each token was replaced (ELECTRA): w . act(W z + b) + c, one logit per token: B, T, 1; act is `activation`.
 
     Example: `Model(width=64, embed=Tokens(256), body=body, outputs=(ReplacedToken(),))`.
     """
@@ -109,10 +113,13 @@ class ReplacedToken(OutputHead, Value, frozen=True):
 
 
 class Classify(OutputHead, Value, frozen=True):
-    """Predicts a class of the sequence. `pooler` adds BERT's tanh layer before the logits (ReLU in DistilBERT, GELU in ELECTRA).
+    """Predicts one of `classes` of the sequence. Example: `Classify(10, reading="first")`.
 
-    With `distilled` the logits are the mean of two maps, of the first token and of the second (DeiT: Touvron et al. 2021).
-    Example: `Classify(10, reading="first")`."""
+    reading     the vector that is classified: the mean or the maximum of the tokens, or that of the first or last one
+    pooler      whether BERT's dense layer comes before the logits, with `pooler_activation` (ReLU in DistilBERT, GELU in ELECTRA)
+    dropout     before the logits; `bias`: whether each logit has a bias
+    distilled   the logits are the mean of two maps, of the first token and of the second (DeiT: Touvron et al. 2021)
+    """
 
     classes: Size
     reading: Reading = "mean"
@@ -127,7 +134,10 @@ class Classify(OutputHead, Value, frozen=True):
 
 
 class Regress(OutputHead, Value, frozen=True):
-    """Predicts `numbers` real numbers of the sequence. `pooler` adds BERT's tanh layer before them. Example: `Regress(numbers=2)`."""
+    """Predicts `numbers` real numbers of the sequence. Example: `Regress(numbers=2)`.
+
+    `reading`, `pooler`, `dropout`, `pooler_activation` and `bias` are those of `Classify`.
+    """
 
     numbers: Size = 1
     reading: Reading = "mean"
@@ -150,13 +160,13 @@ class PerToken(OutputHead, Value, frozen=True):
 
 
 class Logistics(OutputHead, Value, frozen=True):
-    """Predicts the next pixel: for each component its weight, the means and log scales of the channels, and the coefficients by which
-    means depend on earlier channels. The model must be causal.
+    """Predicts the next pixel, as a mixture of `components`: for each its weight, the means and log scales of the `channels`, and the
+    coefficients by which means depend on earlier channels. A channel has `levels` values. The model must be causal.
     Example: `Logistics(channels=3, components=10)`.
     """
 
     channels: Size = 3
-    levels: Annotated[int, Meta(ge=2, le=65536)] = 256  # the number of values of a channel
+    levels: Annotated[int, Meta(ge=2, le=65536)] = 256
     components: Size = 10
 
     def build(self, width: int, embed: Embed) -> nn.Module:

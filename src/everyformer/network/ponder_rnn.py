@@ -33,13 +33,16 @@ from everyformer.value import NotNegative, Size, Value
 
 
 class PonderRnn(Sublayer, Value, frozen=True):
-    """A recurrent net that takes at most `steps` steps on each input, until it halts. Example: `Layer((PonderRnn(steps=8),))`."""
+    """A recurrent net that takes at most `steps` steps on each input, until it halts. Example: `Layer((PonderRnn(steps=8),))`.
+
+    `cell` is a plain recurrent net or an LSTM; `epsilon`, `cost` and `bias` are those of `Halt`.
+    """
 
     steps: Size
     cell: Literal["rnn", "lstm"] = "lstm"
     epsilon: Epsilon = 0.01
     cost: NotNegative = 0.01
-    bias: float = 1.0  # above 0: few steps at first
+    bias: float = 1.0
     carries: ClassVar[str | None] = "recurrent state"
 
     def build(self, width: int) -> SublayerModule:

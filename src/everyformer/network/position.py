@@ -78,7 +78,7 @@ class Learned(AddedPosition, Value, frozen=True):
 
 
 class OneHot(Scheme, Value, frozen=True):
-    """Unit vectors, to be concatenated: `Concatenated(OneHot(8), 8)` is (x, e_i) of source T."""
+    """Unit vectors of `length` positions, to be concatenated: `Concatenated(OneHot(8), 8)` is (x, e_i) of source T."""
 
     length: Size
 
@@ -94,7 +94,10 @@ class OneHot(Scheme, Value, frozen=True):
 
 
 class Concatenated(Position, Value, frozen=True):
-    """The last `width` features are those of the position, the others those of the token. Example: `Concatenated(OneHot(64), 64)`."""
+    """The last `width` features are those of the position, from `scheme`, the others those of the token.
+
+    Example: `Concatenated(OneHot(64), 64)`.
+    """
 
     scheme: Scheme
     width: Size
@@ -114,7 +117,10 @@ class Concatenated(Position, Value, frozen=True):
 
 
 class JointMlp(Position, Value, frozen=True):
-    """A net with `hidden` features that reads the token and the position together. Example: `JointMlp(length=64, hidden=128)`."""
+    """A net with `hidden` features that reads the token and one of `length` positions together.
+
+    Example: `JointMlp(length=64, hidden=128)`.
+    """
 
     length: Size
     hidden: Size
@@ -127,7 +133,7 @@ class JointMlp(Position, Value, frozen=True):
 
 
 class SeparateMlp(Position, Value, frozen=True):
-    """Two nets with `hidden` features, one that reads the token and one that reads the position, summed.
+    """Two nets with `hidden` features, one that reads the token and one that reads one of `length` positions, summed.
 
     Example: `SeparateMlp(length=64, hidden=128)`.
     """

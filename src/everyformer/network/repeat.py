@@ -53,7 +53,7 @@ GATHER_SHARE = 0.6  # the share of running positions up to which gathering them 
 
 
 class Repeat(Depth, Value, frozen=True):
-    """The given layers `steps` times with the same weights. `position` is added before each step.
+    """The given `layers` `steps` times with the same weights, each sublayer in the `residual`. `position` is added before each step.
 
     Example: `Repeat(6, (Layer((Attention(Standard(4)), FeedForward(128))),), PostNorm())`.
     """
@@ -68,8 +68,14 @@ class Repeat(Depth, Value, frozen=True):
 
 
 class Halt(Depth, Value, frozen=True):
-    """The given layers at most `steps` times with the same weights, until each position halts (ACT).
+    """The given `layers` at most `steps` times with the same weights, until each position halts (ACT: Graves 2016).
 
+    residual   that of every sublayer; `position` is added before each step
+    mode       of a position that has halted: graves (its state keeps changing), freeze (its state is copied), or t2t (as
+               tensor2tensor's code)
+    epsilon    a position halts when its halting probabilities sum to 1 - epsilon
+    cost       of each step in the loss, in nats
+    bias       the initial bias of the halting unit: 1 for few steps at first, -3 for many
     Example: `Halt(8, (Layer((Attention(Standard(4)), FeedForward(128))),), PostNorm())`.
     """
 
@@ -80,7 +86,7 @@ class Halt(Depth, Value, frozen=True):
     mode: Mode = "graves"
     epsilon: Epsilon = 0.01
     cost: NotNegative = 0.01
-    bias: float = 1.0  # above 0: few steps at first; -3 for many
+    bias: float = 1.0
 
     def build(self, width: int) -> DepthModule:
         return RepeatModule(width, self)

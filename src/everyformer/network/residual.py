@@ -102,9 +102,9 @@ class StreamModule(nn.Module):
 
 
 class PostNorm(Residual, Value, frozen=True):
-    """The norm after the addition: norm(x + f(x)) (Vaswani et al. 2017).
+    """The norm after the addition: norm(x + f(x)) (Vaswani et al. 2017). `dropout` is on f(x).
 
-    Example: `PostNorm(LayerNorm(), dropout=0.1)`.
+    Example: `PostNorm(LayerNorm(), dropout=0.1)`, with the `norm` of every sublayer.
     """
 
     norm: Norm = LayerNorm()
@@ -118,9 +118,9 @@ class PostNorm(Residual, Value, frozen=True):
 
 
 class PreNorm(Residual, Value, frozen=True):
-    """The norm before the sublayer: x + f(norm(x)), with a norm at the end of the stack.
+    """The norm before the sublayer: x + f(norm(x)). With `final_norm` there is one more at the end of the stack.
 
-    Example: `PreNorm(RMSNorm(), dropout=0.1)`.
+    `norm` is that of every sublayer, and `dropout` is on f(norm(x)). Example: `PreNorm(RMSNorm(), dropout=0.1)`.
     """
 
     norm: Norm = LayerNorm()
@@ -135,7 +135,7 @@ class PreNorm(Residual, Value, frozen=True):
 
 
 class NoResidual(Residual, Value, frozen=True):
-    """Sublayers one after the other, without addition or norm. Dropout is on the output of each (Zaremba et al. 2014).
+    """Sublayers one after the other, without addition or norm. `dropout` is on the output of each (Zaremba et al. 2014).
 
     Example: `Stack(2, (Layer((Lstm(),)),), NoResidual())`.
     """
@@ -204,15 +204,16 @@ MAPS = {"none": "", "sigmoid_tanh": "w u", "gru": "w_r u_r w_z u_z w_h u_h"}  # 
 
 
 class Gated(Residual, Value, frozen=True):
-    """A gate in place of the addition: GTrXL. `bias` is the initial b_g: the larger, the less of a sublayer passes.
+    """A gate in place of the addition (GTrXL); `gate` is one of the paper's five, or none. Example: `Gated("gru", bias=2.0)`.
 
-    Example: `Gated("gru", bias=2.0)`.
+    `bias` is the initial b_g: the larger, the less of a sublayer passes. Default: 2 for gru, 1 for the others, as in the paper.
+    `norm`, `dropout` and `final_norm` are those of `PreNorm`.
     """
 
     gate: GateName = "gru"
     norm: Norm = LayerNorm()
     dropout: Share = 0.0
-    bias: float | None = None  # None: 2 for gru, 1 for the others, as in the paper
+    bias: float | None = None
     final_norm: bool = False
 
     def build(self, width: int) -> ResidualModule:
@@ -289,8 +290,8 @@ class Reversible(Residual, Value, frozen=True):
     """Two streams that can be computed backwards, so that the activations of one layer are kept, whatever the depth.
 
     The streams are recovered to rounding error, so keep the weights in float32; autocast to a lower precision is fine. The output is
-    the mean of the streams, or with `merge="concatenate"` both, which makes it twice as wide as the model.
-    Example: `Reversible(LayerNorm())`.
+    the mean of the streams, or with `merge="concatenate"` both, which makes it twice as wide as the model. `merge`, `norm`,
+    `dropout` and `final_norm` stand for what they do in `PreNorm`. Example: `Reversible(LayerNorm())`.
     """
 
     norm: Norm = LayerNorm()

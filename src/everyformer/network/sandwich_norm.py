@@ -23,9 +23,9 @@ from everyformer.value import Share, Value
 
 
 class SandwichNorm(Residual, Value, frozen=True):
-    """A norm before the sublayer and one after it: x + norm2(f(norm1(x))), with a norm at the end of the stack.
+    """A norm before the sublayer and one after it: x + norm2(f(norm1(x))), and with `final_norm` one at the end of the stack.
 
-    Example: `SandwichNorm(RMSNorm(unit_offset=True))`.
+    Both are the `norm`; `dropout` is on f. Example: `SandwichNorm(RMSNorm(unit_offset=True))`.
     """
 
     norm: Norm = LayerNorm()

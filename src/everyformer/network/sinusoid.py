@@ -24,7 +24,10 @@ from everyformer.value import Positive, Value
 
 
 class Sinusoidal(AddedPosition, Value, frozen=True):
-    """Fixed sinusoids, added to the tokens. They have no last position. Example: `Sinusoidal(layout="halves")`."""
+    """Fixed sinusoids, added to the tokens. They have no last position. Example: `Sinusoidal(layout="halves")`.
+
+    `layout` is interleaved (each sine beside its cosine) or halves (all sines first); `base` is that of the wavelengths, 10000.
+    """
 
     layout: Literal["interleaved", "halves"] = "interleaved"
     base: Positive = 10000.0

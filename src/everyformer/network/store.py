@@ -15,7 +15,7 @@ from everyformer.value import from_json, to_json
 
 
 def save(network: Network | PairNetwork, folder: str | Path) -> Path:
-    """Writes a network into a folder, which is created if needed. Returns the folder. Example: `save(network, "my_model")`."""
+    """Writes a `network` into a `folder`, which is created if needed. Returns the folder. Example: `save(network, "my_model")`."""
     network = getattr(network, "_orig_mod", network)  # the module inside torch.compile's wrapper
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

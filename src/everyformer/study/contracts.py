@@ -55,12 +55,14 @@ def contracts(
     name: str | None = None,
     device: str = "cpu",
 ) -> Report:
-    """Check the contracts on a network, a value, or a member by name (at its tiny size). The network is not changed.
+    """Check the contracts on a `model`: a network, a value, or a member by name (at its tiny size). A network is not changed.
 
-    only: the contracts to check. Default: all.
-    inputs: used instead of random inputs, for models whose inputs are of an unknown kind.
-    name: how the report names the model. Default: its parts.
-    Raises ValueError if a name in `only` is not a contract. Example: `print(contracts("gpt2", only=["future", "cache"]))`.
+    only     the contracts to check. Default: all
+    inputs   used instead of random inputs, for models whose inputs are of an unknown kind
+    name     how the report names the model. Default: its parts
+    device   where the checks are computed: cpu or cuda
+    Returns a report, which is printed as a table. Raises ValueError if a name in `only` is not a contract.
+    Example: `print(contracts("gpt2", only=["future", "cache"]))`.
     """
     chosen = list(CONTRACTS) if only is None else [only] if isinstance(only, str) else list(only)
     if not chosen:

@@ -45,7 +45,7 @@ class AttentionMaps:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The attention weights of a text, of each layer an array H, Q, K, with the labels of the queries and keys.
+    """The attention of a text: `weights`, of each layer an array H, Q, K, and the labels of its `queries` and `keys`.
 
     Example: `isinstance(everyformer.load("runs/first").attention("To be"), AttentionWeights)`.
     """

@@ -5,7 +5,8 @@ from everyformer.train import Recipe, load, resume, train
 run = train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first", progress=True)
 load("runs/first").generate("Once", tokens=40)
 
-The package can be called as the function: `everyformer.train(recipe, "runs/first")`.
+The package can be called as the function: `everyformer.train(recipe, "runs/first")` trains a `recipe` and returns the run.
+Without a `folder` nothing is written; `progress` shows a bar and samples; `callbacks` are called with each record.
 """
 
 from __future__ import annotations

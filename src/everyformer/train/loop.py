@@ -54,9 +54,9 @@ def train(
     progress: bool = False,
     callbacks: tuple[Callback, ...] = (),
 ) -> TrainedRun:
-    """Start a run: `train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first", progress=True)`.
+    """Start a run of a `recipe`: `train(Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt"), "runs/first", progress=True)`.
 
-    Returns the trained run; without a folder nothing is written. After the step `until` the run is evaluated, saved and paused;
+    Returns the trained run; without a `folder` nothing is written. After the step `until` the run is evaluated, saved and paused;
     its schedules are still those of all its steps. With `progress` a bar, the metrics and samples are shown. `callbacks` are
     called with each record, a dict; see `everyformer.train.record`. If torchrun restarts the run after a process died, it is
     resumed instead.
@@ -93,7 +93,7 @@ def resume(
     progress: bool = False,
     callbacks: tuple[Callback, ...] = (),
 ) -> TrainedRun:
-    """Resume a run from its last checkpoint (or from `step`), to its end (or to `steps`): `resume("runs/first", steps=20)`.
+    """Resume the run in `folder` from its last checkpoint (or from `step`), to its end (or to `steps`): `resume("runs/first", steps=20)`.
 
     `settings` of the run or the optimizer, such as optim.lr=1e-4, are saved in its recipe, for later calls too. The schedule of the
     learning rate is that of the new settings, from the step at which the run resumes. `data` are where the data are now, or

@@ -95,17 +95,21 @@ class Optim(Value, frozen=True):
 
 
 class Recipe(Value, frozen=True, kw_only=True):
-    """A member with its settings (or a custom model), a task with its data, and how to train.
+    """A member with its settings (or a custom model), a task with its data, and how to train. `Recipe.of` makes one from few words.
 
+    member      the name of a member, of the size `size` and with the settings `model`; or a model
+    task        what is learned, from the data at `data`, a path or the name of a data set. Default: the embedded data
+    init_from   a run or saved model whose weights, except output heads, initialize the new model
+    run         steps, batch, device and so on, and `optim` the optimizer
     Example: `Recipe.of("gpt2", "run.steps=500", size="tiny", data="my.txt")`.
     """
 
     member: str | Model | EncoderDecoder
     task: Task
     size: str | None = None
-    model: dict[str, Any] = msgspec.field(default_factory=dict)  # settings of the member: width, layers, ...
+    model: dict[str, Any] = msgspec.field(default_factory=dict)
     data: str | None = None
-    init_from: str | None = None  # a run or saved model whose weights, except output heads, initialize the new model
+    init_from: str | None = None
     run: Run = Run()
     optim: Optim = Optim()
 

@@ -49,26 +49,32 @@ METHODS = {  # of a model, and the method of its task's inference that each need
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A trained network (with its EMA weights, if the run has an EMA), its task and its recipe.
+    """A trained `network` (with its EMA weights, if the run has an EMA), its `task` and its `recipe`.
 
     `train`, `resume` and `load` return it: `isinstance(everyformer.load("runs/first"), TrainedRun)`. `methods` names what it
     is used for; its `network` is a torch.nn.Module.
+
+    step            of the checkpoint, and `state` what it holds: `data` and `splits` are the fingerprints of its data
+    skipped_steps   how many steps the gradient watch skipped
+    metrics         of the last evaluation, if train or resume ended with one
+    best            the step of the best checkpoint, and its metric
+    stopped         the signal that ended training before its last step; `early_stop`: why run.patience ended it
+    open_data       opens the data when they are first needed. None: they are open
+    published       the config of the imported model that it began with
     """
 
     network: Network | PairNetwork
     task: FittedTask
     recipe: Recipe
     step: int
-    state: Mapping[
-        str, Any
-    ]  # of the checkpoint: `data` and `splits` are the fingerprints of the data that it was trained on
-    skipped_steps: int = 0  # by the gradient watch
-    metrics: dict[str, Any] = field(default_factory=dict)  # of the last evaluation, if train or resume ended with one
-    best: dict[str, Any] | None = None  # the step of the best checkpoint, and its metric
-    stopped: str | None = None  # the signal that ended training before its last step
-    early_stop: str | None = None  # why run.patience ended training before its last step
-    open_data: Callable[[], FittedTask] | None = None  # opens the data when they are first needed; None: they are open
-    published: Mapping[str, Any] = field(default_factory=dict)  # the config of the imported model that it began with
+    state: Mapping[str, Any]
+    skipped_steps: int = 0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    best: dict[str, Any] | None = None
+    stopped: str | None = None
+    early_stop: str | None = None
+    open_data: Callable[[], FittedTask] | None = None
+    published: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def can_generate(self) -> bool:
@@ -250,7 +256,7 @@ def load(
     data: bool | str | Path = False,
     **changes: Any,
 ) -> TrainedRun:
-    """Returns the trained model in a folder: a run's at its last checkpoint, at `step` or at the best one, or a saved one.
+    """Returns the trained model in `folder`: a run's at its last checkpoint, at `step` or at the best one, or a saved one.
 
     Its data are opened when they are first needed, as by `evaluate`. `data` is where they are now, or other data; with `data=True`
     they are opened at once. `changes` are fields of the run's task. `device` is cpu, cuda or auto.

@@ -37,7 +37,8 @@ LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"
 class Comparison:
     """The result of `compare`: `isinstance(everyformer.compare(out="runs/table"), Comparison)`.
 
-    Its `lines` are those of the table; `comparison["lstm"].result.mean` is a figure of it.
+    Its `lines` are those of the table; `comparison["lstm"].result.mean` is a figure of it. `folder` has its runs and reports,
+    and `frozen` is what `compare.json` there recorded before the first run.
     """
 
     folder: Path
@@ -68,11 +69,13 @@ def compare(
 ) -> Comparison:
     """Compare members fairly: `compare("gpt2", "lstm", "optim.warmup=20", size="tiny", budget="10m", out="runs/table")`.
 
-    The words are members, .json files of models of your own, settings of all (run.batch=16) and of one (gpt2:model.layers=3). All get
-    equal parameters, FLOPs a token, training FLOPs, memory or seconds (`match`), the same number of `trials` of their settings, and
-    `seeds` final runs of the best of them. `budget` is the time of everything, such as 20m; without it run.steps decides. Called again
-    with the same `out`, the comparison goes on; without words it takes them from there. `workers` run at a time, by default one on
-    each core or GPU; with 0 the runs are in this process. Returns a `Comparison`, and writes its report into `out`.
+    The words are members, .json files of models of your own, settings of all (run.batch=16) and of one (gpt2:model.layers=3). `data`,
+    `size` and `task` are those of every entry, or `suite` names a set of problems. All get equal parameters, FLOPs a token, training
+    FLOPs, memory or seconds (`match`) as the `baseline` (default: the first), the same number of `trials` of their settings, in which
+    `search` tries more, and `seeds` final runs of the best of them. `budget` is the time of everything, such as 20m; without it run.steps
+    decides. `imports` are files with parts of your own. Called again with the same `out`, the comparison continues; without words it
+    takes them from there. `workers` run at a time, by default one on each core or GPU; with 0 the runs are in this process. With
+    `progress` what happens is printed. Returns a `Comparison`, and writes its report into `out`.
     """
     request = None
     if words:

@@ -23,13 +23,17 @@ WARMUP = "optim.warmup"
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of `tune`: `isinstance(tune("gpt2", "run.steps=2000", size="tiny", data="my.txt"), Tuned)`."""
+    """The result of `tune`: `isinstance(tune("gpt2", "run.steps=2000", size="tiny", data="my.txt"), Tuned)`.
+
+    `settings` were found for a run of the whole length, which `command` trains; `line` has the trials with their curves, each of
+    `steps` steps, and `folder` their runs.
+    """
 
     folder: Path
-    line: Line  # the trials with their curves
-    settings: Settings  # that were found, for a run of the whole length
-    command: str  # of that run
-    steps: int  # of a trial
+    line: Line
+    settings: Settings
+    command: str
+    steps: int
 
     @property
     def rate(self) -> float:
@@ -52,8 +56,9 @@ def tune(
 ) -> Tuned:
     """Find a learning rate: `tune("gpt2", "run.steps=2000", size="tiny", data="my.txt").rate`.
 
-    Each of the `trials` is a run with other settings on a quarter of the steps of the run that is tuned for; `search` names more
-    settings to try. With the same `out` an interrupted search goes on. Returns a `Tuned`, with the rate and the command of that run.
+    `member`, the settings, `data`, `size`, `task` and `imports` are those of the run that is tuned for. Each of the `trials` is a run
+    with other settings on a quarter of its steps; `search` names more settings to try. With the same `out` an interrupted search
+    continues. `workers` and `progress` are as in `compare`. Returns a `Tuned`, with the rate and the command of that run.
     """
     request, whole, short = tuning_request(
         member, *settings, data=data, size=size, task=task, trials=trials, search=search, imports=imports
