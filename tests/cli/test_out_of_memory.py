@@ -68,7 +68,7 @@ def test_a_run_that_really_is_too_large_fails_with_one_line(tmp_path):
         resource.setrlimit(resource.RLIMIT_DATA, (1500 << 20, -1))
 
     (tmp_path / "text.txt").write_text("to be, or not to be: that is the question.\n" * 60)
-    words = ["train", *SMALL, "--data", "text.txt", "run.batch=640", "task.context=128", "--out", "run"]
+    words = ["train", *SMALL, "--data", "text.txt", "run.batch=1280", "task.context=128", "--out", "run"]
     failed = subprocess.run(
         [sys.executable, "-c", "import sys; from everyformer.cli.main import main; sys.exit(main())", *words],
         cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True,

@@ -77,7 +77,7 @@ def test_the_commit_of_a_checkout_is_its_head() -> None:
 )
 def test_every_benchmark_starts_its_log_with_the_header(path: Path) -> None:
     source = path.read_text()
-    assert re.search(r"\b(start_log|header|compare\.main)\(", source) or "__main__" not in source
+    assert re.search(r"\b(start_log|header|compare\.(main|printed))\(", source) or "__main__" not in source
 
 
 def test_a_run_has_its_provenance_in_its_records_and_at_the_start_of_its_output(

@@ -134,7 +134,8 @@ def test_a_run_of_an_older_version_gets_its_checksums_by_the_command_of_the_mess
 
 def test_a_model_of_another_run_is_refused_even_with_its_checksum(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "other")
-    content = (other / "model.json").read_text().replace('"dropout": 0.1', '"dropout": 0.3')
+    content = (other / "model.json").read_text().replace('"dropout": 0.0', '"dropout": 0.3')
+    assert "0.3" in content
     (run / "model.json").write_text(content)
     subprocess.run(f"sha256sum {' '.join(read_checksums(other))} > {FILE}", shell=True, cwd=run, check=True)
     with pytest.raises(ValueError, match=r"model.json is not the one of its checkpoint 6; restore it: cp "):
