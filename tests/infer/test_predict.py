@@ -51,6 +51,11 @@ def test_an_embedding_is_pooled_over_the_class_token_and_what_is_visible(normali
         embeddings([], hidden, "mean", normalize)
 
 
+def test_an_empty_list_of_inputs_is_refused_with_a_reason():
+    with pytest.raises(ValueError, match="nothing to predict; give a list with at least one input"):
+        in_batches([], lambda some: torch.zeros(len(some)))
+
+
 def test_rows_of_similar_length_are_computed_together_and_returned_in_order():
     seen: list[int] = []
 

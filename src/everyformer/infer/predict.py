@@ -43,7 +43,12 @@ class Predictions:
 
 @torch.no_grad()
 def in_batches(rows: Sequence[Any], forward: Callable[[list[Any]], Tensor], size: int = PREDICTED) -> Tensor:
-    """Returns the outputs of all rows, on the CPU and in their order. Rows of similar length are computed together."""
+    """Returns the outputs of all rows, on the CPU and in their order. Rows of similar length are computed together.
+
+    Raises ValueError if there are no rows.
+    """
+    if not rows:
+        raise ValueError("there is nothing to predict; give a list with at least one input")
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     outputs: list[Tensor] = [
         forward([rows[index] for index in order[start : start + size]]).cpu() for start in range(0, len(order), size)
