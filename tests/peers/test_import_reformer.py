@@ -125,6 +125,8 @@ def test_what_our_reformer_has_not_is_refused_by_name(tmp_path, capsys):
         ({"num_buckets": 5}, "chunked.buckets is 5"),
         ({"num_buckets": "many"}, "num_buckets is 'many'"),
         ({"num_hashes": "two"}, "num_hashes is 'two'"),
+        ({"hash_seed": 10**30}, "hash_seed is 1000000000000000000000000000000"),
+        ({"hash_seed": "seven"}, "hash_seed is 'seven'"),
     ):
         path.write_text(json.dumps(config | changes))
         assert reason in refused(capsys, "import", tmp_path / "theirs", "--out", tmp_path / "run")

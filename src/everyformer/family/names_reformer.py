@@ -14,6 +14,7 @@ from everyformer.family.names import Change, Config, Field, Head, ModelType
 
 _LAYER, _THEIRS = "body.layers.{n}.", "encoder.layers.{n}."
 _MAPS = ("query", "key", "query_key", "value")
+SEEDS = (-(2**63), 2**64 - 1)  # the numbers that torch takes as a seed
 KINDS = {"local": "local", "lsh": "hashed"}
 
 
@@ -72,6 +73,8 @@ def _local_pattern(given: Any, config: Config) -> str:
 def _rotations(config: Config, shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Random matrices of the hashes, which are no weights: transformers draws them in each call, all alike if `hash_seed` is given."""
     seed = config.get("hash_seed")
+    if seed is not None and not (type(seed) is int and SEEDS[0] <= seed <= SEEDS[1]):
+        raise ValueError(f"hash_seed is {seed!r} in config.json; give null, or a whole number of 64 bits")
     generator = torch.Generator().manual_seed(seed or 0)
     drawn = dict[str, Tensor]()
     for name, x_RHEN in shapes.items():
