@@ -332,3 +332,24 @@ def test_a_tokenizer_that_may_be_that_of_another_model_is_named(tmp_path):
     )
     word_pieces().save(str(tmp_path / "bert" / "tokenizer.json"))
     assert not any("[CLS]" in note for note in read_folder(tmp_path / "bert").notes)
+
+
+def test_a_language_model_whose_tokenizer_loses_text_gives_vectors_and_says_so(tmp_path, capsys):
+    write_gpt2(tmp_path / "gpt2", word_pieces)
+    assert main(["import", str(tmp_path / "gpt2"), "--out", str(tmp_path / "run")]) == 0
+    assert "the tokenizer does not keep all of a text, so the language model only gives" in capsys.readouterr().err
+    for folder in ("run", "gpt2"):
+        assert load(tmp_path / folder).methods == ("embed", "attention")
+        assert load(tmp_path / folder).embed(["a rose"]).shape == (1, 16)
+    assert "does not generate text" in refused(capsys, "generate", tmp_path / "run", "--prompt", "a rose")
+
+
+def test_the_windows_of_a_language_model_are_no_longer_than_its_config_says(tmp_path):
+    sizes = {name: size for name, size in BERT.items() if name != "max_position_embeddings"}
+    for positions, context in ((40, 40), (4096, 256)):
+        config = transformers.LlamaConfig(**sizes, max_position_embeddings=positions)
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / f"{positions}")
+        import_run(tmp_path / f"{positions}", tmp_path / f"run{positions}")
+        np.save(tmp_path / "tokens.npy", np.arange(3000) % SIZE)
+        run = load(tmp_path / f"run{positions}", data=tmp_path / "tokens.npy")
+        assert run.evaluate(limit=2)["window"] == context

@@ -33,6 +33,8 @@ from everyformer.task.classify import Regress as RegressTask
 from everyformer.task.corruption import MARKS
 from everyformer.task.denoise import Denoise
 from everyformer.task.embed_texts import POOLINGS, EmbedTexts
+from everyformer.task.language import Language as LanguageTask
+from everyformer.task.language_inference import CONTEXT
 from everyformer.task.masked import Masked as MaskedTask
 from everyformer.task.replaced import Replaced
 from everyformer.task.table import task_for
@@ -191,10 +193,16 @@ def _notes_of(tokenizer: Tokenizer | None, model: Model | EncoderDecoder) -> Ite
             yield f"the tokenizer has {tokenizer.vocabulary:,} of the model's {model.embed.vocabulary:,} tokens; {remedy}"
         if isinstance(next(iter(model.outputs), None), Masked | ReplacedToken) and not _has_marks(tokenizer):
             yield f"the tokenizer has no {', '.join(BERT_MARKS)}, so the masked model only gives vectors of texts; {remedy}"
+        if isinstance(next(iter(model.outputs), None), Language) and not _keeps_text(tokenizer):
+            yield f"the tokenizer does not keep all of a text, so the language model only gives vectors of texts; {remedy}"
 
 
 def _has_marks(tokenizer: Tokenizer | None) -> bool:
     return tokenizer is not None and None not in map(tokenizer.special_id, BERT_MARKS)
+
+
+def _keeps_text(tokenizer: Tokenizer | None) -> bool:
+    return tokenizer is None or tokenizer.bytes_per_token is not None
 
 
 def _task(
@@ -216,8 +224,8 @@ def _task(
         return MaskedTask(next_sentence=len(heads) > 1), {}, network
     if isinstance(first, ReplacedToken) and marked:
         return Replaced(), {}, network
-    if isinstance(first, Language):
-        return task_for(model), {}, network
+    if isinstance(first, Language) and _keeps_text(tokenizer):
+        return _language(config, model), {}, network
     if isinstance(first, Classify):
         return _classify(source, config, network, first, tokenizer)
     if isinstance(model.embed, Tokens):
@@ -226,6 +234,14 @@ def _task(
         f"{source} has no output head that decides a task; open it in Python with everyformer.from_pretrained, or give a model with a "
         "head for language, masked tokens or classes"
     )
+
+
+def _language(config: Config, model: Model) -> Task:
+    """The task of a language model: its windows are no longer than the texts that it was trained on."""
+    task, positions = task_for(model), config.get("max_position_embeddings")
+    if isinstance(task, LanguageTask) and model.limit() is None and type(positions) is int and 0 < positions < CONTEXT:
+        task = replace(task, context=positions)
+    return task
 
 
 def _embed_texts(source: Path, model: Model) -> EmbedTexts:
