@@ -178,6 +178,39 @@ def test_the_family_is_a_map_and_a_choice_changes_the_model(page):
     assert "Learned has a last position" in page.get_by_role("region", name="The model").inner_text()
 
 
+def test_changes_that_follow_each_other_at_once_are_all_made(page):
+    page.goto("/#family")
+    page.get_by_label("rotary").wait_for()
+    page.evaluate(
+        """() => {
+            const field = document.querySelector('[aria-label=pattern]');
+            for (const text of ['causal & w', 'causal & window(8)']) {
+                field.value = text;
+                field.dispatchEvent(new Event('input', { bubbles: true }));
+            }
+            const labelled = (name) => [...document.querySelectorAll('label')].find((one) => one.innerText.trim() === name);
+            for (const name of ['rotary', 'sinks']) labelled(name).click();
+            const heads = labelled('heads').querySelector('input');
+            heads.value = 2;
+            heads.dispatchEvent(new Event('change', { bubbles: true }));
+        }"""
+    )
+    page.get_by_role("button", name="Python", exact=True).click()
+    value = "document.querySelector('[aria-label=\"the Python\"]').innerText"
+    until(page, f"{value}.includes('Standard(heads=2')")
+    assert "pattern=Causal() & Window(size=8)" in page.evaluate(value)
+    assert "score_mods=(Rotary(), Sinks())" in page.evaluate(value)
+    assert page.get_by_role("alert").count() == 0
+
+
+def test_a_run_that_is_not_there_is_named_and_another_one_is_shown(page):
+    page.goto("/#inside/nothing")
+    page.get_by_role("alert").filter(has_text="There is no run nothing; this is ").wait_for()
+    page.get_by_role("main").get_by_role("combobox").select_option("memory")
+    page.get_by_role("region", name="Tokens").wait_for()
+    until(page, "document.querySelectorAll('[role=alert]').length === 0")
+
+
 def test_the_curves_and_the_recipes_of_runs_are_shown(page):
     page.goto("/#runs")
     page.get_by_label("show first").wait_for()

@@ -86,6 +86,25 @@ def test_a_pair_shows_its_source_and_its_cross_attention(page, trained):
     assert weight_shown(page) == pytest.approx(float(cross.weights[0][1, -1, 2]), abs=2e-5)
 
 
+def test_arcs_reach_the_keys_of_a_text_that_is_shorter(page, folder):
+    """After 12 steps the model repeats one token until the longest translation."""
+    train(Recipe.of("transformer", "run.steps=12", *SETTINGS[1:], size="tiny"), folder / "longer")
+    show(page, "longer")
+    arcs = page.get_by_role("group", name="Arcs over the text")
+    texts = arcs.locator("text")
+    texts.last.wait_for()
+    assert texts.count() > 60
+    in_view = """(box) => [...box.querySelectorAll('text[y="10"]')].every((one) => {
+        const at = one.getBoundingClientRect(), around = box.getBoundingClientRect();
+        return at.right <= around.right && at.left >= around.left;
+    })"""
+    positions = page.get_by_role("toolbar", name=re.compile("positions")).get_by_role("button")
+    for position in (0, 30, positions.count() - 1):
+        positions.nth(position).click()
+        page.get_by_role("img", name=re.compile(f"^arcs from query {position} ")).wait_for()
+        assert arcs.evaluate(in_view)
+
+
 def test_the_cells_of_an_image_are_chosen_in_the_image(page, trained):
     run = trained("image-transformer")
     show(page, "image-transformer")
@@ -97,6 +116,10 @@ def test_the_cells_of_an_image_are_chosen_in_the_image(page, trained):
     assert "9,5" in page.locator("[data-weight]").inner_text()
     came = page.locator("[data-surprisal] code").inner_text()
     assert int(came) == round(float(pixel_YX[9, 6]) * 255)  # the pixel after the one that is read
+    predicted = page.get_by_role("region", name="Predicted").inner_text()
+    page.get_by_label("image", exact=True).fill("100000")
+    page.get_by_role("alert").filter(has_text="example 100000 is not one of").wait_for()
+    assert page.get_by_role("region", name="Predicted").inner_text() == predicted
 
 
 def test_the_patches_of_a_classified_image_are_shown(page, trained):
