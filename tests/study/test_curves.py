@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everyformer.study.curves import curves, draw, smooth
+from everyformer.study.curves import curves, draw, short_names, smooth
 
 NATS = 2 * math.log(2)  # 2 bits
 
@@ -92,3 +92,9 @@ def test_the_moving_average_of_a_line_is_the_line():
     step, mean = smooth(points)[0]
     assert step == 0 and mean == pytest.approx(4 * 2.0 / 2)  # the mean of the first five
     assert smooth(points[:3]) == points[:3]
+
+
+def test_runs_are_named_by_what_tells_their_folders_apart(tmp_path):
+    assert short_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
+    assert short_names([tmp_path / "x" / "a", tmp_path / "y" / "a"]) == ["x/a", "y/a"]
+    assert short_names([tmp_path / "a", tmp_path / "b" / ".." / "a"]) == ["a", "a"]

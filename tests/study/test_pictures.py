@@ -124,7 +124,7 @@ def test_attention_over_an_image_is_that_of_the_class_token():
     torch.testing.assert_close(maps.image.pixel_CYX, wanted_CYX)
     with pytest.raises(ValueError, match="reads images, not text"):
         fitted.inference.probe_input(network, "a text")
-    with pytest.raises(ValueError, match="--example 100000 is not one of the"):
+    with pytest.raises(ValueError, match="example 100000 is not one of the"):
         fitted.inference.probe_input(network, example=100_000)
 
 

@@ -279,7 +279,7 @@ def curves(
     out: ImageFile = None,
 ) -> None:
     """Draw the curves of runs, also of those in progress: training and validation in one unit, several runs over each other."""
-    from everyformer.study.curves import curves_of, figure_of, smooth
+    from everyformer.study.curves import curves_of, figure_of, short_names, smooth
     from everyformer.study.text_pictures import curves as lines_of
 
     _check(out, (), None)
@@ -293,7 +293,8 @@ def curves(
     else:
         every = all(len(one.valid) > 1 for one in found)
         what = "validation" if every else "training, moving average"
-        pairs = [(str(run), one.valid if every else smooth(one.train)) for run, one in zip(runs, found, strict=True)]
+        names = short_names(runs)
+        pairs = [(name, one.valid if every else smooth(one.train)) for name, one in zip(names, found, strict=True)]
         print("\n".join(lines_of(pairs, f"{found[0].unit}, {what}", min(screen.width, 80))))
     if out is not None:
         screen.print(f"curves: {out}")

@@ -145,8 +145,8 @@ def figure_of(folders: Sequence[Path]) -> Figure:
     if len(found) == 1:
         _draw_one(axes, found[0])
     else:
-        for index, (folder, run) in enumerate(zip(folders, found, strict=True)):
-            _draw_over(axes, run, str(folder), f"C{index % 10}")
+        for index, (name, run) in enumerate(zip(short_names(folders), found, strict=True)):
+            _draw_over(axes, run, name, f"C{index % 10}")
     title = folders[0].resolve().name if len(found) == 1 else OVER
     axes.set(xlabel="step", ylabel=found[0].unit)
     axes.set_title(title, fontsize=10)
@@ -155,6 +155,16 @@ def figure_of(folders: Sequence[Path]) -> Figure:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
     return figure
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """The names of folders, with as many of the folders around them as it takes to tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for count in range(1, max(map(len, parts))):
+        names = ["/".join(one[-count:]) for one in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return [str(folder) for folder in folders]
 
 
 def _draw_one(axes: Axes, run: Curves) -> None:

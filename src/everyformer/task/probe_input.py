@@ -71,5 +71,5 @@ def refuse_text(text: str | None, reads: str) -> None:
 def check_index(index: int, count: int, what: str) -> int:
     """Returns the index. Raises ValueError if there is no such example."""
     if not 0 <= index < count:
-        raise ValueError(f"--example {index} is not one of the {count:,} {what} (0 to {count - 1})")
+        raise ValueError(f"example {index} is not one of the {count:,} {what} (0 to {count - 1})")
     return index
