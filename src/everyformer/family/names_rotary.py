@@ -216,7 +216,11 @@ def _sliding(types: Any, config: Config) -> int:
         return int(period) - 1
     sliding = types.index("full_attention") if "full_attention" in types else max(len(types), period - 1)
     expected = ["full_attention" if n % (sliding + 1) == sliding else "sliding_attention" for n in range(len(types))]
-    if types != expected or len(types) != config["num_hidden_layers"]:
+    if types == expected and len(types) != config["num_hidden_layers"]:
+        raise ValueError(
+            f"num_hidden_layers is {config['num_hidden_layers']!r}, but layer_types has {len(types)} layers"
+        )
+    if types != expected:
         raise ValueError(f"layer_types is {types}, whose sliding and full layers do not take turns in one rhythm")
     return int(sliding)
 

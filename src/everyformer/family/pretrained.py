@@ -22,7 +22,7 @@ from everyformer.family.table import member
 from everyformer.family.weight_files import read_config, read_weights
 from everyformer.network.model import EncoderDecoder, Model
 from everyformer.network.network import Network, PairNetwork
-from everyformer.network.size import NoInit
+from everyformer.network.size import empty_weights
 from everyformer.network.store import model_from_json
 
 
@@ -43,8 +43,7 @@ def read_network(folder: Path, config: Config, state: Mapping[str, Tensor]) -> N
     name = row_of(config)
     kind = MODEL_TYPES[name]
     _check_layers(kind, config, state, folder)
-    with torch.device("meta"), NoInit():
-        shapes = model.build().state_dict()
+    shapes = empty_weights(model)
     drawn = kind.draw(config, shapes)
     try:
         weights = from_transformers(name, state, {one: x for one, x in shapes.items() if one not in drawn})
@@ -135,7 +134,7 @@ def _read(theirs: str | Field, config: Config) -> Any:
         raise ValueError(f"it has no {field.name}")
     try:
         return field.read(config[field.name], config)
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ArithmeticError):
         raise ValueError(
             f"{field.name} is {config[field.name]!r}, which is no value of this field or does not go with the others"
         ) from None

@@ -35,6 +35,16 @@ class NoInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def empty_weights(value: Model | EncoderDecoder) -> dict[str, Tensor]:
+    """Returns the state dict of a model as tensors without data. Raises ValueError if a tensor would be too large to have a size."""
+    try:
+        with torch.device("meta"), NoInit():
+            return value.build().state_dict()
+    except RuntimeError as error:
+        _refuse_overflow(error)
+        raise
+
+
 @lru_cache(maxsize=256)
 def parameters(value: Model | EncoderDecoder) -> int:
     """Returns the number of parameters, counted on a network on the meta device."""

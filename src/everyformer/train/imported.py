@@ -301,7 +301,7 @@ def _class_names(config: Config, classes: int) -> list[str]:
         return [f"LABEL_{index}" for index in range(classes)]
     given = [table.get(str(index)) for index in range(classes)] if isinstance(table, Mapping) else []
     names = [name for name in given if isinstance(name, str)]
-    if not len(names) == len(table) == classes:
+    if not isinstance(table, Mapping) or not len(names) == len(table) == classes:
         raise ValueError(f"id2label in config.json does not name the {classes} classes of the model; restore it")
     if len(set(names)) < len(names):
         raise ValueError(
