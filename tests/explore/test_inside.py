@@ -233,3 +233,10 @@ def test_recipes_are_compared_without_the_paths_of_this_machine(client, folder):
     data = client.post("/api/runs/recipes", json={"runs": ["first", "memory"]}).json()
     assert {"path": "member", "values": ["byte-language", "transformer-xl"]} in data["different"]
     assert str(folder) not in str(data)
+
+
+def test_an_example_that_the_run_does_not_read_is_refused(client):
+    answer = client.post("/api/inside", json={"run": "first", "example": 3})
+    assert answer.status_code == 400 and "reads no examples by number; give a text" in answer.json()["error"]["message"]
+    texts = {"run": "first", "text": "To be", "example": 3}
+    assert client.post("/api/inside", json=texts).status_code == 400

@@ -179,8 +179,11 @@ class Inside:
         network, inference = model.network, model.task.inference
         if request.text is None and not isinstance(inference, LanguageInference):
             inference = model.task_with_data.inference
-        text = request.text if request.example is None else None
-        inputs = inference.probe_input(network, text, request.example or 0)
+        if request.example is not None and "example" not in _reads(model):
+            raise ValueError(f"the run {request.run} reads no examples by number; give a text")
+        if request.example is not None and request.text is not None:
+            raise ValueError("a text and an example are given, and a model reads one of them; leave one out")
+        inputs = inference.probe_input(network, request.text, request.example or 0)
         _check_size(network, inputs)
         with without_heads(network, request.off):
             if request.segment is not None and isinstance(network, Network) and network.value.memory is not None:
