@@ -88,6 +88,32 @@ def test_a_pair_is_drawn_with_its_own_translation():
         fitted.inference.probe_input(network, " ")
 
 
+def test_a_long_translation_is_drawn_as_far_as_it_is_legible(monkeypatch):
+    network, fitted = ready("transformer", Translate(tokenizer="characters", context=20))
+    maps = attention_maps(network, fitted.inference.probe_input(network, "apples"))
+    monkeypatch.setattr(attention_pictures, "MAX_TOKENS", count := len(maps.keys))
+    assert len(maps.queries) > count
+    title, heads = attention_pictures.matrices(maps)
+    assert title.endswith(f"the first {count} of {len(maps.queries)} queries")
+    torch.testing.assert_close(heads[0].value_QK, maps.weight_LHQK[0][0, :count])
+    labels = attention_pictures.draw(maps).subfigs[0].axes[0].get_yticklabels()
+    assert [one.get_text() for one in labels] == list(maps.queries)[:count]
+    monkeypatch.setattr(attention_pictures, "MAX_TOKENS", count - 1)
+    with pytest.raises(ValueError, match=f"{count} positions, but 1 to {count - 1} can be drawn"):
+        attention_pictures.draw(maps)
+
+
+def test_a_model_reads_a_text_or_an_example():
+    network, fitted = ready("gpt2")
+    with pytest.raises(ValueError, match="reads no examples by number; give a text"):
+        fitted.inference.probe_input(network, example=0)
+    network, fitted = ready("byte-classifier", Classify())
+    second, default = (fitted.inference.probe_input(network, example=one).labels for one in (1, None))
+    assert second != default
+    with pytest.raises(ValueError, match="a text and an example are given, and a model reads one of them"):
+        fitted.inference.probe_input(network, "a fine film", 1)
+
+
 def test_a_terminal_shades_weights_relative_to_the_largest():
     network, fitted = ready("transformer", Translate(tokenizer="characters", context=20))
     maps = attention_maps(network, fitted.inference.probe_input(network, "apples"))

@@ -37,7 +37,8 @@ ProbedText = Annotated[
     Parameter(help="The text. Default: the first words of a sonnet; of a translation, a validation sentence."),
 ]
 ProbedExample = Annotated[
-    int, Parameter(help="Instead of a text, an example of the validation data: an image, a node or an episode.")
+    int | None,
+    Parameter(help="Instead of a text, an example of the validation data: an image, a node or an episode. Default: 0."),
 ]
 ImageFile = Annotated[Path | None, Parameter(help="The image file (.png, .svg, .pdf). Default: draw in the terminal.")]
 Run = Annotated[Path, Parameter(help="The folder of a run.")]
@@ -50,7 +51,7 @@ def attention(
     /,
     *,
     text: ProbedText = None,
-    example: ProbedExample = 0,
+    example: ProbedExample = None,
     part: str | None = None,
     layer: int | None = None,
     head: int | None = None,
@@ -116,7 +117,7 @@ def halting(
     /,
     *,
     text: ProbedText = None,
-    example: ProbedExample = 0,
+    example: ProbedExample = None,
     out: ImageFile = None,
     step: Step = None,
     imports: Imports = (),
@@ -134,7 +135,7 @@ def buckets(
     /,
     *,
     text: ProbedText = None,
-    example: ProbedExample = 0,
+    example: ProbedExample = None,
     out: ImageFile = None,
     step: Step = None,
     imports: Imports = (),
@@ -152,7 +153,7 @@ def gates(
     /,
     *,
     text: ProbedText = None,
-    example: ProbedExample = 0,
+    example: ProbedExample = None,
     out: ImageFile = None,
     step: Step = None,
     imports: Imports = (),
@@ -170,7 +171,7 @@ def _draw_inner(
     maps_of: MapsOf,
     run: Path,
     text: str | None,
-    example: int,
+    example: int | None,
     out: Path | None,
     step: Step,
     imports: Sequence[str],
@@ -223,7 +224,7 @@ def spans(
     if text is not None:
         from everyformer.study.inner_maps import span_maps
 
-        _draw_inner("spans", "spans of the heads by position", span_maps, run, text, 0, out, step, imports)
+        _draw_inner("spans", "spans of the heads by position", span_maps, run, text, None, out, step, imports)
         return
     from everyformer.study.spans import draw_spans, spans_of
     from everyformer.train.trained import load

@@ -179,11 +179,7 @@ class Inside:
         network, inference = model.network, model.task.inference
         if request.text is None and not isinstance(inference, LanguageInference):
             inference = model.task_with_data.inference
-        if request.example is not None and "example" not in _reads(model):
-            raise ValueError(f"the run {request.run} reads no examples by number; give a text")
-        if request.example is not None and request.text is not None:
-            raise ValueError("a text and an example are given, and a model reads one of them; leave one out")
-        inputs = inference.probe_input(network, request.text, request.example or 0)
+        inputs = inference.probe_input(network, request.text, request.example)
         _check_size(network, inputs)
         with without_heads(network, request.off):
             if request.segment is not None and isinstance(network, Network) and network.value.memory is not None:
@@ -260,7 +256,7 @@ def _reads(model: TrainedRun) -> list[str]:
     """What the model can be given: a text, or the number of an example of its data."""
     inference = model.task.inference
     is_text = isinstance(inference, TokenInference | TextClassifierInference | TranslateInference | DenoiseInference)
-    has_data = not isinstance(inference, TokenInference) and bool(model.step or model.open_data)
+    has_data = inference.reads_examples and bool(model.step or model.open_data)
     return ["text"] * is_text + ["example"] * has_data
 
 

@@ -46,8 +46,8 @@ def selected(maps: AttentionMaps, layer: int | None = None, head: int | None = N
 
 
 def matrices(maps: AttentionMaps) -> tuple[str, list[HeadMatrix]]:
-    """The title of maps, and what a terminal shows of each head. Raises ValueError if there are too many tokens to label."""
-    _cell_size(maps)
+    """The title of maps, and what a terminal shows of each head. Raises ValueError if there are too many keys to label."""
+    maps = _legible(maps)
     title, queries, keys = _title(maps), list(maps.queries), list(maps.keys)
     image, graph, found = maps.image, maps.graph, []
     if graph is not None:
@@ -70,31 +70,41 @@ def draw(*maps: AttentionMaps) -> Figure:
     """Draw maps side by side: a grid with a row per layer and a column per head. Darker is more weight.
 
     Weights over an image are drawn as a heat map of what one query attends to; those of a graph as the widths of its edges.
-    Raises ValueError if there are too many tokens to label.
+    Raises ValueError if there are too many keys to label.
     """
     from matplotlib.figure import Figure
 
-    sizes = []
-    for one in maps:
+    legible, sizes = [_legible(one) for one in maps], []
+    for one in legible:
         width, height = _cell_size(one)
         sizes.append((width * one.weight_LHQK[0].shape[0] + 1, height * len(one.weight_LHQK) + 1))
     widths, heights = zip(*sizes, strict=True)
     figure = Figure((sum(widths), max(heights)), dpi=DPI, layout="constrained")
-    subfigures = figure.subfigures(1, len(maps), squeeze=False, width_ratios=widths)[0]
-    for subfigure, one in zip(subfigures, maps, strict=True):
+    subfigures = figure.subfigures(1, len(legible), squeeze=False, width_ratios=widths)[0]
+    for subfigure, one in zip(subfigures, legible, strict=True):
         _draw_one(subfigure, one)
     return figure
 
 
+def _legible(maps: AttentionMaps) -> AttentionMaps:
+    """The maps with as many queries as can be labelled; each shows all its keys. Raises ValueError if these are too many."""
+    if maps.image is not None or maps.graph is not None:
+        return maps
+    if not (maps.queries and 1 <= len(maps.keys) <= MAX_TOKENS):
+        raise ValueError(
+            f"the input has {len(maps.keys)} positions, but 1 to {MAX_TOKENS} can be drawn; give another one"
+        )
+    if len(maps.queries) <= MAX_TOKENS:
+        return maps
+    title = f"{maps.title}; the first {MAX_TOKENS} of {len(maps.queries)} queries"
+    weight_LHQK = [weight_HQK[:, :MAX_TOKENS] for weight_HQK in maps.weight_LHQK]
+    return replace(maps, weight_LHQK=weight_LHQK, queries=maps.queries[:MAX_TOKENS], title=title)
+
+
 def _cell_size(maps: AttentionMaps) -> tuple[float, float]:
-    """Inches of one head. Raises ValueError if there are too many tokens to label."""
+    """Inches of one head."""
     if maps.image is not None or maps.graph is not None:
         return 1.8, 1.8
-    for labels in (maps.queries, maps.keys):
-        if not 1 <= len(labels) <= MAX_TOKENS:
-            raise ValueError(
-                f"the input has {len(labels)} positions, but at most {MAX_TOKENS} can be drawn; give a shorter one"
-            )
     return max(1.6, 0.075 * len(maps.keys)), max(1.6, 0.075 * len(maps.queries))
 
 

@@ -106,12 +106,12 @@ class AnswerInference(Inference):
         answer = self.answer(network, self.question_of(pieces))
         return f"{self.question_of(pieces)}\n-> {answer} (right: {''.join(pieces[1::2])})"
 
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+    def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
         """A validation example with its answers, or a text of the problem's characters."""
         from everyformer.task.answer import EXAMPLES, arguments
 
         data = self.data
-        index = check_index(example, EXAMPLES, f"validation examples of {data.problem.name}")
+        index = check_index(example or 0, EXAMPLES, f"validation examples of {data.problem.name}")
         pieces = (
             data.problem.examples("valid", 0, [index], data.length)[0]
             if text is None

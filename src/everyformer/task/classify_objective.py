@@ -133,10 +133,10 @@ class ClassifyInference(Inference):
     def read_inputs(self, data: str, column: str | None = None) -> Inputs:
         return self.data.read_inputs(data, column)
 
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+    def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
         """An example of the validation data."""
         refuse_text(text, self.reads)
-        row = check_index(example, self.data.rows["valid"], f"validation examples of {self.data.name}")
+        row = check_index(example or 0, self.data.rows["valid"], f"validation examples of {self.data.name}")
         batch = Batch(self.data.tensors("valid", torch.tensor([row]), None), self.data.shared())
         inputs, options = self.objective.arguments(batch.to(next(network.parameters()).device))
         return self.labelled(network, ProbeInput((inputs,), (), options), row)
@@ -163,14 +163,15 @@ class TextClassifierInference(ClassifyInference):
     data: TextData
     can_generate = True
 
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
-        """A text with the marks that the classifier adds. Default: EXAMPLE; of token ids, a validation example."""
+    def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
+        """A text with the marks that the classifier adds. Default: EXAMPLE; of token ids, the first validation example."""
         if text == "":
             raise ValueError("the text is empty; give one with --text, or leave --text out")
         given: Any = text
         if text is None:
             inputs = self.data.labelled.splits["valid"][0]
-            given = EXAMPLE if isinstance(inputs[0], str) else inputs[check_index(example, len(inputs), "examples")]
+            is_text = isinstance(inputs[0], str) and example is None
+            given = EXAMPLE if is_text else inputs[check_index(example or 0, len(inputs), "examples")]
         (ids,) = self.data.encode([given])
         batch = Batch(self.data.collate([ids])).to(next(network.parameters()).device)
         read, options = self.objective.arguments(batch)

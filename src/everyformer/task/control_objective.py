@@ -149,14 +149,14 @@ class ControlInference(Inference):
         self.task, self.agent, self.new_environment = task, agent, new_environment
         self.can_generate = can_render
 
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+    def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
         """An episode of the agent, in one pass from an empty memory. It may be longer than the memory."""
         refuse_text(text, "the observations of an environment")
         assert isinstance(network, Network)
         if self.agent.memory is None:
             raise ValueError("this agent reads every observation by itself; give the run of an agent with a memory")
         environment: Any = RecordedEnvironment(self.new_environment())
-        seeds, generator = [episode_seed(SPLITS["valid"], example)], step_generator(example, 0)
+        seeds, generator = [episode_seed(SPLITS["valid"], example or 0)], step_generator(example or 0, 0)
         play_episodes(self.agent, network.eval(), [environment], seeds, generator)
         weight = next(network.parameters())
         input_BTF = torch.from_numpy(np.stack(environment.observations[:-1]))[None].to(weight.device, weight.dtype)

@@ -304,7 +304,7 @@ class DenoiseInference(Inference):
         start = check_index(number, count, "validation windows") * self.data.context
         return self.data.corrupted("valid", start, step_generator(0, number))
 
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+    def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
         """A text with blanks, and what the network writes in them; other texts lose spans. Default: EXAMPLE, or a window of the
         validation text if it has other characters."""
         assert isinstance(network, PairNetwork)
@@ -315,12 +315,12 @@ class DenoiseInference(Inference):
         else:
             try:
                 ids = self.tokenizer.encode((text or EXAMPLE).encode()).astype(np.int64)
-                task, generator = self.data.task, step_generator(0, example)
+                task, generator = self.data.task, step_generator(0, example or 0)
                 pair = corrupt(ids[: self.data.context], self.marks, task.share, task.span, generator)
             except ValueError:  # an unknown character
                 if text is not None:
                     raise
-                pair = self.window(example)
+                pair = self.window(example or 0)
         inputs, options = pair_arguments(self.data.batch_of([pair]).to(next(network.parameters()).device))
         source_labels, labels = (self.labels(x[0].tolist()) for x in inputs)
         return ProbeInput(inputs, labels, options, source_labels)

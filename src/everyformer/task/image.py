@@ -269,11 +269,11 @@ class ImageInference(Inference):
     def __init__(self, data: ImageData, head: int):
         self.data, self.head = data, head
 
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+    def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
         """A validation image. Position p reads step p - 1; the position of interest predicts the middle of the image."""
         refuse_text(text, "images")
         data = self.data
-        row = check_index(example, len(data.images.splits["valid"]), f"validation images of {data.name}")
+        row = check_index(example or 0, len(data.images.splits["valid"]), f"validation images of {data.name}")
         inputs = data.arguments(data.batch_of("valid", torch.tensor([row])).to(next(network.parameters()).device))
         row_P, column_P = data.layout.grid.cells(torch.arange(data.layout.length))
         cell_P2 = torch.stack((row_P, column_P if data.layout.joint else column_P // data.channels), dim=1)

@@ -57,7 +57,7 @@ class LanguageInference(TokenInference):
         prompt = self.data.splits["valid"][: max(32, fixed_prefix(network))].tolist()
         return self.tokenizer.decode(generate(network, [prompt], tokens, temperature=0.5, seed=seed)[0])
 
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+    def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
         """A text. Default: as much of EXAMPLE as the network can read, or of the validation text if it has other characters."""
         assert isinstance(network, Network)
         if text == "":

@@ -191,6 +191,7 @@ class Inference:
     can_predict: bool = False
     classes: tuple[str, ...] = ()  # names of the classes that `predict` predicts
     predicts_targets: bool = False  # classes or numbers; a translation is a text, which `generate` writes
+    reads_examples: bool = True  # whether `probe_input` takes the number of an example
     takes_graph: bool = False  # whether `predict` takes a graph instead of a list of examples
     generates_images: bool = False
     file: str = "samples.png"  # default name of the file of `generate_images`, in the run's folder
@@ -208,8 +209,17 @@ class Inference:
         """Returns a short text that shows what the network does, for the log; None if the task has none."""
         return None
 
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+    def probe_input(
+        self, network: Network | PairNetwork, text: str | None = None, example: int | None = None
+    ) -> ProbeInput:
         """Returns a text, or an example of the validation data, as the network reads it, with labels for its positions."""
+        if example is not None and not self.reads_examples:
+            raise ValueError("this model reads no examples by number; give a text")
+        if example is not None and text is not None:
+            raise ValueError("a text and an example are given, and a model reads one of them; leave one out")
+        return self._probe_input(network, text, example)
+
+    def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
         raise ValueError("this task has no example that can be drawn; give the run of another one")
 
     def generate_text(self, network: Network | PairNetwork, prompt: str, **options: Any) -> str:

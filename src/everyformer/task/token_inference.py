@@ -26,6 +26,8 @@ MULTIPLE = 8
 class TokenInference(Inference):
     """Reads texts through a tokenizer. `context` is the largest number of tokens of a text with its marks; None: no limit."""
 
+    reads_examples = False
+
     def __init__(self, tokenizer: Tokenizer, context: int | None = None, marks: Marks = NO_MARKS):
         self.tokenizer, self.context, self.marks = tokenizer, context, marks
 
@@ -68,7 +70,7 @@ class TokenInference(Inference):
 
         return embeddings([self.marked(ids) for ids in self.encode(inputs)], hidden, pooling, normalize)
 
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+    def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
         """A text with its marks. Default: EXAMPLE."""
         if text == "":
             raise ValueError("the text is empty; give one with --text, or leave --text out")

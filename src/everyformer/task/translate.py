@@ -318,12 +318,12 @@ class TranslateInference(Inference):
                 translations[row] = self.tokenizer.decode([token for token in ids if token >= len(SPECIAL)]).strip()
         return translations
 
-    def probe_input(self, network: Network | PairNetwork, text: str | None = None, example: int = 0) -> ProbeInput:
+    def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
         """A sentence with the network's own translation of it. Default: a validation sentence."""
         assert isinstance(network, PairNetwork)
         if text is None:
             sources = self.data.pairs.splits["valid"][0]
-            text = sources[check_index(example, len(sources), f"validation pairs of {self.data.pairs.name}")]
+            text = sources[check_index(example or 0, len(sources), f"validation pairs of {self.data.pairs.name}")]
         if not text.strip():
             raise ValueError(f"the text {text!r} has nothing to translate; give a sentence with --text")
         (source,) = self.tokenizer.encode_all([text])

@@ -43,7 +43,7 @@ OPTION_NAMES = {"file": "--out"}  # options of the command line that have anothe
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")  # see `everyformer.infer.sample`
 METHODS = {  # of a model, and the method of its task's inference that each needs
     "generate": "generate_text", "stream": "stream", "generate_images": "generate_images", "predict": "predict",
-    "classify": "predict", "score": "score", "embed": "embed", "attention": "probe_input",
+    "classify": "predict", "score": "score", "embed": "embed", "attention": "_probe_input",
 }  # fmt: skip
 
 
@@ -160,7 +160,9 @@ class TrainedRun:
         with self._inference():
             return self.task.inference.score(self.network, self._checked_inputs(texts))
 
-    def attention(self, text: str | None = None, *, example: int = 0, part: str | None = None) -> AttentionWeights:
+    def attention(
+        self, text: str | None = None, *, example: int | None = None, part: str | None = None
+    ) -> AttentionWeights:
         """Returns the attention weights of every layer and head on a text, with its tokens.
 
         Without a text they are those of an example of the validation data. `part` of a model with an encoder is cross, encoder or decoder.
