@@ -15,7 +15,7 @@ import json
 import sys
 
 from bench import compare
-from bench.results import Rows, json_lines, mean, table
+from bench.results import Rows, json_lines, mean_range, table
 
 DEPTH = 4
 MODELS = (
@@ -46,13 +46,9 @@ def algorithms(log: str) -> Rows:
         some = [one["right"] for one in found if one["model"] == model]
         (chosen,) = (one["chosen"] for one in json_lines(log) if one.get("entry") == model)
         rate = next(setting.removeprefix("optim.lr=") for setting in chosen if setting.startswith("optim.lr="))
-        cells = (_range([one[name] for one in some]) for name in ("trained", *map(str, LENGTHS)))
+        cells = (mean_range([one[name] for one in some]) for name in ("trained", *map(str, LENGTHS)))
         rows.append([found[0]["data"], f"`{model}`", rate, *cells])
     return rows
-
-
-def _range(values: list[float]) -> str:
-    return f"{mean(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 if __name__ == "__main__":

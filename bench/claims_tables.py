@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bench.results import Rows, json_lines, mean, table
+from bench.results import Rows, json_lines, mean, mean_range, table
 
 
 @table("norms")
 def norms(log: str) -> Rows:
-    rows = [["norm", "rate", "loss", "own batch", "jumps", "peak"]]
+    rows = [["norm", "rate", "loss of seed 0, validation", "loss", "jumps", "peak"]]
     found = [one for one in json_lines(log) if one["claim"] == "norms"]
     for name, lr in dict.fromkeys((one["norm"], one["lr"]) for one in found):
-        some = [one for one in found if (one["norm"], one["lr"]) == (name, lr)]
-        means = [mean([one[key] for one in some]) for key in ("valid", "valid_batch_statistics", "spread")]
+        tuning, *finals = [one for one in found if (one["norm"], one["lr"]) == (name, lr)]
+        loss, jumps = (_range([one[key] for one in finals]) for key in ("final", "jumps"))
         rows.append(
-            [name, f"{lr:g}", *(f"{one:.3f}" for one in means), f"{max(one['largest_gradient'] for one in some):.1f}"]
+            [
+                name,
+                f"{lr:g}",
+                f"{tuning['tuning']:.3f}",
+                loss,
+                jumps,
+                f"{max(one['largest_gradient'] for one in finals):.1f}",
+            ]
         )
     return rows
 
@@ -35,7 +42,7 @@ def positions(log: str) -> Rows:
 def _range(values: Sequence[Any]) -> str:
     if any(isinstance(value, str) for value in values):
         return "refused"
-    return f"{mean(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+    return mean_range(values, 3)
 
 
 @table("depth")

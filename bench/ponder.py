@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bench.results import Rows, json_lines, mean, table
+from bench.results import Rows, json_lines, mean, mean_range, table
 from everyformer import Classify, Features, Layer, Model, Network, NoResidual, PonderRnn, Stack
 from everyformer.attention.context import Probe
 from everyformer.infer.sample import seeded_generator
@@ -102,10 +102,12 @@ def main() -> None:
 def steps_by_difficulty(log: str) -> Rows:
     found = [one for one in json_lines(log) if one["seed"]]
     counts = range(1, len(found[0]["steps"]) + 1)
-    rows = [["net", "seed", "rate", "accuracy", *(f"{count} numbers" for count in counts)]]
-    for one in found:
-        steps = (f"{steps:.2f}" for steps in one["steps"])
-        rows.append([one["kind"], str(one["seed"]), f"{one['rate']:g}", f"{one['accuracy']:.3f}", *steps])
+    rows = [["net", "seeds", "rate", "accuracy", *(f"{count} number{'s' * (count > 1)}" for count in counts)]]
+    for kind in KINDS:
+        some = [one for one in found if one["kind"] == kind]
+        steps = (mean_range([one["steps"][count - 1] for one in some]) for count in counts)
+        accuracy = mean([one["accuracy"] for one in some])
+        rows.append([kind, str(len(some)), f"{some[0]['rate']:g}", f"{accuracy:.3f}", *steps])
     return rows
 
 

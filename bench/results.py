@@ -43,6 +43,11 @@ def mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
+def mean_range(numbers: Sequence[float], digits: int = 2) -> str:
+    """The mean, with the smallest and the largest."""
+    return f"{mean(numbers):.{digits}f} ({min(numbers):.{digits}f}-{max(numbers):.{digits}f})"
+
+
 def render(rows: Rows) -> list[str]:
     head, *rest = rows
     return [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in (head, ["---"] * len(head), *rest)]
