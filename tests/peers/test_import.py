@@ -299,6 +299,8 @@ def refused(capsys, *words):
 def test_what_cannot_be_imported_is_refused_in_one_line_and_leaves_nothing(tmp_path, capsys):
     out = tmp_path / "runs" / "mine"
     assert "there is no folder" in refused(capsys, "import", tmp_path / "nothing", "--out", out)
+    (tmp_path / "text.txt").write_text("to be")
+    assert "text.txt is not a file of a saved model" in refused(capsys, "import", tmp_path / "text.txt", "--out", out)
     source = tmp_path / "gpt2"
     write_gpt2(source, vocab_size=300)
     assert "tokens, but the model has 300" in refused(capsys, "import", source, "--out", out)

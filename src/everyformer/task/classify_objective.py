@@ -166,7 +166,7 @@ class TextClassifierInference(ClassifyInference):
     def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
         """A text with the marks that the classifier adds. Default: EXAMPLE; of token ids, the first validation example."""
         if text == "":
-            raise ValueError("the text is empty; give one with --text, or leave --text out")
+            raise ValueError("the text is empty; give one, or leave it out")
         given: Any = text
         if text is None:
             inputs = self.data.labelled.splits["valid"][0]

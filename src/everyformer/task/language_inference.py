@@ -61,7 +61,7 @@ class LanguageInference(TokenInference):
         """A text. Default: as much of EXAMPLE as the network can read, or of the validation text if it has other characters."""
         assert isinstance(network, Network)
         if text == "":
-            raise ValueError("the text is empty; give one with --text, or leave --text out")
+            raise ValueError("the text is empty; give one, or leave it out")
         try:
             ids = self.tokenizer.encode((text or EXAMPLE).encode())
         except ValueError:  # an unknown character

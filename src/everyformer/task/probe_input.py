@@ -65,7 +65,7 @@ def _label(tokenizer: Tokenizer, token: int) -> str:
 def refuse_text(text: str | None, reads: str) -> None:
     """Raises ValueError if a text is given to a task that reads none."""
     if text is not None:
-        raise ValueError(f"this run reads {reads}, not text; leave --text out and choose one with --example")
+        raise ValueError(f"this run reads {reads}, not text; give the number of an example")
 
 
 def check_index(index: int, count: int, what: str) -> int:

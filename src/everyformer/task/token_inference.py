@@ -73,7 +73,7 @@ class TokenInference(Inference):
     def _probe_input(self, network: Network | PairNetwork, text: str | None, example: int | None) -> ProbeInput:
         """A text with its marks. Default: EXAMPLE."""
         if text == "":
-            raise ValueError("the text is empty; give one with --text, or leave --text out")
+            raise ValueError("the text is empty; give one, or leave it out")
         (ids,) = self.encode([text or EXAMPLE])
         token_T = self.marked(ids)
         token_BT = torch.from_numpy(token_T)[None].to(next(network.parameters()).device)

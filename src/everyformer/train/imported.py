@@ -87,7 +87,10 @@ def import_run(source: str | Path, folder: str | Path, leave_out: Sequence[str] 
     Raises ValueError, and writes nothing, if the model or its tokenizer cannot be read, or if `folder` is not empty.
     """
     source, folder = Path(source).expanduser(), Path(folder).expanduser()
-    source = source.parent if source.is_file() else source  # a file of weights stands for its folder
+    if source.is_file():
+        if source.suffix not in (".safetensors", ".bin", ".json"):
+            raise ValueError(f"{source} is not a file of a saved model; give the folder that save_pretrained wrote")
+        source = source.parent  # a file of a model stands for its folder
     imported = read_folder(source, leave_out)
     model = imported.network.value
     recipe = _recipe(imported)
