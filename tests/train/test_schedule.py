@@ -87,7 +87,8 @@ def test_optimizer_settings_out_of_range_are_refused(wrong, reason):
         ("graph-classifier", "tiny", [], 4e-3, 100),
         ("byte-language", "paper", [], 0.25 / 256 / math.sqrt(6), 100),  # post-norm, 12 layers
         ("universal-transformer", "tiny", [], 0.25 / 64 / math.sqrt(2), 100),  # post-norm, 4 steps
-        ("lstm", "byte", [], 2e-3, 100),
+        ("lstm", "byte", [], 2 / 624, 100),  # four times that of attention
+        ("lstm", "byte", ["model.width=2000"], 2e-3, 100),
     ],
 )
 def test_the_default_rate_falls_with_the_width_and_the_warm_up_is_a_tenth(member, size, settings, lr, warmup):
@@ -95,8 +96,9 @@ def test_the_default_rate_falls_with_the_width_and_the_warm_up_is_a_tenth(member
     assert optim.lr == pytest.approx(lr) and optim.warmup == warmup
 
 
-def test_trained_weights_and_agents_have_lower_default_rates():
+def test_trained_weights_classifiers_and_agents_have_lower_default_rates():
     assert Recipe.of("bert", size="tiny", init_from="run").optim.lr == pytest.approx(0.25 / 64 / 4)
+    assert Recipe.of("lstm", size="tiny", task="classify").optim.lr == 4e-3
     assert Recipe.of("gtrxl", size="tiny", task="recall").optim.lr == 1e-3
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -100,6 +100,8 @@ class Language(Task, Value, frozen=True):
     auxiliary_layers: bool | None = None  # predict from every layer in training; None: as the model has it
     extra_target_weight: Share = 0.5  # weight of the loss of each extra target
     auxiliary_until: Share = 0.5  # share of the steps after which only the last layer has a loss
+
+    recurrent_rate: ClassVar[float] = 4.0  # see docs/results/rates.md
 
     def open(self, data: str | None, folder: Path | None = None) -> LanguageData:
         held_out = (self.valid, *([self.test] if self.test else []))

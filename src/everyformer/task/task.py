@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ from everyformer.task.probe_input import ProbeInput
 
 LR_TIMES_WIDTH = 0.5  # of pre-norm layers; see docs/results/rates.md
 MAX_LR = 4e-3
-RECURRENT_LR = 2e-3  # at least, for a model without attention
+RECURRENT_LR = 2e-3  # of a recurrent net at least
 MAX_TARGETS = 1 << 18  # of an evaluation, unless more are asked for
 
 
@@ -44,6 +44,7 @@ class Task:
     """A value that opens data: a path, the name of a known data set, '-' for standard input, or None for embedded data."""
 
     __slots__ = ()
+    recurrent_rate: ClassVar[float] = 1.0  # the default learning rate of a recurrent net, in times that of attention
 
     def open(self, data: str | None, folder: Path | None = None) -> TaskData:
         """Open the data. If `folder` (of a run) has a tokenizer, it is used instead of training a new one."""
@@ -57,8 +58,8 @@ class Task:
         """
         body, post_norm = model.body, isinstance(model.body.residual, PostNorm)
         lr = min(MAX_LR, LR_TIMES_WIDTH / model.width / (2 if post_norm else 1))
-        if not any(body.patterns()):
-            return max(lr, RECURRENT_LR)
+        if any(one.carries == "recurrent state" for one in body.sublayers()) and not any(body.patterns()):
+            return max(self.recurrent_rate * lr, RECURRENT_LR)
         depth = getattr(body, "num_layers", 0) or getattr(body, "steps", 0) * len(body.layers)
         return lr / math.sqrt(max(1, depth / 2)) if post_norm else lr
 
