@@ -61,7 +61,7 @@ SHORT = (
     "run.steps=200",
     "run.batch=16",
     "task.context=128",
-    "optim.lr=4e-3",
+    "optim.lr=2e-2",
     "optim.muon_lr=0.02",
     "run.final_examples=2000",
 )
