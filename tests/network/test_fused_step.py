@@ -195,6 +195,7 @@ def test_a_query_without_keys_has_the_output_zero(monkeypatch):
 
 def test_packed_weights_compute_the_same_step(monkeypatch):
     monkeypatch.setattr("everyformer.network.packed.SMALL", 0)
+    monkeypatch.setattr("everyformer.network.packed.on_intel", lambda: False)
     monkeypatch.setattr(sys.modules[__name__], "DEVICE", torch.device("cpu"))
     for activation in EVERY:
         network = ready(model(net=FeedForward(12, activation), outputs=HEAD)).float()

@@ -8,13 +8,14 @@ from torch import nn
 
 import everyformer
 from everyformer import Cache, Language, generate
-from everyformer.network.packed import Packed
+from everyformer.network.packed import FEW, Packed, PackedLinear
 from tests.network import model, tokens
 
 
 @pytest.fixture(autouse=True)
 def pack_small_ones(monkeypatch):
     monkeypatch.setattr("everyformer.network.packed.SMALL", 0)
+    monkeypatch.setattr("everyformer.network.packed.on_intel", lambda: False)
 
 
 def network(**more):
@@ -57,6 +58,17 @@ def test_outside_the_block_the_network_is_as_before_and_gradients_are_those_of_p
     outside = torch.autograd.grad(plain(token_BT).hidden.sum(), plain.body.parameters())
     assert all(torch.equal(one, two) for one, two in zip(inside, outside, strict=True))
     assert [name for module in plain.modules() for name in vars(module)] == names
+
+
+@torch.no_grad()
+def test_a_batch_of_few_sequences_is_multiplied_by_plain_weights_on_intel(monkeypatch):
+    monkeypatch.setattr("everyformer.network.packed.on_intel", lambda: True)
+    map_ = nn.Linear(16, 32).eval()
+    packed = PackedLinear(map_.weight, map_.bias)
+    few, many = torch.randn(FEW - 1, 20, 16), torch.randn(FEW, 1, 16)
+    assert torch.equal(packed(few), map_(few)) and packed.version == -1  # not packed yet
+    torch.testing.assert_close(packed(many), map_(many), rtol=1e-5, atol=1e-6)
+    assert packed.version == map_.weight._version
 
 
 def test_only_plain_maps_in_float32_are_packed():

@@ -5,13 +5,16 @@
 
 The outputs are equal up to rounding. Packing takes the time of some tokens and the memory of the weights once more, so it is for
 generation and other work with many calls. A weight that changes is packed again. Only plain `nn.Linear` maps and the output head
-in float32 are packed, and no small ones; a network on another device, or compiled, has none.
+in float32 are packed, and no small ones; a network on another device, or compiled, has none. On Intel's processors a batch
+of few sequences is multiplied by the weights as they are, which are packed at the first call with more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +24,7 @@ from everyformer.network.feedforward import Activation, activate
 from everyformer.network.linear_cross_entropy import LogitMap
 
 LINEAR = torch.ops.mkldnn._linear_pointwise.default
+FEW = 8  # sequences from which on packed weights are faster on Intel's processors; elsewhere they are for one too
 SMALL = 2**16  # weights up to which the call of a packed map takes longer than the plain one
 FUSED = {
     None: ("none", ""),
@@ -31,11 +35,10 @@ FUSED = {
 
 
 class PackedLinear:
-    """A linear map with its weight in oneDNN's order."""
+    """A linear map with its weight in oneDNN's order, in which it is brought when it is needed."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        self.weight, self.bias = weight, bias
-        self._pack()
+        self.weight, self.bias, self.version = weight, bias, -1
 
     def _pack(self) -> None:
         self.version = self.weight._version
@@ -44,7 +47,8 @@ class PackedLinear:
 
     def __call__(self, x: Tensor, activation: Activation | None = None) -> Tensor:
         """Returns W x + b, with an activation of the outputs act(W x + b)."""
-        if x.dtype != torch.float32 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        plain = len(x) < FEW and on_intel()
+        if plain or x.dtype != torch.float32 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             y = F.linear(x, self.weight, self.bias)
             return y if activation is None else activate(y, activation)
         if self.weight._version != self.version:
@@ -86,6 +90,15 @@ class Packed:
         if packed is None or packed.weight is not weight_VD:
             packed = self.heads[id(weight_VD)] = PackedLinear(weight_VD, logits.bias_V)
         return logits.capped(packed(logits.hidden))
+
+
+@cache
+def on_intel() -> bool:
+    """Whether the processor is Intel's, on which MKL multiplies a few rows by a plain weight faster than oneDNN by a packed one."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 def is_compiled(network: nn.Module) -> bool:
