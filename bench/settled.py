@@ -348,9 +348,10 @@ INTRODUCTION = """# The claims of the sources
 
 A claim is settled here if both sides were tuned by the same search and at least three seeds of each were run after it. It
 `holds` or `does not hold` if the 95 % interval over the paired seeds says so; else it is `inconclusive`. Everything else is `not settled`,
-with what was measured so far. Three comparisons that were inconclusive at first (spans, reversible layers, positions) were run again
-with more seeds. Equal means within {equal} bits per byte, unless the source states a margin. All but the rows from a GPU
-are small models: a verdict is about the size and the data of its log, not about the models of the papers. Fewer bits are better.
+with what was measured so far. Four comparisons that were inconclusive at first (spans, reversible layers, positions, adaptive computation)
+were run again with more seeds, the last with seeds that had no part in the first run. Equal means within {equal} bits
+per byte, unless the source states a margin. All but the rows from a GPU are small models: a
+verdict is about the size and the data of its log, not about the models of the papers. Fewer bits are better.
 
 """
 
