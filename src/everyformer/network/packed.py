@@ -35,7 +35,7 @@ FUSED = {
 
 
 class PackedLinear:
-    """A linear map with its weight in oneDNN's order, in which it is brought when it is needed."""
+    """A linear map whose weight is brought into oneDNN's order by the first call that uses it so."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.weight, self.bias, self.version = weight, bias, -1

@@ -92,7 +92,7 @@ def _legible(maps: AttentionMaps) -> AttentionMaps:
         return maps
     if not (maps.queries and 1 <= len(maps.keys) <= MAX_TOKENS):
         raise ValueError(
-            f"the input has {len(maps.keys)} positions, but 1 to {MAX_TOKENS} can be drawn; give another one"
+            f"the input has {len(maps.keys)} positions, but 1 to {MAX_TOKENS} can be drawn; give an input of such a length"
         )
     if len(maps.queries) <= MAX_TOKENS:
         return maps
