@@ -6,6 +6,9 @@ import math
 
 import pytest
 
+from everyformer import Convolution, Language, Layer, Model, PreNorm, Stack, Tokens
+from everyformer.network.norm import LayerNorm
+from everyformer.task.language import Language as LanguageTask
 from everyformer.train.recipe import Optim, Recipe, Run
 from everyformer.train.schedule import batch_size, lr_factor, sequences_before
 
@@ -94,6 +97,12 @@ def test_optimizer_settings_out_of_range_are_refused(wrong, reason):
 def test_the_default_rate_falls_with_the_width_and_the_warm_up_is_a_tenth(member, size, settings, lr, warmup):
     optim = Recipe.of(member, *settings, size=size).optim
     assert optim.lr == pytest.approx(lr) and optim.warmup == warmup
+
+
+def test_convolutions_have_the_rate_of_attention():
+    body = Stack(2, (Layer((Convolution(64),)),), PreNorm(LayerNorm()))
+    model = Model(width=512, embed=Tokens(256), body=body, outputs=(Language(),))
+    assert LanguageTask().default_lr(model) == pytest.approx(0.5 / 512)
 
 
 def test_trained_weights_classifiers_and_agents_have_lower_default_rates():
