@@ -5,8 +5,8 @@
 
 Attention is timed first, alone on the GPU; then `tests/device` runs with several workers, or with one where pytest-xdist is not
 installed. Needs the dependencies of everyformer and pytest, no extra and no network. If one part fails, the other still runs. Writes
-FOLDER/logs/gpu.txt, FOLDER/attention_gpu.png and FOLDER/gpu.md, which is computed from the log and from `AFTERWARDS` (`--only-page`
-writes it again, also from a log that breaks off). Takes about five minutes on one H200. Exits with 1 if a test or a contract fails.
+FOLDER/logs/gpu.txt, FOLDER/attention_gpu.png and FOLDER/gpu.md, which is computed from the log (`--only-page` writes it again, also
+from a log that breaks off). Takes about five minutes on one H200. Exits with 1 if a test or a contract fails.
 """
 
 from __future__ import annotations
@@ -48,13 +48,6 @@ TARGETS = {
     "span": (4, 15),
     "relative": (1 / 1.6, 1 / 1.6),
 }
-# What later commits say about the failures of a record, by the commit that it records. A new record no longer shows it.
-AFTERWARDS = {
-    "154d9b2": "Later commits mend the cause of each failure: with PyTorch 2.11 a compiled recurrence took the path of `torch.export` (3 "
-    "tests), the values of `Shaw` were added in an order that changes from run to run (3), two tests were wrong (3), and one left "
-    "the random generator of its process unusable for others (3). The first is confirmed on a CPU with PyTorch 2.11; no GPU has run the "
-    "tests since, so the others are not confirmed.",
-}
 
 
 def section(log: TextIO, name: str, words: list[str], folder: Path) -> int:
@@ -94,7 +87,6 @@ def page(path: Path) -> str:
         "",
         verdict(speed, tests, counts, contracts, missed),
         "",
-        *([AFTERWARDS[facts["commit"]], ""] if facts["commit"] in AFTERWARDS else []),
         f"    {facts['command']}",
         "",
         f"Commit {facts['commit']}, {facts['date']}; {facts['machine']}; {facts['versions']}; seed {facts['seed']} and those set in "

@@ -92,13 +92,6 @@ def test_a_report_says_how_many_failures_it_leaves_out() -> None:
         assert text.count("FAILED: ") == 10 and text.endswith("and 3 more") == (count == 13)
 
 
-def test_later_mends_are_told_of_the_recorded_commit_alone(tmp_path: Path) -> None:
-    commit, mends = next(iter(gpu.AFTERWARDS.items()))
-    for recorded in (commit, "abc1234"):
-        (tmp_path / "gpu.txt").write_text(header(provenance(seed=0, commit=recorded)) + LOG)
-        assert (mends in page(tmp_path / "gpu.txt")) == (recorded == commit)
-
-
 @pytest.mark.parametrize("xdist", [True, False])
 def test_each_part_runs_though_the_other_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, xdist: bool) -> None:
     """A bare machine has pytest, and neither its extensions nor git."""
