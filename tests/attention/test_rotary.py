@@ -152,3 +152,17 @@ def test_low_must_be_less_than_high():
 def test_yarn_scales_the_attention_by_the_logarithm_of_its_factor(factor, wanted):
     assert YarnScaling(factor, 64).attention_factor() == pytest.approx(wanted)
     assert YarnScaling(factor, 64, attention=1.3).attention_factor() == 1.3
+
+
+@pytest.mark.parametrize("scaling", [None, LinearScaling(2.0)], ids=["plain", "scaled"])
+def test_a_compiled_model_computes_its_angles_once_for_all_layers(scaling):
+    """Otherwise Inductor computes the sines and cosines, in float64, for each number that is rotated, in every layer."""
+    network, graphs = ready(model(score_mods=(Rotary(scaling=scaling),))), list[str]()
+
+    def collect(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    close(torch.compile(network, backend=collect, fullgraph=True)(tokens(2, 6)).hidden, network(tokens(2, 6)).hidden)
+    assert graphs[0].count("everyformer.angles") == 2  # of queries and of keys
+    assert "sin(" not in graphs[0]

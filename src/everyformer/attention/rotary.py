@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from everyformer.attention.context import Context
+from everyformer.attention.has_data import is_exporting
 from everyformer.value import Positive, Size, Value
 
 
@@ -140,11 +141,25 @@ def sin_cos(position_BT: Tensor, width: int, base: float, dtype: torch.dtype) ->
 
     The angles are float64: bfloat16 rounds position 257 to 256, and float32 is wrong by 0.003 at position 100,000.
     """
-    sin, cos = angles(position_BT, plain_frequencies(width, base, position_BT.device))
-    return sin.to(dtype), cos.to(dtype)
+    return angles(position_BT, plain_frequencies(width, base, position_BT.device), dtype)
 
 
-def angles(position_BT: Tensor, frequency_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the sines and cosines of positions times frequencies, in float64: B or 1, 1, T, N."""
+def angles(position_BT: Tensor, frequency_N: Tensor, dtype: torch.dtype, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Returns the sines and cosines of positions times frequencies, times a factor: B or 1, 1, T, N. They are computed in float64."""
+    # Inductor would compute them again for each number that is rotated, in each layer and in the backward pass.
+    compute = _opaque_angles if torch.compiler.is_compiling() and not is_exporting() else _angles
+    return compute(position_BT, frequency_N, dtype, factor)
+
+
+def _angles(position_BT: Tensor, frequency_N: Tensor, dtype: torch.dtype, factor: float) -> tuple[Tensor, Tensor]:
     angle = position_BT[:, None, :, None].double() * frequency_N
-    return angle.sin(), angle.cos()
+    return (factor * angle.sin()).to(dtype), (factor * angle.cos()).to(dtype)
+
+
+_opaque_angles = torch.library.custom_op("everyformer::angles", _angles, mutates_args=())
+
+
+@_opaque_angles.register_fake
+def _(position_BT: Tensor, frequency_N: Tensor, dtype: torch.dtype, factor: float) -> tuple[Tensor, Tensor]:
+    shape = (len(position_BT), 1, position_BT.shape[1], len(frequency_N))
+    return frequency_N.new_empty(shape, dtype=dtype), frequency_N.new_empty(shape, dtype=dtype)

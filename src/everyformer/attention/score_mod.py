@@ -180,9 +180,8 @@ class RotaryModule(ScoreModModule):
 
         def make() -> tuple[Tensor, Tensor]:
             at_BT = positions_of(context, of)
-            sin, cos = angles(at_BT, scaling.frequencies(self.width, self.value.base, at_BT.device))
-            factor = scaling.attention_factor()
-            return (factor * sin).to(dtype), (factor * cos).to(dtype)
+            frequency_N = scaling.frequencies(self.width, self.value.base, at_BT.device)
+            return angles(at_BT, frequency_N, dtype, scaling.attention_factor())
 
         return context.memo((self.name, of, self.width, dtype), make)
 
