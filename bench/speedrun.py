@@ -3,7 +3,6 @@
     python -m bench.speedrun --data enwik8 --try "" --try "optim.muon_lr=0.05" --try "model.width=384 run.steps=1100" run.precision=bf16
     python -m bench.speedrun --data enwik8 --seconds 15 --try "model.layers=6" --try "model.layers=10"
     python -m bench.speedrun --data enwik8 --seeds 3 --bytes all
-    python -m bench.speedrun --table docs/results/logs/speedrun.txt
 
 Each --try has the settings of a variant, after those of all variants. With --seconds the number of steps is what a variant takes in
 this time at the speed of its own steps, which a short run of 60 steps measures. Validation is on the first so many bytes, spread over
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 
-from bench.results import Rows, json_lines, render
+from bench.results import Rows, json_lines, table
 from everyformer.train.loop import train
 from everyformer.train.provenance import start_log
 from everyformer.train.recipe import Recipe
@@ -110,26 +109,24 @@ def steps_of(options: argparse.Namespace, variant: str) -> tuple[str, ...]:
     return (f"run.steps={max(PROBE, int(options.seconds * clock.speed() / each))}",)
 
 
-def rows(log: str) -> Rows:
-    head = ["variant", "parameters", "steps", "tokens/s", "training, s", "bits per byte", "bytes"]
-    table = [head]
+@table("runs of speedrun")
+def runs(log: str) -> Rows:
+    head = ["settings", "seed", "parameters", "steps", "tokens/s", "training, s", "bits per byte", "low", "high"]
+    rows = [head]
     for one in json_lines(log):
-        settings = " ".join(
-            filter(None, (one["settings"], one["variant"], f"run.seed={one['seed']}" if one["seed"] else ""))
-        )
-        name = " ".join(filter(None, (one["member"], one["size"])))
-        table.append(
+        settings = " ".join(filter(None, (one["settings"], one["variant"])))
+        rows.append(
             [
-                f"`{name}` `{settings}`" if settings else f"`{name}`",
+                f"`{settings}`" if settings else "the recipe of the commit",
+                f"{one['seed']}",
                 f"{one['parameters'] / 1e6:.1f}M",
                 f"{one['steps']:,}",
                 f"{one['tokens_a_second'] / 1e6:.2f}M",
                 f"{one['training']:.1f}",
-                f"{one['bits_per_byte']:.4f}",
-                f"{one['targets']:,}",
+                *(f"{one[name]:.4f}" for name in ("bits_per_byte", "low", "high")),
             ]
         )
-    return table
+    return rows
 
 
 def main() -> None:
@@ -143,13 +140,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="of training: sets run.steps of each variant")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--bytes", default="500000", help="of the validation split that are scored, or all")
-    parser.add_argument("--table", help="print the table of a log instead")
     parser.add_argument("settings", nargs="*", help="settings of all variants, for example run.batch=32")
     options = parser.parse_intermixed_args()
-    if options.table:
-        with open(options.table) as log:
-            print("\n".join(render(rows(log.read()))))
-        return
     start_log(seed=range(options.seeds))
     for variant in options.variants or [""]:
         torch.compiler.reset()  # else the variants share the limit of compiled shapes

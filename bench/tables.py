@@ -18,7 +18,16 @@ from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
 
-from bench import claims_tables, compare, defaults, effective_context, long_context_tables, ponder, speed_tables  # noqa: F401  their tables join TABLES
+from bench import (  # noqa: F401  their tables join TABLES
+    claims_tables,
+    compare,
+    defaults,
+    effective_context,
+    long_context_tables,
+    ponder,
+    speed_tables,
+    speedrun,
+)
 from bench.results import TABLES, Rows, json_lines, mean, metric, render, sections, table
 from everyformer.train.provenance import read_header
 
