@@ -54,6 +54,24 @@ def test_settings_and_train_list_the_defaults_of_a_size(capsys):
     assert "did you mean gpt2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_listed_learning_rate_and_warm_up_are_those_of_a_run(member):
+    for size in MEMBERS[member].sizes:
+        rows = {row["name"]: row["default"] for row in settings_of(member, size, None)}
+        recipe = Recipe.of(member, size=size)
+        assert rows["optim.lr"] == recipe.optim.lr, size
+        assert rows["optim.warmup"] == recipe.optim.warmup, size
+
+
+def test_the_listed_learning_rate_is_that_of_the_task():
+    rates = {
+        task: {row["name"]: row["default"] for row in settings_of("lstm", "tiny", task)}["optim.lr"]
+        for task in ("language", "classify")
+    }
+    assert rates == {task: Recipe.of("lstm", size="tiny", task=task).optim.lr for task in rates}
+    assert rates["language"] == 4 * rates["classify"]
+
+
 def test_the_recipe_of_a_size_is_listed_and_the_users_settings_come_after_it():
     rows = {row["name"]: row["default"] for row in settings_of("speedrun", "tiny", None)}
     recipe = Recipe.of("speedrun", size="tiny")

@@ -49,14 +49,16 @@ def read_listing() -> dict[str, Any]:
 
 
 def settings_of(member: str, size: str | None, task: str | None) -> list[dict[str, Any]]:
-    """The settings of a run of a member, with the defaults of a size. Empty for a model of your own: those of `model.`."""
+    """The settings of a run of a member, with the defaults of a size. A model of your own has no size: it has none of `model.`, and
+    its learning rate is not known here."""
     listing = read_listing()
     entry = listing["members"].get(member, {"task": task or "language", "size": None, "sizes": {None: {}}, "model": []})
-    size = size or entry["size"]
+    size, named = size or entry["size"], task or entry["task"]
     defaults = {f"model.{name}": default for name, default in entry["sizes"].get(size, {}).items()}
-    if task in (None, entry["task"]):
+    defaults["optim.lr"] = entry.get("rates", {}).get(size, {}).get(named, "")
+    if named == entry["task"]:
         defaults |= entry.get("recipes", {}).get(size, {})
-    rows = [*entry["model"], *listing["tasks"][task or entry["task"]], *listing["optim"], *listing["run"]]
+    rows = [*entry["model"], *listing["tasks"][named], *listing["optim"], *listing["run"]]
     return [row | {"default": defaults.get(row["name"], row["default"])} for row in rows]
 
 
@@ -76,6 +78,7 @@ def compute_listing() -> dict[str, Any]:
                 "size": member.size,
                 "sizes": {size: {key: _plain(one) for key, one in of.items()} for size, of in member.sizes.items()},
                 "model": list(_model_settings(member)),
+                "rates": {size: _rates(member, size) for size in member.sizes},
             }
             | ({"recipes": {size: _set_by(name, size) for size in member.recipes}} if member.recipes else {})
             for name, member in MEMBERS.items()
@@ -83,13 +86,23 @@ def compute_listing() -> dict[str, Any]:
     }
 
 
+def _rates(member: Member, size: str) -> dict[str, float]:
+    """The default learning rate of each task for a size of a member."""
+    from everyformer.network.model import EncoderDecoder
+    from everyformer.task.table import TASKS
+
+    value = member.value(size)
+    model = value.decoder if isinstance(value, EncoderDecoder) else value
+    return {name: kind().default_lr(model) for name, kind in TASKS.items()}
+
+
 def _set_by(member: str, size: str) -> dict[str, Any]:
-    """The settings of a run that a size of a member sets, by their paths."""
+    """The settings of a run that a size of a member sets, by their paths, and the warm-up that follows from its steps."""
     from everyformer.family.table import find
     from everyformer.train.recipe import Recipe
 
     recipe, found = Recipe.of(member, size=size), dict[str, Any]()
-    for path in (setting.partition("=")[0] for setting in find(member).recipes[size]):
+    for path in (*(setting.partition("=")[0] for setting in find(member).recipes[size]), "optim.warmup"):
         part, _, name = path.partition(".")
         found[path] = _plain(recipe.model[name] if part == "model" else getattr(getattr(recipe, part), name))
     return found

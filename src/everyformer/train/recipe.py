@@ -74,7 +74,7 @@ class Optim(Value, frozen=True):
     """The optimizer and its schedule."""
 
     name: Literal["adamw", "muon"] = "adamw"  # optimizer; muon: Muon for the matrices of the layers, AdamW for the rest
-    lr: Positive = 1e-3  # peak learning rate
+    lr: Positive = 1e-3  # peak learning rate; by default it follows from the model and the task
     muon_lr: Positive = 2e-2  # peak learning rate of Muon
     muon_momentum: Share = 0.95  # decay of the momentum of Muon
     weight_decay: NotNegative = 0.01  # weight decay of matrices; vectors have none
@@ -83,7 +83,7 @@ class Optim(Value, frozen=True):
     schedule: Literal["constant", "cosine", "inverse_sqrt", "linear", "wsd"] = (
         "cosine"  # of the learning rate after warm-up
     )
-    warmup: Count = 100  # steps in which the learning rate rises linearly
+    warmup: Count = 100  # steps in which the learning rate rises linearly; by default a tenth of them, at most 1000
     min_lr: Part = 0.1  # last learning rate of cosine, linear and wsd, as a share of lr (not an absolute rate)
     decay: PositivePart = 0.2  # wsd: share of the steps after warm-up in which the rate decays
     clip: NotNegative = 1.0  # largest norm of the gradient; 0: no clipping
