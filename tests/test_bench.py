@@ -102,7 +102,8 @@ def test_norms_are_tested_with_seeds_and_windows_that_did_not_choose_the_rate(ca
 def test_the_first_run_of_the_defaults_is_the_default_recipe_and_the_others_differ_from_it(capsys, monkeypatch):
     words = ["lstm", "--data", "shakespeare", "--trials", "2", "--steps", "2", "--batch", "2", "--context", "8"]
     default, *trials = lines_of(defaults, *words, capsys=capsys, monkeypatch=monkeypatch)
-    assert default["settings"] == [] and default["bits_per_byte"] > 0 and len(trials) == 2
+    assert default["settings"] == [] and default["value"] > 0 and len(trials) == 2
+    assert (default["metric"], default["higher_is_better"]) == ("bits_per_byte", False)
     for one in trials:
         given = dict(setting.split("=") for setting in one["settings"])
         assert 0.1 <= float(given["optim.lr"]) / default["lr"] <= 10 and "model.dropout" in given
@@ -116,6 +117,20 @@ def test_a_default_is_close_if_it_needs_at_most_3_percent_more_than_the_best_tri
         ("1.030", "yes", "1"),
         ("1.033", "no", "0"),
     ]
+
+
+def test_a_default_of_a_classifier_may_have_an_accuracy_that_is_a_thirtieth_lower():
+    runs = [0.98, 1.0, None, 0.9]
+    log = "\n".join(
+        json.dumps({"member": "vit", "data": "mnist", "lr": 1, "value": v, "higher_is_better": True}) for v in runs
+    )
+    (row,) = (dict(zip(defaults.defaults(log)[0], row, strict=True)) for row in defaults.defaults(log)[1:])
+    assert (row["best of the trials"], row["ratio"], row["within 3 %"], row["diverged"]) == (
+        "1.000 of 3",
+        "1.020",
+        "yes",
+        "1",
+    )
 
 
 def test_every_letter_of_the_evaluated_context_is_of_the_document_of_its_target():

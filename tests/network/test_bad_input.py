@@ -324,6 +324,10 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     # the cache
     (call("language", X, cache=True), "cache is a bool: give Cache() to start, then the last output's cache"),
     (
+        call("language", X, cache=torch.zeros(2)),
+        "cache is a Tensor: give Cache() to start, then the last output's cache",
+    ),
+    (
         call("class", X, cache=Cache()),
         "a model with a class token needs its whole sequence in one call; call it without cache=",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -125,3 +126,25 @@ def test_deit_has_two_class_tokens_and_with_a_teacher_two_heads(head, tmp_path, 
     config = json.loads((tmp_path / "deit" / "config.json").read_text())
     (tmp_path / "deit" / "config.json").write_text(json.dumps(config | {"image_size": 12}))
     assert "6 x 16, not 11 x 16" in refused(capsys, "import", tmp_path / "deit", "--out", tmp_path / "other")
+
+
+def save_bert(name, folder):
+    fields = {name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")}
+    getattr(transformers, name)(transformers.BertConfig(**fields, intermediate_size=40)).save_pretrained(folder)
+
+
+def test_a_head_that_compares_several_texts_is_refused_and_can_be_left_out(tmp_path):
+    save_bert("BertForMultipleChoice", tmp_path / "bert")
+    reason = "is a BertForMultipleChoice, whose head compares several texts, .*with --leave-out classifier"
+    with pytest.raises(ValueError, match=reason):
+        import_run(tmp_path / "bert", tmp_path / "run")
+    assert not import_run(tmp_path / "bert", tmp_path / "run", ["classifier"]).network.value.outputs
+
+
+def test_the_next_command_of_an_import_without_a_tokenizer_can_be_run(tmp_path, capsys):
+    save_bert("BertForSequenceClassification", tmp_path / "bert")
+    assert main(["import", str(tmp_path / "bert"), "--out", str(tmp_path / "run")]) == 0
+    (tmp_path / "ids.jsonl").write_text('{"text": [5, 6, 7]}\n')
+    command = capsys.readouterr().err.partition("next: everyformer ")[2]
+    assert command.startswith("predict")
+    assert main(shlex.split(command.replace("FILE", str(tmp_path / "ids.jsonl")))) == 0

@@ -121,6 +121,14 @@ def test_damaged_or_missing_checksums_are_refused_in_one_sentence(run):
         (run / FILE).write_bytes(content)
 
 
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors", "state.json"])
+def test_checksums_without_a_line_for_a_file_of_the_result_are_refused(run, name):
+    sums = checkpoint.path_of(run, 6) / FILE
+    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if not line.endswith(f"  {name}\n")))
+    with pytest.raises(ValueError, match=rf"{FILE} was changed after it was written: it has no line for {name}; "):
+        load(run)
+
+
 def test_a_run_of_an_older_version_gets_its_checksums_by_the_command_of_the_message(run):
     for folder in (run, *(checkpoint.path_of(run, step) for step in (3, 6))):
         (folder / FILE).unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from everyformer.cli.terminal import console, error_console, next_command
@@ -43,6 +44,8 @@ def import_model(source: Path, /, *, out: Path | None = None, leave_out: tuple[s
     model = imported.network.value
     task = type(imported.task).__name__.lower()
     screen.print(f"run: {folder}  ({parameters(model):,} parameters, task {task})")
-    ids = isinstance(imported.tokenizer, TokenIds)
-    next_command(screen, FIRST_USE[task][0], folder, hint="--prompt '1 2 3'" if ids else FIRST_USE[task][1])
+    verb, hint = FIRST_USE[task]
+    if isinstance(imported.tokenizer, TokenIds):
+        hint = re.sub("^--prompt .*", "--prompt '1 2 3'", hint)
+    next_command(screen, verb, folder, hint=hint)
     return 0

@@ -25,6 +25,8 @@ from everyformer.network.network import Network, PairNetwork
 from everyformer.network.size import empty_weights
 from everyformer.network.store import model_from_json
 
+CHOICE = "ForMultipleChoice"  # the end of the name of a class whose head is read from several texts together
+
 
 def from_pretrained(folder: str | Path) -> Network | PairNetwork:
     """Returns the network of a `folder` that `save_pretrained` of transformers wrote, in evaluation mode and in its precision.
@@ -64,6 +66,11 @@ def model_of(config: Config, state: Mapping[str, Tensor]) -> Model | EncoderDeco
     headless = _is_base(config)
     heads = [kind.heads[key] for key in heads_of(kind, weights)]
     heads = [head for head in heads if not (headless and head.default)]
+    if heads and _architecture(config).endswith(CHOICE):
+        raise ValueError(
+            f"the model is a {_architecture(config)}, whose head compares several texts, which everyformer has not; import its body "
+            "with --leave-out classifier"
+        )
     for field, ours in kind.fixed.items():
         if config[field] != ours:
             raise ValueError(
@@ -92,15 +99,21 @@ def model_of(config: Config, state: Mapping[str, Tensor]) -> Model | EncoderDeco
         for ours, theirs in kind.settings.items():
             field = theirs if isinstance(theirs, str) else theirs.name
             reason = re.sub(rf"^{re.escape(kind.member)}\.{ours} is ", f"{field} is ", reason)
-        raise ValueError(f"config.json does not describe a {name}: {reason}; restore it") from None
+        raise ValueError(
+            f"config.json does not describe a {name} that everyformer has: {reason}; correct it, or give another model"
+        ) from None
 
 
 def _is_base(config: Config) -> bool:
     """Whether the model was saved without a head; one that ties its output to the table has it all the same."""
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    tied = config.get("tie_word_embeddings", True)
+    name, tied = _architecture(config), config.get("tie_word_embeddings", True)
     return name.endswith("Model") and not name.endswith("LMHeadModel") and not tied
+
+
+def _architecture(config: Config) -> str:
+    """The class of transformers that saved the model; empty if that is not known."""
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
 def _with_parts(tree: Any, kind: ModelType, config: Config) -> Model | EncoderDecoder:

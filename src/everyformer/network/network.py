@@ -105,7 +105,7 @@ class Network(nn.Module):
         replaced = None if side_inputs is None else replace_tokens(self.generator, inputs, visible, side_inputs, kernel)
         inputs = inputs if replaced is None else replaced.token_BT
         x_BTD, visible = self._embed(inputs, visible)
-        side, before = side_inputs or SideInputs(), cache or Cache()
+        side, before = SideInputs() if side_inputs is None else side_inputs, Cache() if cache is None else cache
         check_call(self, side, cache, encoder_output, x_BTD.shape[0], kernel)
         side = replace(side, tokens=inputs) if "tokens" in self.reads else side
         position_BK = joined_positions(before, visible, x_BTD, position_offset)

@@ -203,6 +203,11 @@ def verify(folder: Path, step: int, *, result: bool = False) -> dict[str, Any]:
         sums = read_checksums(path)
     except ValueError as error:
         raise ValueError(f"{error}; {_remedy(folder, FILE, (), step)}") from None
+    for name in ("model.json", "model.safetensors", "state.json"):
+        if name not in sums:
+            raise ValueError(
+                f"{path / FILE} was changed after it was written: it has no line for {name}; {_remedy(folder, FILE, (), step)}"
+            )
     needed = {name: digests for name, digests in sums.items() if not (result and name in TRAINING)}
     for name, problem in damaged(path, needed):
         raise ValueError(f"{problem}; {_remedy(folder, name, sums[name], step)}")
