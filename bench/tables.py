@@ -25,6 +25,7 @@ from bench import (  # noqa: F401  their tables join TABLES
     effective_context,
     long_context_tables,
     ponder,
+    pretraining,
     speed_tables,
     speedrun,
 )
@@ -237,7 +238,7 @@ def mnist(log: str) -> Rows:
 
 
 @table("masked pretraining")
-def pretraining(log: str) -> Rows:
+def masked_pretraining(log: str) -> Rows:
     parts = sections(log, "# ")
     columns = [
         [accuracy(parts[f"{kind}, seed {seed}"]) for seed in range(3)] for kind in ("fine-tuned", "from scratch")
