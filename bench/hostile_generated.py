@@ -109,7 +109,7 @@ def model(example: Any, folder: Path) -> list[str]:
     (folder / "model.json").write_text(json.dumps(tree))
     if verb in ("family", "settings"):
         return [verb, "model.json"]
-    outputs = tree.get("outputs")
+    outputs = tree.get("outputs") if isinstance(tree, dict) else None
     names = [head.get("type") for head in outputs if isinstance(head, dict)] if isinstance(outputs, list) else []
     for name in {"language", "masked", "classify"}.intersection(map(str, names)):  # a task that the model can have
         task, data = name, "records.csv" if name == "classify" else "text.txt"

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from everyformer import build
 from everyformer.data import datasets
 from everyformer.data.datasets import FileSet
 from everyformer.data.synthetic import shakespeare
+from everyformer.network.output_head import Language as LanguageHead
 from everyformer.task.language import Language
 from everyformer.value import from_json, to_json
 
@@ -163,6 +166,15 @@ def test_a_vocabulary_larger_than_the_models_is_refused(poem):
     data = Language(tokenizer="bpe", vocabulary=300).open(poem)
     with pytest.raises(ValueError, match=r"has 300 tokens, but the model has 256; set model\.vocabulary to 300"):
         data.fit(build("gpt2", "tiny").value)
+
+
+def test_a_language_head_with_fewer_logits_than_tokens_is_refused(poem):
+    value = build("gpt2", "tiny").value
+    data = Language().open(poem)
+    for few in (2, 255, 256, 300):
+        narrow = replace(value, outputs=(LanguageHead(tied=False, vocabulary=few),))
+        with pytest.raises(ValueError, match=rf"has logits for {few}; leave its") if few < 256 else nullcontext():
+            data.fit(narrow)
 
 
 def test_a_model_that_separates_documents_is_refused(poem):

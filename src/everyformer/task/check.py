@@ -8,7 +8,7 @@ from typing import Any
 from everyformer.attention.pattern import SameDocument
 from everyformer.network.embed import Tokens
 from everyformer.network.model import EncoderDecoder, Model
-from everyformer.network.output_head import OutputHead
+from everyformer.network.output_head import Language, OutputHead
 
 
 def single_sequence(model: Model | EncoderDecoder, task: str) -> Model:
@@ -45,6 +45,12 @@ def check_tokens(model: Model, vocabulary: int, name: str) -> None:
         raise ValueError(
             f"the tokenizer of {name} has {vocabulary} tokens, but the model has {embed.vocabulary}; set model.vocabulary to "
             f"{vocabulary}, or lower task.vocabulary"
+        )
+    head = next((one for one in model.outputs if isinstance(one, Language)), None)
+    if head is not None and head.vocabulary is not None and head.vocabulary < vocabulary:
+        raise ValueError(
+            f"the tokenizer of {name} has {vocabulary} tokens, but the language head has logits for {head.vocabulary}; leave its "
+            f"vocabulary out, or set it to {vocabulary}"
         )
 
 
