@@ -262,6 +262,7 @@ ELSEWHERE = Context.of(5, 5, CPU, query_BQ=torch.zeros(1, 5, dtype=torch.long), 
             "hashed.buckets is 5: half of them are the opposite directions of the others; give an even number",
         ),
         (lambda: parse("chunked(2, 3, 4)"), "chunked.buckets is 3"),
+        (lambda: parse("chunked(4, (), 1)"), "chunked.buckets has no numbers; give at least one"),
         (lambda: Hashed(2, 4, 3).mask(5), "the patterns hashed and chunked need hashed keys"),
         (lambda: attend(*draw(5), Hashed(2, 4, 3), kernel="hashed"), "attend within a model, which hashes them"),
         (

@@ -288,9 +288,8 @@ class Hashed(BoundPattern, Value, frozen=True):
 
 class Chunked(BoundPattern, Value, frozen=True):
     """Reformer's attention as published: in each of `rounds`, positions sorted by bucket are cut into pieces of `chunk`, and a query
-    attends to its own and the one before. Their borders depend on all positions, so later tokens change which earlier keys a query
-    attends to, even where `bidirectional` is False. A language model with this pattern is refused unless `leaks` is True; `hashed` has
-    no such leak. With several numbers of `buckets` there are as many as their product: a key is hashed once for each.
+    attends to its own and the one before. Later tokens move their borders, so they change which earlier keys a query attends to: a
+    language model is refused unless `leaks` is True. Of several numbers of `buckets` there are as many as their product.
     Example: `Chunked(rounds=2, buckets=8, chunk=16)`.
     """
 
@@ -304,6 +303,8 @@ class Chunked(BoundPattern, Value, frozen=True):
 
     def __post_init__(self) -> None:
         Value.__post_init__(self)
+        if not self.factors:
+            raise ValueError("chunked.buckets has no numbers; give at least one, such as 8")
         for size in self.factors:
             _check_even(size, "chunked")
 
