@@ -26,6 +26,13 @@ def test_every_log_begins_with_command_commit_machine_versions_and_seed(log):
     assert read_header(log)
 
 
+def test_the_index_names_the_logs_whose_facts_were_written_by_hand():
+    text = (ROOT / "docs" / "results" / "index.md").read_text()
+    named = re.search(r"by hand\nafterwards: (.*?)\.", text, re.DOTALL)
+    by_hand = {log.stem for log in LOGS if read_header(log)["date"].endswith("or before")}
+    assert named and set(re.split(r",\s+|\s+and\s+", named[1])) == by_hand
+
+
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
 def test_no_log_names_a_folder_of_its_machine(log):
     assert not re.findall(r"(?<![\w.~-])/(?:home|root|tmp|work)/\S+", log.read_text())
