@@ -63,6 +63,16 @@ def test_the_listed_learning_rate_and_warm_up_are_those_of_a_run(member):
         assert rows["optim.warmup"] == recipe.optim.warmup, size
 
 
+@pytest.mark.parametrize("member", [name for name in MEMBERS if "tiny" in MEMBERS[name].sizes])
+def test_the_examples_of_a_size_are_valid_and_not_its_defaults(member):
+    for row in settings_of(member, "tiny", None):
+        if row["name"].startswith("model."):
+            Recipe.of(member, row["example"], size="tiny")
+            assert row["example"] != f"{row['name']}={json.dumps(row['default'])}"
+    (width,) = (row for row in settings_of("gpt2", "tiny", None) if row["name"] == "model.width")
+    assert width["example"] == "model.width=128"
+
+
 def test_the_listed_learning_rate_is_that_of_the_task():
     rates = {
         task: {row["name"]: row["default"] for row in settings_of("lstm", "tiny", task)}["optim.lr"]

@@ -59,7 +59,15 @@ def settings_of(member: str, size: str | None, task: str | None) -> list[dict[st
     if named == entry["task"]:
         defaults |= entry.get("recipes", {}).get(size, {})
     rows = [*entry["model"], *listing["tasks"][named], *listing["optim"], *listing["run"]]
-    return [row | {"default": defaults.get(row["name"], row["default"])} for row in rows]
+    return [_with_default(row, defaults[row["name"]]) if row["name"] in defaults else row for row in rows]
+
+
+def _with_default(row: dict[str, Any], default: Any) -> dict[str, Any]:
+    """The row with another default, and with an example beside it if it is a number."""
+    is_number = isinstance(default, int | float) and not isinstance(default, bool) and default
+    if is_number and row["name"] not in EXAMPLES:
+        row = row | {"example": f"{row['name']}={json.dumps(_beside(default))}"}
+    return row | {"default": default}
 
 
 def compute_listing() -> dict[str, Any]:
@@ -173,8 +181,13 @@ def _example(kind: Any, default: Any) -> Any:
     if choices := [one for one in _choices(kind) if one != str(default).lower()]:
         return choices[0]
     if isinstance(default, int | float) and default:
-        return default / 2 if isinstance(default, float) else 2 * default
+        return _beside(default)
     return 0.1 if float in (get_args(one)[0] for one in _alternatives(kind) if get_args(one)) else 64
+
+
+def _beside(number: float) -> float:
+    """Half of a fraction, twice an integer."""
+    return number / 2 if isinstance(number, float) else 2 * number
 
 
 def type_in_words(kind: Any) -> str:
