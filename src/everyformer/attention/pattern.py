@@ -288,8 +288,8 @@ class Hashed(BoundPattern, Value, frozen=True):
 
 class Chunked(BoundPattern, Value, frozen=True):
     """Reformer's attention as published: in each of `rounds`, positions sorted by bucket are cut into pieces of `chunk`, and a query
-    attends to its own and the one before. Later tokens move their borders, so they change which earlier keys a query attends to: a
-    language model is refused unless `leaks` is True. Of several numbers of `buckets` there are as many as their product.
+    attends to its own and the one before. Later tokens move their borders, so even if not `bidirectional` they change which earlier
+    keys a query attends to: language models are refused unless `leaks` is True. Several numbers of `buckets` are multiplied.
     Example: `Chunked(rounds=2, buckets=8, chunk=16)`.
     """
 
