@@ -262,7 +262,7 @@ class ShawModule(ScoreModModule):
     def bias(self, q_BHQE: Tensor, k_BHKE: Tensor, scale: float, context: Context) -> Term:
         back, future = context.within(self.back), context.within(self.future)  # few of thousands of rows may be used
         used_RE = self.key_RE[self.back - back : self.back + future + 1]
-        scaled_RE = (scale * used_RE).to(q_BHQE.dtype)  # cheaper than to scale the term, which is as long as the keys
+        scaled_RE = (scale * used_RE).to(q_BHQE.dtype)  # not the term, which has a number for each query and distance
         return RelativeTerm(q_BHQE @ scaled_RE.T, back, future, context)
 
     def output(self, weights_BHQK: Tensor, context: Context) -> Tensor | None:

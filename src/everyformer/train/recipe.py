@@ -83,7 +83,9 @@ class Optim(Value, frozen=True):
     schedule: Literal["constant", "cosine", "inverse_sqrt", "linear", "wsd"] = (
         "cosine"  # of the learning rate after warm-up
     )
-    warmup: Count = 100  # steps in which the learning rate rises linearly; by default a tenth of them, at most 1000
+    warmup: Count = (
+        100  # steps in which the learning rate rises linearly; by default a tenth of run.steps, at most 1000
+    )
     min_lr: Part = 0.1  # last learning rate of cosine, linear and wsd, as a share of lr (not an absolute rate)
     decay: PositivePart = 0.2  # wsd: share of the steps after warm-up in which the rate decays
     clip: NotNegative = 1.0  # largest norm of the gradient; 0: no clipping
