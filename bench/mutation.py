@@ -3,6 +3,7 @@
     python -m bench.mutation --processes 2 --seconds 600 --seed 0 --out mutation.log
     python -m bench.mutation --again mutation.log --out mutation_again.log     # only those that no test noticed
     python -m bench.mutation --listed                                          # only those of the two lists
+    python -m bench.mutation --new mutation.log --only norm.py schedule.py     # the others of these modules
     python -m bench.mutation --page > docs/results/mutation.md
 
 1. All tests are collected once, in this process, and run once with every line recorded that they reach; a test that fails is left out.
@@ -162,7 +163,12 @@ class Campaign:
         known = listed(EQUIVALENT)
         every = {path: mutants(PACKAGE, path) for path in self.modules}
         only, again = self.options.only, self.options.again
-        chosen = [m for m in sampled(every, self.options.seed) if not only or any(o in str(m) for o in only)]
+        tested = {key for log in self.options.new for key in outcomes([log.read_text(encoding="utf-8").splitlines()])}
+        chosen = [
+            mutant
+            for mutant in sampled(every, self.options.seed)
+            if mutant.key not in tested and (not only or any(one in str(mutant) for one in only))
+        ]
         wanted: set[str] = set()
         for log in again:
             before = outcomes([log.read_text(encoding="utf-8").splitlines()])
@@ -326,6 +332,7 @@ def main() -> None:
     parser.add_argument(
         "--again", type=Path, nargs="*", default=[], help="only the mutants that survived in these logs"
     )
+    parser.add_argument("--new", type=Path, nargs="*", default=[], help="only the mutants that none of these logs has")
     parser.add_argument(
         "--listed", action="store_true", help="only the mutants that are listed: is one killed after all?"
     )

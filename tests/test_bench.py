@@ -152,8 +152,9 @@ def test_the_effective_context_is_the_longest_that_gains():
 
 
 def test_a_rate_at_the_edge_of_its_range_is_not_chosen_before_the_next_one_is_tried():
-    assert pretraining.chosen(lambda rate: -abs(rate - 4e-3)) == 4e-3
-    assert pretraining.chosen(lambda rate: rate) == pretraining.RATES[-1] * pretraining.STEP**pretraining.WIDER
+    rates = (5e-4, 1e-3, 2e-3)
+    assert pretraining.chosen(rates, lambda rate: -abs(rate - 4e-3)) == 4e-3
+    assert pretraining.chosen(rates, lambda rate: rate) == rates[-1] * pretraining.STEP**pretraining.WIDER
 
 
 def test_the_final_runs_of_copying_have_an_accuracy_by_length(tmp_path, capsys, monkeypatch):
