@@ -221,20 +221,35 @@ def accuracy(log: str, *words: str) -> float:
     return 100 * metric(log, "accuracy", "split test", *words)
 
 
+def test_accuracies(log: str) -> list[float]:
+    """In percent, of the evaluations on the test split in a log of `everyformer evaluate`."""
+    return [100 * float(one) for one in re.findall(r"^step \d+  test: accuracy ([\d.]+) ", log, re.MULTILINE)]
+
+
 @table("Multi30k")
 def multi30k(log: str) -> Rows:
-    bleu, perplexity = (metric(log, name, "split test_2016") for name in ("bleu", "perplexity"))
-    return [
-        ["", "BLEU", "perplexity"],
-        ["test 2016 (target: BLEU 38)", f"**{bleu:.2f}**", f"{perplexity:.2f}"],
-        ["validation", f"{metric(log, 'bleu', 'split valid'):.2f}", f"{metric(log, 'perplexity', 'split valid'):.2f}"],
-    ]
+    rows = [["", "BLEU", "perplexity"]]
+    for label, split in (("test 2016 (target: BLEU 38)", "test_2016_flickr"), ("validation", "valid")):
+        bleu, perplexity = (metric(log, name, f" {split}: ") for name in ("bleu", "perplexity"))
+        rows.append([label, f"{bleu:.2f}", f"{perplexity:.2f}"])
+    return rows
 
 
 @table("MNIST")
 def mnist(log: str) -> Rows:
-    valid = 100 * metric(log, "accuracy", "split valid")
-    return [["test accuracy (target: 98.5 %)", "validation"], [f"**{accuracy(log):.2f} %**", f"{valid:.2f} %"]]
+    test, valid = (100 * metric(log, "accuracy", f" {split}: ") for split in ("test", "valid"))
+    return [["test accuracy (target: 98.5 %)", "validation"], [f"**{test:.2f} %**", f"{valid:.2f} %"]]
+
+
+@table("images")
+def images(log: str) -> Rows:
+    rows = [["attention", "bits per dimension, validation", "test"]]
+    runs = re.split(r"^# command: .* train ", log, flags=re.MULTILINE)[1:]
+    for run in runs:
+        pattern = re.findall(r"'model\.pattern=(.*?)'", run)[0]
+        valid, test = (metric(run, "bits per dimension", f" {split}: ") for split in ("valid", "test"))
+        rows.append([f"`{pattern}`", f"{valid:.3f}", f"**{test:.3f}**"])
+    return rows
 
 
 @table("masked pretraining")
@@ -250,7 +265,7 @@ def masked_pretraining(log: str) -> Rows:
 
 @table("Cora")
 def cora(log: str) -> Rows:
-    found = [100 * float(one) for one in re.findall(r"^step \d+  test: accuracy ([\d.]+) ", log, re.MULTILINE)]
+    found = test_accuracies(log)
     seeds = [f"seed {seed}" for seed in range(len(found))]
     return [[*seeds, "mean (target: 80 %)"], [*(f"{one:.1f} %" for one in found), f"**{mean(found):.1f} %**"]]
 
@@ -270,8 +285,13 @@ def byte_language(log: str) -> Rows:
 
 @table("byte classifier")
 def byte_classifier(log: str) -> Rows:
-    valid = 100 * metric(log, "accuracy", "split valid")
-    return [["test accuracy (target: 85 %)", "validation"], [f"**{accuracy(log):.2f} %**", f"{valid:.1f} %"]]
+    found = test_accuracies(log)
+    steps = [int(one) for one in re.findall(r"^step (\d+)  test: ", log, re.MULTILINE)]
+    return [
+        ["", *(f"seed {seed}" for seed in range(len(found))), "mean (target: 85 %)"],
+        ["test accuracy", *(f"{one:.2f} %" for one in found), f"**{mean(found):.2f} %**"],
+        ["best step", *map(str, steps), ""],
+    ]
 
 
 # Halting and recurrent nets
@@ -317,20 +337,6 @@ def recurrent_step(log: str) -> Rows:
             size = "tiny" if "--size tiny" in command else "byte (9.7M)"
             ones = [found[member, kernel, length] for member, kernel in ways]
             rows.append([f"{size}, {ones[0]['batch']}", f"{length:,}", *(f"{one['ms']:,.1f}" for one in ones)])
-    return rows
-
-
-@table("recurrent training")
-def recurrent(log: str) -> Rows:
-    names = {"transformer": "Transformer", "lstm": "LSTM (cuDNN)", "ablated": "ablated LSTM (scan)"}
-    steps, step_bytes = (200, 400, 800, 1200, 1600), 128 * 256
-    rows = [["model", "bytes/s", *(f"{step * step_bytes / 1e6:.2g}M bytes" for step in steps), "66M", "all"]]
-    for name, part in sections(log).items():
-        speed = int(re.findall(r"([\d,]+) bytes/s", name)[0].replace(",", ""))
-        bits = dict(re.findall(r"step (\d+)  bits per byte ([\d.]+)", part))
-        cells = [f"{bits[str(step)]} ({step * step_bytes / speed:.0f} s)" for step in steps]
-        last = [f"{2000 * step_bytes / speed:.0f} s", bits["2000"]]
-        rows.append([names[name.partition(",")[0]], f"{speed:,}", *cells, *last])
     return rows
 
 
