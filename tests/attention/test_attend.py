@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everyformer.attention.attend import attend
+from everyformer.attention.attend import _plans, attend
 from everyformer.attention.context import Context, Probe
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import ByHead, Causal, Full, Graph, Pattern, SameDocument, Window
 from everyformer.attention.projection import Standard, Sum
-from everyformer.attention.score_mod import ImageBias, Rotary
+from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod
 from everyformer.network.depth import Stack
 from everyformer.network.embed import Tokens
 from everyformer.network.feedforward import FeedForward
@@ -50,6 +50,55 @@ def test_attend_equals_the_scaled_dot_product(queries: int, keys: int) -> None:
         for h in range(2):
             torch.testing.assert_close(y[b, h], spec.scaled_dot_product(q[b, h], k[b, h], v[b, h]), **CLOSE)
             torch.testing.assert_close(weights[b, h], spec.weights(q[b, h], k[b, h], 3**-0.5), **CLOSE)
+
+
+@pytest.mark.spec(6)
+def test_a_probe_records_the_scaled_products_before_terms_are_added_and_keys_hidden() -> None:
+    q, k, v = draw(6, 6)
+    probe = Probe(records_products=True)
+    attend(q, k, v, Causal(), [Alibi().build(2, 3, 5)], context=Context.of(6, 6, CPU, probe=probe))
+    assert len(probe.products) == len(probe.weights) == 1
+    torch.testing.assert_close(probe.products[0], torch.einsum("bhqe,bhke->bhqk", q, k) / math.sqrt(3), **CLOSE)
+    attend(q, k, v, context=Context.of(6, 6, CPU, probe=(unasked := Probe())))
+    assert unasked.products == []
+
+
+@pytest.mark.parametrize("score_mods", [(), (Rotary(), Alibi())], ids=repr)
+def test_the_output_is_the_same_without_gradients(score_mods: tuple[ScoreMod, ...]) -> None:
+    q, k, v = draw(4, 6, width=4)
+    modules = [score_mod.build(2, 4, 5) for score_mod in score_mods]
+    expected = attend(q, k, v, Causal(), modules)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(q, k, v, Causal(), modules), expected, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "length", "kernel", "inside"),
+    [
+        ("causal", 1024, "auto", True),
+        ("causal & window(2)", 1024, "auto", False),
+        ("causal & window(2)", 1023, "auto", True),
+        ("causal & window(2)", 8, "sdpa", True),
+        ("causal & window(2)", 8, "blocked", False),
+    ],
+)
+def test_compiled_graphs_contain_attention_unless_its_kernel_plans(
+    pattern: str, length: int, kernel: str, inside: bool
+) -> None:
+    qkv, graphs = draw(length, length), list[str]()
+
+    def collect(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    def layer(*qkv: Tensor) -> Tensor:
+        return attend(*(x + 1 for x in qkv), parse(pattern), kernel=kernel) + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend=collect, dynamic=False)
+    torch.testing.assert_close(compiled(*qkv), layer(*qkv), **CLOSE)
+    assert any("scaled_dot_product_attention" in graph for graph in graphs) is inside
+    assert _plans(parse(pattern), length, kernel) is not inside
 
 
 @pytest.mark.spec(6)
@@ -172,6 +221,7 @@ def test_drawing_a_mask_does_not_change_later_attention() -> None:
 
 
 @pytest.mark.spec(6)
+@pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -197,13 +247,13 @@ def test_drawing_a_mask_does_not_change_later_attention() -> None:
         ({"score_mods": (Rotary(),)}, "is a value: give its module, score_mod.build"),
     ],
 )
-def test_wrong_input_raises_with_its_reason(change: dict[str, Any], reason: str) -> None:
+def test_wrong_input_raises_with_its_reason(change: dict[str, Any], reason: str, gradients: bool) -> None:
     given = dict(zip("qkv", draw(), strict=True))
     for name in set(change) & set("qkv"):  # another shape, or another dtype
         new = change[name]
         given[name] = torch.zeros(new) if isinstance(new, tuple) else given[name].to(new)
-    options = {name: x for name, x in change.items() if name not in "qkv"}
-    with pytest.raises(ValueError, match=reason):
+    options = {"pattern": Full()} | {name: x for name, x in change.items() if name not in "qkv"}
+    with torch.set_grad_enabled(gradients), pytest.raises(ValueError, match=reason):
         attend(given["q"], given["k"], given["v"], **options)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from everyformer.attention.context import Context
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import (
+    And,
     Block,
     ByHead,
     Causal,
@@ -20,6 +21,7 @@ from everyformer.attention.pattern import (
     Graph,
     Local,
     Local2d,
+    Or,
     Pattern,
     Prefix,
     SameDocument,
@@ -76,13 +78,15 @@ def trees(leaves: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
 
 patterns = trees(plain)
 any_patterns = trees(st.one_of(plain, st.sampled_from([Graph(), SameDocument(), Visible()])))
-DOCUMENTS, EDGES = torch.arange(LENGTH)[None] // 5, torch.arange(LENGTH**2).view(1, LENGTH, LENGTH) % 3 == 0
+DOCUMENTS = torch.stack((torch.arange(LENGTH) // 5, torch.arange(LENGTH) // 3))
+EDGES = torch.arange(2 * LENGTH**2).view(2, LENGTH, LENGTH) % 3 == 0
 swept = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 def mask(pattern: Pattern) -> torch.Tensor:
+    """B, H, Q, K of two sequences with different documents and edges."""
     context = Context.of(LENGTH, LENGTH, CPU, documents=DOCUMENTS, edges=EDGES)
-    return pattern.mask(LENGTH, heads=HEADS, context=context)
+    return context.mask(pattern, 2, HEADS).expand(2, HEADS, LENGTH, LENGTH)
 
 
 EDGE = ((0, 1), (2, 2), (5, 3), (9, 10), (3, 12))
@@ -100,6 +104,7 @@ SETS: dict[str, Callable[[int, int], bool]] = {  # whether j belongs to S_i
     "causal & local(4, 6)": lambda i, j: j in image.memory_1d(i, 4, 6) and j <= i,
     "local(5, 0)": lambda i, j: j in image.memory_1d(i, 5, 0),
     f"graph({EDGE})": lambda i, j: (i, j) in EDGE,
+    "graph(((0, 1), (3, 3), (3, 2)))": lambda i, j: (i, j) in ((0, 1), (3, 3), (3, 2)),  # of fewer positions
     "graph(())": lambda i, j: False,
     "antidiagonal(9)": lambda i, j: i + j == 9,
     "~causal": lambda i, j: j > i,
@@ -177,31 +182,40 @@ def test_sparse_patterns_equal_the_papers_sets_with_causality_added() -> None:
 
 @pytest.mark.spec(7, 71)
 def test_patterns_read_their_side_inputs() -> None:
-    documents = torch.tensor([[0, 0, 1, 1, 0], [2, 2, 2, 3, 3]])
-    edges = torch.rand(2, 5, 5) < 0.5
+    documents = torch.tensor([[0, 1, 1, 0, 0], [2, 2, 2, 3, 3]])
+    edges = (torch.rand(2, 5, 5) < 0.5) | torch.eye(5, dtype=torch.bool)
     position = torch.tensor([[0, 1, -1, 2, -1], [-1, -1, 0, 1, 2]])
     by_document = Context.of(5, 5, CPU, documents=documents).mask(SameDocument(), 2, 1)
     assert torch.equal(by_document[:, 0], documents[:, :, None] == documents[:, None, :])
     assert torch.equal(Context.of(5, 5, CPU, edges=edges).mask(Graph(), 2, 1)[:, 0], edges)
+    own = Graph(((4, 0), (1, 1)))  # a graph with edges of its own does not read those of the call
+    assert torch.equal(Context.of(5, 5, CPU, edges=edges).mask(own, 2, 1)[0], own.mask(5))
+    of_all = Context.of(5, 5, CPU, documents=documents[:1], edges=edges[:1])  # one row is for every sequence
+    for pattern, one in ((SameDocument(), by_document[0, 0]), (Graph(), edges[0])):
+        assert torch.equal(of_all.mask(pattern, 2, 1)[:, 0], one.expand(2, 5, 5))
     padded = Context.of(5, 5, CPU, key_BK=position)
     for pattern in (Visible(), Full()):  # no query attends to padding, with `visible` or without
         assert torch.equal(
             padded.mask(pattern, 2, 1).expand(2, 1, 5, 5)[:, 0], (position >= 0)[:, None, :].expand(2, 5, 5)
         )
     # A document is read at the position of its token, not at its index.
-    shifted = Context.of(5, 5, CPU, key_BK=position, documents=documents)
+    shifted = Context.of(5, 5, CPU, key_BK=position, documents=documents, edges=edges)
     there = documents.gather(1, position.clamp(min=0))
-    expected = there[:, :, None] == there[:, None, :]
-    assert torch.equal(shifted.mask(SameDocument(), 2, 1)[:, 0], expected & (position >= 0)[:, None, :])
+    expected, visible = there[:, :, None] == there[:, None, :], position >= 0
+    assert torch.equal(shifted.mask(SameDocument(), 2, 1)[:, 0], expected & visible[:, None, :])
+    # So is an edge, and no edge leads from padding or to it.
+    joined = edges[torch.arange(2)[:, None, None], position[:, :, None], position[:, None, :]]
+    expected = joined & visible[:, :, None] & visible[:, None, :]
+    assert torch.equal(shifted.mask(Graph(), 2, 1)[:, 0], expected)
 
 
 @pytest.mark.spec(72)
 @swept
-@given(st.lists(patterns, min_size=1, max_size=4))
+@given(st.lists(any_patterns, min_size=1, max_size=4))
 def test_heads_take_their_patterns_in_turn(parts: list[Pattern]) -> None:
     dealt = mask(ByHead(tuple(parts)))
     for head in range(HEADS):
-        assert torch.equal(dealt[head], mask(parts[head % len(parts)])[head])
+        assert torch.equal(dealt[:, head], mask(parts[head % len(parts)])[:, head])
 
 
 @pytest.mark.spec(72)
@@ -245,6 +259,12 @@ def test_density_blocks_and_future_are_counted_from_the_mask(pattern: Pattern, l
     assert pattern.computed_blocks(length, size, HEADS) == len(computed) / (HEADS * blocks**2)
 
 
+def test_the_first_head_is_counted_unless_more_are_given() -> None:
+    pattern = ByHead((Window(1), Full()))
+    assert (pattern.density(4), pattern.computed_blocks(4, 2)) == (1 / 4, 1 / 2)
+    assert (pattern.density(4, heads=2), pattern.computed_blocks(4, 2, heads=2)) == (5 / 8, 3 / 4)
+
+
 @pytest.mark.spec(72)
 @swept
 @given(any_patterns)
@@ -255,7 +275,7 @@ def test_a_superset_allows_all_that_the_pattern_allows(pattern: Pattern) -> None
     for head in range(HEADS):
         alone = pattern.for_head(head)
         assert not any(isinstance(part, ByHead) for part in alone.walk())
-        assert torch.equal(mask(alone)[head], mask(pattern)[head])
+        assert torch.equal(mask(alone)[:, head], mask(pattern)[:, head])
 
 
 @pytest.mark.spec(55)
@@ -289,7 +309,8 @@ def test_values_are_frozen_and_take_lists_for_tuples() -> None:
         setattr(Window(3), "size", 4)  # noqa: B010
     assert len({Window(3), Window(3), Window(4), Block(4), Block(3)}) == 4
     listed: Any = [Causal(), Window(2)]
-    assert ByHead(listed) == ByHead((Causal(), Window(2)))
+    for kind in (ByHead, And, Or):
+        assert kind(listed) == kind((Causal(), Window(2))) and hash(kind(listed)) == hash(kind(tuple(listed)))
     edges: Any = [[0, 1], (2, 3)]
     assert hash(Graph(edges)) == hash(Graph(((0, 1), (2, 3))))
 
@@ -309,6 +330,8 @@ def test_values_are_frozen_and_take_lists_for_tuples() -> None:
             lambda: Summary(4, 2, 3),
             "summary.last is 2 and skip 3: a block has only 4 columns; give 4 or fewer together",
         ),
+        (lambda: Summary(4, 0), "summary.last is 0: expected int >= 1"),
+        (lambda: Local2d(6, 2, 3, -1, 1), "local2d.up is -1: expected int >= 0"),
         (lambda: Prefix(-1), "prefix.length is -1: expected int >= 0"),
         (lambda: Graph(((0, -1),)), r"graph.edges is \(\(0, -1\),\): expected int >= 0"),
         (lambda: Graph(((0, 1, 2),)), "graph.edges .* expected array of length 2, got 3"),
@@ -360,6 +383,24 @@ def test_a_wrong_pattern_raises_with_its_reason(make: Callable[[], Any], reason:
 def test_large_numbers_hide_no_attention_to_the_future(text, future):
     """Only `causal` makes a pattern causal at every length."""
     assert parse(text).attends_to_future() is future
+
+
+def test_a_graph_is_causal_if_it_has_edges_and_none_leads_to_a_later_position():
+    assert Graph(((1, 0), (2, 2))).is_causal() and Graph(()).is_causal()
+    assert not Graph(((1, 0), (0, 1))).is_causal() and not Graph().is_causal()
+
+
+def test_another_base_class_learns_of_a_pattern_of_the_users():
+    class Listed:
+        __slots__, names = (), list[str]()
+
+        def __init_subclass__(cls) -> None:
+            Listed.names.append(cls.__name__)
+
+    class OfAList(Pattern, Listed, Value, frozen=True):
+        pass
+
+    assert Listed.names == [OfAList.__name__]
 
 
 class Hidden(Pattern, Value, frozen=True):

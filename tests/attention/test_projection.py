@@ -262,7 +262,24 @@ def test_cost_depends_on_the_heads_only_with_full_rank_values() -> None:
 
 
 @pytest.mark.spec(11)
-@pytest.mark.parametrize("form", [Standard(5), Sliced(5), Narrow(5), Sum(5)], ids=repr)
-def test_a_width_that_the_heads_do_not_divide_is_refused(form: Projection) -> None:
-    with pytest.raises(ValueError, match="width of 24 does not divide into 5 heads; take for example heads=4"):
+@pytest.mark.parametrize(
+    ("form", "divisor"), [(Standard(5), 4), (Sliced(5), 4), (Narrow(5), 4), (Sum(5), 4), (Sum(7), 6), (Sum(40), 24)]
+)
+def test_a_width_that_the_heads_do_not_divide_is_refused_with_the_nearest_divisor(form: Any, divisor: int) -> None:
+    reason = f"width of 24 does not divide into {form.heads} heads; take for example heads={divisor},"
+    with pytest.raises(ValueError, match=reason):
         form.build(D)
+
+
+@pytest.mark.parametrize(("key_heads", "divisor"), [(3, 2), (5, 4), (9, 4)])
+def test_key_heads_that_the_heads_cannot_share_are_refused_with_the_nearest_divisor(key_heads: int, divisor: int):
+    reason = f"heads=4 cannot share key_heads={key_heads} equally; take a divisor, for example key_heads={divisor}$"
+    with pytest.raises(ValueError, match=reason):
+        Standard(4, key_heads=key_heads).build(D)
+
+
+@pytest.mark.parametrize("form", [Sliced(2), Narrow(2)], ids=repr)
+def test_matrices_of_slices_are_uniform_up_to_the_root_of_their_width(form: Projection) -> None:
+    weight: Any = dict(form.build(200).named_parameters())["qkv_3HEE"].detach() * 100**0.5
+    assert (weight.min().item(), weight.max().item()) == pytest.approx((-1, 1), abs=0.01) and weight.abs().max() <= 1
+    assert weight.mean().item() == pytest.approx(0, abs=0.02)

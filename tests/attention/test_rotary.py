@@ -64,10 +64,11 @@ def test_the_tables_are_those_of_transformers(name, base):
         torch.testing.assert_close(torch.cat((ours, ours), dim=-1)[0], table.double(), rtol=0, atol=5e-5)
 
 
-@pytest.mark.parametrize("width, base", [(16, 10000.0), (64, 500000.0)])
+@pytest.mark.parametrize("width, base", [(16, 10000.0), (64, 500000.0), (16, 10.0)])
 def test_scaled_frequencies_are_their_equations(width, base):
     cases = {
         NtkScaling(5.0): spec.ntk_frequencies(width, base, 5.0),
+        Llama3Scaling(8.0): spec.llama3_frequencies(width, base, 8.0, 1.0, 4.0, 8192),  # those of Llama 3.1
         Llama3Scaling(8.0, 1.0, 4.0, 512): spec.llama3_frequencies(width, base, 8.0, 1.0, 4.0, 512),
         Llama3Scaling(3.0, 0.5, 16.0, 2048): spec.llama3_frequencies(width, base, 3.0, 0.5, 16.0, 2048),
         YarnScaling(4.0, 512): spec.yarn_frequencies(width, base, 4.0, 512, 32.0, 1.0),
@@ -166,3 +167,25 @@ def test_a_compiled_model_computes_its_angles_once_for_all_layers(scaling):
     close(torch.compile(network, backend=collect, fullgraph=True)(tokens(2, 6)).hidden, network(tokens(2, 6)).hidden)
     assert graphs[0].count("everyformer.angles") == 2  # of queries and of keys
     assert "sin(" not in graphs[0]
+
+
+def test_the_operation_of_the_angles_has_the_shape_and_dtype_that_it_tells_the_compiler():
+    position_BT, frequency_N = torch.arange(6).view(2, 3), plain_frequencies(8, 10000.0, CPU)
+    for dtype in (torch.float64, torch.bfloat16):
+        torch.library.opcheck(torch.ops.everyformer.angles.default, (position_BT, frequency_N, dtype, 1.3))
+
+
+@pytest.mark.parametrize("scaling", [None, LinearScaling(2.0)], ids=["plain", "scaled"])
+def test_an_exported_graph_has_no_operation_of_our_own(scaling):
+    """It is opened where everyformer is not installed."""
+
+    class Turn(torch.nn.Module):
+        rotary: Any = Rotary(scaling=scaling).build(2, 4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rotary.transform(x, x, Context.of(6, 6))[1]
+
+    x_BHTE = torch.randn(2, 2, 6, 4)
+    exported = torch.export.export(Turn(), (x_BHTE,))
+    assert "everyformer" not in str(exported.graph)
+    close(exported.module()(x_BHTE), Turn()(x_BHTE))

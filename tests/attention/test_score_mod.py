@@ -11,6 +11,7 @@ from torch import Tensor
 
 from everyformer.attention.attend import attend
 from everyformer.attention.context import Context
+from everyformer.attention.four_term import FourTerm
 from everyformer.attention.pattern import Causal, Full, Pattern
 from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, Shaw, T5Bias, alibi_slopes
 from everyformer.value import from_json, to_json
@@ -22,17 +23,17 @@ CPU = torch.device("cpu")
 BATCH, HEADS, WIDTH, VALUES = 2, 3, 4, 5
 
 
-def draw(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+def draw(queries: int, keys: int, values: int = VALUES) -> tuple[Tensor, Tensor, Tensor]:
     return (
         torch.randn(BATCH, HEADS, queries, WIDTH),
         torch.randn(BATCH, HEADS, keys, WIDTH),
-        torch.randn(BATCH, HEADS, keys, VALUES),
+        torch.randn(BATCH, HEADS, keys, values),
     )
 
 
-def build(score_mod: ScoreMod) -> Any:
+def build(score_mod: ScoreMod, values: int = VALUES) -> Any:
     """Returns the module with tables large enough to distinguish their rows."""
-    module = score_mod.build(HEADS, WIDTH, VALUES)
+    module = score_mod.build(HEADS, WIDTH, values)
     for table in module.parameters():
         torch.nn.init.normal_(table)
     return module
@@ -47,11 +48,12 @@ def bias(score_mod: Any, positions: int, queries: int | None = None) -> Tensor:
 
 
 @pytest.mark.spec(37)
-@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("values", [0, 1, VALUES])
 @pytest.mark.parametrize(("queries", "keys"), [(7, 7), (3, 7), (1, 7)])
-def test_shaw_equals_its_equations(values: bool, queries: int, keys: int) -> None:
-    score_mod = build(Shaw(max_distance=2, values=values))
-    q, k, v = draw(queries, keys)
+def test_shaw_equals_its_equations(values: int, queries: int, keys: int) -> None:
+    width = values or VALUES
+    score_mod = build(Shaw(max_distance=2, values=values > 0), width)
+    q, k, v = draw(queries, keys, width)
     y = attend(q, k, v, score_mods=[score_mod])
     for b, h in product(range(BATCH), range(HEADS)):
         expected = spec.shaw(q[b, h], k[b, h], v[b, h], score_mod.key_RE, score_mod.value_RE, 2, first=keys - queries)
@@ -115,7 +117,9 @@ def test_rotary_products_depend_on_the_distance_alone() -> None:
 @pytest.mark.parametrize("before", [0, 1])
 def test_image_bias_is_one_number_for_each_offset(before: int) -> None:
     rows, columns = 3, 4
-    bias_HQK = bias(build(ImageBias(rows, columns, before)), before + rows * columns)
+    module = build(ImageBias(rows, columns, before))
+    assert len(module.bias_RH) == (2 * rows - 1) * (2 * columns - 1) + 1  # one for each offset, one for the class token
+    bias_HQK = bias(module, before + rows * columns)
     by_offset: dict[tuple[int, int] | str, set[float]] = {}
     cells = [None] * before + list(product(range(rows), range(columns)))
     for (i, one), (j, two) in product(enumerate(cells), enumerate(cells)):
@@ -136,6 +140,24 @@ def test_a_learned_bias_is_added_to_the_scaled_score(score_mod: ScoreMod, patter
         last = 6 if pattern == Full() else 5 + i
         score = torch.stack([q[b, h, i] @ k[b, h, j] / 2 + bias_HQK[h, i, j] for j in range(last)])
         torch.testing.assert_close(y[b, h, i], attention.softmax(score) @ v[b, h, :last], **CLOSE)
+
+
+@pytest.mark.parametrize("score_mod", [Alibi(), Shaw(2), T5Bias(8, 16), ImageBias(2, 4), FourTerm(4, 3)], ids=repr)
+def test_a_term_of_some_pairs_is_that_of_all_pairs_at_these(score_mod: ScoreMod) -> None:
+    """Terms are elementwise: for one pair, for a list of pairs and for all, which is the only form that `reference` computes."""
+    (q, k, _), context = draw(4, 6), Context.of(4, 6, CPU)
+    term = build(score_mod).bias(q, k, 0.3, context)
+    all_N = term(*context.positions.indices(BATCH, HEADS)).expand(BATCH, HEADS, 4, 6).flatten()
+    pairs_N4 = torch.cartesian_prod(*map(torch.arange, (BATCH, HEADS, 4, 6)))
+    for some in (slice(None), [0, -1], [20]):
+        torch.testing.assert_close(term(*pairs_N4[some].T), all_N[some], **CLOSE)
+    torch.testing.assert_close(term(*pairs_N4[20]), all_N[20], **CLOSE)
+
+
+@pytest.mark.spec(37)
+def test_alibi_has_nothing_to_learn_or_to_save() -> None:
+    module = build(Alibi())
+    assert list(module.parameters()) == [] and module.state_dict() == {}
 
 
 @pytest.mark.spec(37)
@@ -173,6 +195,7 @@ def test_score_mods_round_trip_through_json(score_mod: ScoreMod) -> None:
             lambda: T5Bias(buckets=32, max_distance=16),
             "max_distance of 16: 16 distances have one bucket each, .* less than max_distance",
         ),
+        (lambda: FourTerm(5), "four_term.width is 5: .* make it even"),
         (lambda: ImageBias(0, 3), "image_bias.rows is 0: expected int >= 1"),
         (lambda: ImageBias(2, 3, before=-1), "image_bias.before is -1: expected int >= 0"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from transformers import Gemma2Config
 
 from everyformer.attention.attend import KERNELS, UnsupportedKernel, attend, choose
 from everyformer.attention.context import Context, Probe
@@ -102,6 +103,10 @@ def test_weights_of_a_head_with_a_sink_sum_to_less_than_one():
     attend(q, k, v, parse("causal"), modules(False, True, False), context=Context.of(LENGTH, LENGTH, probe=probe))
     total_BHQ = probe.weights[0].sum(-1)
     assert (total_BHQ < 1).all() and (total_BHQ > 0).all()
+
+
+def test_the_cap_is_that_of_gemma_unless_given():
+    assert SoftCap().cap == Gemma2Config().attn_logit_softcapping
 
 
 def test_two_caps_or_two_lists_of_sinks_are_refused():

@@ -79,6 +79,17 @@ def test_a_nan_span_hides_nothing() -> None:
     assert [pattern.for_head(head) for head in range(2)] == [Window(13)] * 2
 
 
+@pytest.mark.usefixtures("fine")
+def test_a_plan_takes_all_spans_to_be_as_long_as_it_assumes_and_says_how_they_may_grow() -> None:
+    fixed, dynamic = built(Span(100, ramp=3, start=0.25)), built(DynamicSpan(WIDE, 100, ramp=3, start=0.5)).train()
+    context = Context.of(5, 5, CPU, query_inputs=torch.randn(BATCH, 5, WIDE))
+    for module, grows in ((fixed, "spans of 25, at most 100"), (dynamic, "spans of 50, at most 100")):
+        assert module.grows == grows
+        for assumed, size in ((20.0, 23), (400.0, 101)):
+            module.assumed_span = assumed
+            assert module.visible_keys(context) == Window(size)
+
+
 @pytest.mark.spec(97)
 def test_window_sizes_are_few_and_close_to_the_spans() -> None:
     sizes = [coarse(n) for n in range(1, 8193)]

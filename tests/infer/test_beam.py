@@ -91,7 +91,7 @@ def test_a_beam_of_all_hypotheses_is_exhaustive_search(seed):
 
 @pytest.mark.spec(62)
 @pytest.mark.parametrize("penalty", [0.6, 3.0])
-@pytest.mark.parametrize("beam", [1, 3, 7])
+@pytest.mark.parametrize("beam", [1, 3, 7, 12])
 @pytest.mark.parametrize("seed", [0, 4, 6])  # with 4 and 6 the condition for a finished sentence matters
 def test_beam_search_equals_its_definition_cached_or_not_and_in_a_batch_or_alone(seed, beam, penalty):
     numbers: dict[str, Any] = {"end": END, "max_tokens": MAX_TOKENS, "beam": beam, "length_penalty": penalty}
@@ -120,9 +120,20 @@ def test_outputs_without_an_end_are_truncated_to_max_tokens():
     network = language()
     with torch.no_grad():
         network.outputs[0].bias[END] = -1e9
-    result = beam_search(network, PROMPTS, end=END, max_tokens=4, beam=3)
-    for prompt, output in zip(PROMPTS, result, strict=True):
-        assert output == spec.beam(after_prompt(network, prompt), END, 3, 4, 0.6) and len(output) == 4
+    for most in (1, 4):
+        result = beam_search(network, PROMPTS, end=END, max_tokens=most, beam=3)
+        for prompt, output in zip(PROMPTS, result, strict=True):
+            assert output == spec.beam(after_prompt(network, prompt), END, 3, most, 0.6) and len(output) == most
+
+
+def test_by_default_a_step_reads_one_token_of_each_of_5_hypotheses():
+    """The first step reads the prompt, and 4 of the 5 tokens do not end it."""
+    network, shapes = language(), list[tuple[int, ...]]()
+    with torch.no_grad():
+        network.outputs[0].bias[END] = -1e9
+    network.body.register_forward_pre_hook(lambda module, arguments: shapes.append(arguments[0].shape[:2]))
+    beam_search(network, PROMPTS[:1], end=END, max_tokens=4)
+    assert shapes == [(1, 4), (4, 1), (5, 1), (5, 1)]
 
 
 def test_sources_without_padding_need_no_visible():
@@ -166,6 +177,12 @@ def test_bad_values_are_refused_with_the_remedy(wrong, remedy):
     options = {"inputs": PROMPTS, "end": END, "max_tokens": 5} | wrong
     with pytest.raises(ValueError, match=remedy):
         beam_search(network, **options)
+
+
+def test_a_prompt_shorter_than_the_prefix_is_refused():
+    network = ready(model("causal | prefix(3)", embed=EMBED, outputs=HEAD))
+    with pytest.raises(ValueError, match="a prompt has 1 tokens, but the first 3 are the model's prefix"):
+        beam_search(network, PROMPTS, end=END, max_tokens=2)
 
 
 def test_an_encoder_decoder_needs_a_start_token():

@@ -10,7 +10,7 @@ import torch
 
 from everyformer import Learned
 from everyformer.infer.estimate import Estimate, proportion_interval, row_sums
-from everyformer.infer.evaluate import streaming_nll, window_nll
+from everyformer.infer.evaluate import streaming_nll, streaming_rows, window_nll
 from everyformer.infer.student import quantile
 from tests.infer.test_evaluate import TEXT, VALUE, WINDOW
 from tests.network import model, ready
@@ -32,10 +32,33 @@ def test_the_quantiles_of_student():
     assert quantile(10_000) == pytest.approx(1.9602, rel=1e-3)
 
 
-def test_one_unit_has_no_interval():
+def test_one_unit_has_no_interval_and_two_have_one():
     estimate = Estimate()
     estimate.add(torch.tensor([3.0]), 2)
     assert estimate.mean == 1.5 and math.isnan(estimate.low) and math.isnan(estimate.high)
+    estimate.add(torch.tensor([5.0]), 2)
+    half = quantile(1) * math.sqrt(2 / 1 * (1 + 1)) / 4  # residuals 3 - 4, 5 - 4
+    assert (estimate.low, estimate.high) == pytest.approx((2 - half, 2 + half))
+
+
+def test_the_mean_of_no_target_is_refused_and_progress_is_of_0_until_the_number_is_known():
+    calls: list[tuple[int, int]] = []
+    estimate = Estimate(lambda done, of: calls.append((done, of)))
+    estimate.add(torch.zeros(2), 0)
+    with pytest.raises(ValueError, match="no token of these data is one that this model predicts; give longer data"):
+        _ = estimate.mean
+    estimate.expect(9)
+    estimate.add(torch.ones(2), 2)
+    assert calls == [(0, 0), (4, 9)]
+
+
+def test_neighbouring_units_of_a_text_are_merged_into_32_groups():
+    """In the order of their positions, not in that in which they are added."""
+    generator, merged, pairs = np.random.default_rng(0), Estimate(), Estimate()
+    value_U, order_U = torch.from_numpy(generator.normal(size=64)), generator.permutation(64)
+    merged.add(value_U[order_U], 1, order_U)
+    pairs.add(value_U.view(32, 2).sum(1), 2)
+    assert (merged.low, merged.high) == pytest.approx((pairs.low, pairs.high))
 
 
 @pytest.mark.parametrize("neighbours", [False, True])
@@ -55,6 +78,8 @@ def test_the_interval_contains_the_true_mean_in_95_of_100_cases(neighbours):
 def test_the_interval_of_a_proportion():
     assert proportion_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)  # Wilson 1927
     assert proportion_interval(4, 4) == pytest.approx((0.5101, 1), abs=1e-4)
+    for count in range(1, 40):  # not even by rounding
+        assert proportion_interval(0, count)[0] >= 0 and proportion_interval(count, count)[1] <= 1
 
 
 def test_sums_by_row():
@@ -88,3 +113,14 @@ def test_a_limited_evaluation_in_segments_reads_each_row_in_part():
     index_N = part.target_indices()
     assert count == part.expected == 5 * 8 == len(set(index_N.tolist()))
     assert index_N.max() > 150 and index_N.min() == 5
+    whole = Estimate()
+    _, count = streaming_nll(network, token_N, 4, 4, rows=5, lead=4, estimate=whole)
+    assert count == whole.expected == 199 and sorted(whole.target_indices()) == list(range(1, 200))
+
+
+def test_a_limit_of_all_targets_is_no_limit():
+    network = ready(VALUE)
+    assert window_nll(network, TEXT, WINDOW, 4, limit=39) == window_nll(network, TEXT, WINDOW, 4)
+    count = 2 * 32 * 256  # just enough for two rows
+    assert streaming_rows(count, 4, 8, limit=count) == streaming_rows(count, 4, 8) == (2, 256)
+    assert streaming_rows(count - 1, 4, 8) == (1, 0)

@@ -10,8 +10,9 @@ import torch
 from msgspec.structs import replace
 
 from everyformer import Classify, Halt, Language, Learned, PreNorm, Repeat, Span, Stack, generate
+from everyformer.infer import evaluate
 from everyformer.infer.estimate import Estimate
-from everyformer.infer.evaluate import adaptive_metrics, bits_per_byte, perplexity, window_nll
+from everyformer.infer.evaluate import adaptive_metrics, bits_per_byte, mean_steps, perplexity, window_nll
 from everyformer.network import linear_cross_entropy
 from everyformer.study.spans import spans
 from tests.infer import spec
@@ -98,6 +99,20 @@ def test_every_call_has_whole_windows_and_no_padding(literal):
     assert all(shape[1] == WINDOW for shape in shapes) and [shape[0] for shape in shapes] == [1, 10, 10, 10, 1]
 
 
+def test_by_default_a_call_has_as_many_windows_as_its_hidden_states_allow_and_one_at_least(literal, monkeypatch):
+    """The limit depends on the device."""
+    network, shapes, size = literal[0], list[tuple[int, ...]](), WINDOW * 8
+    monkeypatch.setattr(evaluate, "MAX_HIDDEN", 20 * size)
+    handle = network.body.register_forward_pre_hook(lambda module, arguments: shapes.append(arguments[0].shape))
+    for most, sizes in ((12 * size + 7, [1, 12, 12, 7]), (1, [1] * 32)):
+        shapes.clear()
+        monkeypatch.setattr(evaluate, "MAX_CPU_HIDDEN", most)
+        window_nll(network, TEXT, WINDOW, 1)
+        assert [shape[0] for shape in shapes] == sizes
+    handle.remove()
+    assert evaluate._fitting(WINDOW, 8, torch.device("cuda")) == 20
+
+
 def test_logits_are_computed_of_new_targets_alone_and_never_whole(literal, monkeypatch):
     network, expected = literal
     computed: list[int] = []
@@ -178,3 +193,9 @@ def test_the_probed_text_is_no_longer_than_the_models_positions():
     body = Halt(3, VALUE.body.layers, PreNorm())
     network = ready(replace(VALUE, body=body))
     assert 1 <= adaptive_metrics(network, TEXT)["steps_per_token"] <= 3
+
+
+def test_the_steps_of_a_token_are_those_with_a_weight():
+    halts = [torch.tensor([[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]]), torch.tensor([[[0.2, 0.3, 0.5], [0.9, 0.1, 0.0]]])]
+    assert mean_steps(halts) == (2 + 1 + 3 + 2) / 4
+    assert mean_steps(halts[:1], torch.tensor([[False, True]])) == 1

@@ -88,6 +88,23 @@ def test_a_row_is_read_in_windows_that_overlap_by_half_however_short_they_are():
     for window, stride in ((1, 1), (2, 1), (3, 1), (4, 2), (5, 2)):
         wanted, _ = window_nll(network, np.array(ROWS[3]), window, stride)
         assert row_nll(network, [np.array(ROWS[3])], window) == [pytest.approx(wanted)]
+        assert row_nll(network, [np.array([4])], window) == [0]
+
+
+def test_rows_of_similar_length_are_scored_together_and_within_the_number_of_logits_and_none_twice(monkeypatch):
+    network = ready(model("causal", position=Learned(8), outputs=(Language(tied=False, bias=True),)))
+    rows, shapes = [[5] * length for length in (2, 9, 3, 9, 4, 2, 1, 3)], list[tuple[int, ...]]()
+    wanted = row_nll(network, rows, 8)
+    monkeypatch.setattr("everyformer.infer.score.MAX_LOGITS", 8 * VOCABULARY)
+    network.body.register_forward_pre_hook(lambda module, arguments: shapes.append(arguments[0].shape[:2]))
+    assert row_nll(network, rows, 8) == pytest.approx(wanted)
+    assert shapes == [(1, 8), (1, 8), (2, 3), (2, 2), (1, 1)]  # one row at least, even if its 9 tokens are too many
+
+
+def test_a_text_has_no_score_if_its_first_tokens_have_no_probability():
+    network = ready(model("causal | prefix(3)", outputs=(Language(),)))
+    with pytest.raises(ValueError, match="the first 3 tokens are the model's prefix and have no probability"):
+        row_nll(network, ROWS, 8)
 
 
 def test_a_prediction_is_the_likeliest_class_with_the_probability_of_each():

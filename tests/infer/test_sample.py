@@ -95,6 +95,14 @@ def test_top_p_keeps_no_token_after_the_sum_has_reached_p_exactly():
     assert kept.tolist() == [[0.5, 0.25, 0.25]]
 
 
+def test_of_equally_likely_tokens_those_with_lower_ids_are_kept():
+    """Of as many as a sort does not keep in their order by itself."""
+    uniform_BV = torch.full((2, 500), 1 / 512, dtype=torch.float64)
+    for filters in ({"top_k": 3}, {"top_p": 2.5 / 500}):
+        kept_BV, order_BV = filter_tokens(uniform_BV, **filters)
+        assert order_BV is not None and order_BV[kept_BV > 0].tolist() == [0, 1, 2] * 2
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_nan_and_infinite_logits_are_refused(wrong, temperature):

@@ -99,6 +99,7 @@ def test_a_text_has_berts_marks_and_is_truncated(texts, kind):
 def test_classes_of_a_run_keep_their_indices(texts, tmp_path):
     task, _ = text_task(texts)
     assert task.data.classes == ("even", "odd")
+    assert ClassTarget(("even", "odd"), {"classes": ("odd", "even")}).classes == ("odd", "even")
     task.data.target = ClassTarget(("new", "odd", "even"))
     task.data.save(tmp_path)
     again = Classify(tokenizer="bytes").open(texts, tmp_path)
@@ -136,8 +137,10 @@ def test_accuracy_is_the_share_of_right_predictions(texts):
     with torch.no_grad():
         network.outputs[0].map.weight.zero_()
         network.outputs[0].map.bias.copy_(torch.tensor([1.0, 0.0]))  # always "even"
-    result = task.objective.evaluate(network, "valid", None, "auto")
+    scored = []
+    result = task.objective.evaluate(network, "valid", None, "auto", lambda *done_and_all: scored.append(done_and_all))
     label_N = task.data.labelled.splits["valid"][1]
+    assert scored == [(6, 6)] and len(label_N) == 6
     assert result["accuracy"] == np.mean(label_N == 0)
     right = np.mean(label_N == 0)
     assert result["loss"] == pytest.approx(right * np.log1p(np.exp(-1)) + (1 - right) * np.log1p(np.exp(1)), rel=1e-5)
@@ -196,6 +199,18 @@ def test_the_loss_ignores_the_order_of_a_set_and_its_padding():
     assert other == pytest.approx(plain, rel=1e-5)
     with pytest.raises(ValueError, match=r"has vectors of 3 numbers, but the model's inputs are .*model\.inputs to 3"):
         task.data.fit(features(inputs=4))
+
+
+@torch.no_grad()
+def test_an_embedding_of_a_set_is_the_mean_of_its_vectors_alone():
+    torch.manual_seed(0)
+    task_data = Classify(kind="sets").open(None, None)
+    network = features(**task_data.member_settings()).build().eval()
+    inference, sets = task_data.fit(network.value).inference, task_data.labelled.splits["valid"][0][:5]
+    assert len({len(x_TF) for x_TF in sets}) > 1
+    mean_BD = torch.stack([network(torch.from_numpy(x_TF)[None]).hidden[0].mean(0) for x_TF in sets])
+    np.testing.assert_allclose(inference.embed(network, sets), mean_BD, atol=1e-5)
+    np.testing.assert_allclose(inference.embed(network, sets, normalize=True), F.normalize(mean_BD), atol=1e-5)
 
 
 # images
@@ -326,6 +341,22 @@ def test_each_split_of_a_graph_has_its_own_nodes(graph):
         assert task.objective.evaluate(network, split, None, "auto")["accuracy"] == pytest.approx(right)
     with pytest.raises(ValueError, match="needs an output head PerToken, the model has Classify"):
         task.data.fit(features())
+
+
+@torch.no_grad()
+def test_each_node_of_another_graph_is_embedded_and_predicted(graph):
+    """Words that are indices are shares of a node's words, and edges have both directions."""
+    task, network = graph
+    tree = {"num_features": 40, "features": [[0], [1], [2, 3], [4, 5, 6, 7]], "edges": [[0, 1], [3, 2]]}
+    feature_1NF = torch.stack([F.one_hot(torch.tensor(words), 40).float().mean(0) for words in tree["features"]])[None]
+    edge_NN = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool()
+    output = network(feature_1NF, side_inputs=SideInputs(edges=edge_NN))
+    hidden_ND = output.hidden[0]
+    np.testing.assert_allclose(task.inference.embed(network, tree), hidden_ND, atol=1e-5)
+    np.testing.assert_allclose(task.inference.embed(network, tree, normalize=True), F.normalize(hidden_ND), atol=1e-5)
+    found = task.inference.predict(network, tree).probabilities
+    np.testing.assert_allclose(found, output.logits[0].softmax(-1), atol=1e-5)
+    assert task.inference.takes_graph and task.inference.predicts_targets and task.inference.can_predict
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from everyformer import build, member
 from everyformer.data.graphs import open_graph
@@ -74,19 +75,36 @@ def test_the_metrics_are_their_definitions_in_the_units_of_the_data(prices):
     result, y = task.objective.evaluate(network, "valid", None, "auto"), label_N.tolist()
     assert result["mean_squared_error"] == pytest.approx(spec.mean_squared_error(f, y), rel=1e-5)
     assert result["r2"] == pytest.approx(spec.r2(f, y), rel=1e-4)
-    assert 0 <= result["low"] < result["mean_squared_error"] < result["high"]
+    half = 2.068658 * np.std((np.array(f) - y) ** 2, ddof=1) / 24**0.5  # Student's quantile for 23 degrees of freedom
+    assert [result["mean_squared_error"] - result["low"], result["high"] - result["mean_squared_error"]] == [
+        pytest.approx(half, rel=1e-4)
+    ] * 2
     assert result["pearson"] == pytest.approx(spec.pearson(f, y), abs=1e-4)
     assert (task.objective.metric, task.objective.higher_is_better) == ("mean_squared_error", False)
     assert result["targets"] == result["targets_in_split"] == len(texts) == 24
 
 
+def metrics(outputs, labels):
+    target, estimate = NumberTarget(5.0, 2.0), Estimate()
+    examples = torch.tensor(outputs)[:, None], torch.tensor(labels)
+    estimate.add(target.losses(*examples), 1)
+    return target.metrics(target.sums(*examples), estimate)
+
+
 def test_metrics_that_are_undefined_are_left_out():
-    target = NumberTarget(5.0, 2.0)
+    """If all numbers, or all predictions, are equal: also to their mean, and up to rounding."""
     always = {"mean_squared_error", "low", "high", "loss"}
-    for outputs, labels, others in (([0.5, 1.0], [1.0, 1.0], set()), ([0.5, 0.5], [0.0, 1.0], {"r2"})):
-        examples, estimate = (torch.tensor(outputs)[:, None], torch.tensor(labels)), Estimate()
-        estimate.add(target.losses(*examples), 1)
-        assert set(target.metrics(target.sums(*examples), estimate)) == always | others
+    for equal in (0.0, 0.5, 1e3 / 3, 1e5 / 3):
+        assert set(metrics([0.5, 1.0, 2.0], [equal] * 3)) == always
+        assert set(metrics([equal] * 3, [0.0, 1.0, 2.0])) == always | {"r2"}
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3])
+def test_correlations_have_no_unit(scale):
+    f, y = [0.5, 1.0, -2.0, 0.25], [1.0, 2.0, -1.0, 0.0]
+    found = metrics([scale * one for one in f], [scale * one for one in y])
+    assert found["r2"] == pytest.approx(spec.r2(f, y), rel=1e-5)
+    assert found["pearson"] == pytest.approx(spec.pearson(f, y), rel=1e-5)
 
 
 def test_a_run_predicts_numbers_and_keeps_their_unit(prices, tmp_path, monkeypatch):
@@ -116,6 +134,27 @@ def test_the_head_reads_the_sequence_as_the_models_own(prices):
     assert isinstance(task_for(own), Regress)
     classify = Classify(tokenizer="bytes", label="price").open(prices)
     assert classify.adapt(own).outputs == (ClassifyHead(len(classify.classes), "mean"),)
+
+
+@pytest.mark.parametrize(
+    "name, changes, options",
+    [
+        ("bert", {}, {"pooler_activation": "tanh"}),
+        ("bert", {"segments": 0}, {"pooler_activation": "relu"}),
+        ("albert", {}, {"pooler_activation": "tanh"}),
+        ("electra", {}, {"pooler_activation": "gelu"}),
+        ("gpt2", {}, {"reading": "last", "bias": False}),
+        ("vit", {}, {"reading": "mean"}),
+    ],
+)
+def test_a_model_without_a_head_for_examples_gets_that_of_its_kind(name, changes, options):
+    """DistilBERT has no segments; ELECTRA's embedding is narrow, as is ALBERT's, which repeats one layer."""
+    value = replace(member(name, "tiny"), **changes)
+    if "pooler_activation" in options:
+        options |= {"reading": "first", "pooler": True, "dropout": value.dropout}
+    pretrained = () if name == "vit" else value.outputs[:1]
+    for outputs in {pretrained, ()}:
+        assert NumberTarget(0.0, 1.0).head(replace(value, outputs=outputs)) == RegressHead(1, **options)
 
 
 @pytest.mark.parametrize("kind", ["text", "sets", "images", "graph"])

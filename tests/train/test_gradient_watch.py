@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from everyformer.train.gradient_watch import GradientWatch, StepCheck, Unstable
+from everyformer.train.gradient_watch import spike as spike_limit
 
 
 def check(watch, loss, norm):
@@ -58,8 +59,8 @@ def test_the_limits_themselves_are_no_spikes():
         return check(GradientWatch(patience=3, loss=average_loss, norm=1.0, seen=seen), loss, norm) is not None
 
     assert not skips(1.0, 10.0) and skips(1.0, 10.1)
-    assert not skips(3.0, 1.0) and skips(3.1, 1.0)  # 2 more than the average
-    assert not skips(8.0, 1.0, average_loss=4.0) and skips(8.1, 1.0, average_loss=4.0)  # twice the average
+    for average, limit in ((1.0, 3.0), (4.0, 8.0)):  # 2 more than the average, and twice the average
+        assert not skips(limit, 1.0, average) and skips(limit + 0.1, 1.0, average) and spike_limit(average) == limit
     assert not skips(1.0, 99.0, seen=19) and skips(1.0, 99.0, seen=20)
 
 

@@ -164,7 +164,8 @@ def test_learning_rates_that_are_tensors_give_the_steps_of_those_that_are_number
                 p.grad = torch.randn(p.shape, generator=random)
             for optimizer in trained:
                 optimizer.step()
-        assert isinstance(trained[0].param_groups[0]["lr"], torch.Tensor) == (capture_on is not None)
+        group = trained[0].param_groups[0]
+        assert isinstance(group["lr"], torch.Tensor) == group["capturable"] == (capture_on is not None)
         found.append([p.detach() for p in network.parameters()])
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)
