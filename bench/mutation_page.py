@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 EQUIVALENT = Path(__file__).parent / "equivalent_mutants.txt"  # they change no result
@@ -16,7 +17,7 @@ PAGE = """# Mutation testing
 
 Of the small errors that `bench/mutation.py` puts into the source one at a time, the tests of the time noticed {firsts} when
 these were drawn at random, which estimates the share of all errors. Then tests were added for those that had survived: of the same
-samples they notice {lasts}. Written by `python -m bench.mutation --page` from the logs below.
+samples they notice {lasts}; {tested} errors in all. Written by `python -m bench.mutation --page` from the logs below.
 
 A mutant is a module with one changed comparison, operator, constant, condition, order of arguments or removed statement. It is killed
 if a test that reaches it fails or takes far longer than usual; its tests run until their usual time adds up to a few seconds, so one
@@ -24,8 +25,10 @@ that survives may still fail a test that was not run. The score is killed / (tes
 
 What is sampled: the modules of `attention`, `network` and `infer`, the objectives and targets of `task`, and optimizer, schedule and
 gradient watch of `train`, that is the mathematics, the sampling, the metrics and the optimizer. One mutant of each module is drawn in
-turn, so that small modules have the same weight as large ones; it is a sample, not all mutants. Data, command line, checkpoints and
-the rest of `train` are not mutated. The Triton programs are left out too: in the interpreter a test of one takes minutes.
+turn, so that small modules have the same weight as large ones; it is a sample, not all mutants. The samples with `core` in their names have
+no mutant of another sample; they are of the modules that state equations, sample tokens, train or measure, without the fast kernels and
+the plumbing. Data, command line, checkpoints and the rest of `train` are not mutated. The Triton programs are left out too: in the
+interpreter a test of one takes minutes.
 
 `bench/equivalent_mutants.txt` lists each mutant that changes no result, with the reason: most change only the speed, or an error
 message. `bench/surviving_mutants.txt` explains those that change a result and survive: they count against the score. Each line is one
@@ -76,12 +79,18 @@ def page(logs: Path) -> str:
     both = [(one, *again) for one in sorted(logs.glob("mutation*.txt")) if one not in again]
     found = [(outcomes(_lines(one[0])), outcomes(_lines(*one))) for one in both]
     return PAGE.format(
-        firsts=" and ".join(f"{score(first)} of a sample of {len(first)}" for first, _ in found),
-        lasts=" and ".join(score(last) for _, last in found),
+        firsts=_listed(f"{score(first)} of a sample of {len(first)}" for first, _ in found),
+        lasts=_listed(score(last) for _, last in found),
+        tested=f"{sum(len(last) for _, last in found):,}",
         checked=_checked(_lines(*again)),
         again="\n\n".join(AGAIN.format(name=one.name, facts=_facts(*_lines(one))) for one in again),
         samples="\n\n".join(_sample(*one) for one in both),
     )
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _lines(*logs: Path) -> list[list[str]]:

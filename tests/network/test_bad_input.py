@@ -250,6 +250,10 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
         "an image of 8 x 9 does not divide into patches of 4 x 4; resize it to multiples of 4",
     ),
     (
+        call("image", torch.zeros(2, 3, 9, 8)),
+        "an image of 9 x 8 does not divide into patches of 4 x 4; resize it to multiples of 4",
+    ),
+    (
         call("image", torch.zeros(2, 1, 8, 8)),
         "images must be floats of the shape batch, 3, rows, columns, not torch.float32",
     ),

@@ -29,6 +29,7 @@ from everyformer import (
     Layer,
     LayerNorm,
     Lstm,
+    Mixed,
     Rotary,
     Shaw,
     Standard,
@@ -37,6 +38,7 @@ from everyformer import (
 from everyformer.attention.attend import attend
 from everyformer.attention.context import Call, Probe
 from everyformer.attention.legal import head_reasons, position_limit
+from everyformer.network.cache import KVCache
 from everyformer.network.sublayer import SublayerModule
 from everyformer.value import Value
 
@@ -75,6 +77,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "SequenceNorm": {"eps": 1e-05},
     "Attention": {"pattern": everyformer.Full(), "score_mods": (), "dropout": 0.0, "token_values": None},
     "CrossAttention": {"pattern": everyformer.Full(), "dropout": 0.0},
+    "Ngrams": {"orders": (2, 3), "rows": 65536, "features": 128},
     "FeedForward": {
         "activation": "relu",
         "gated": False,
@@ -129,6 +132,7 @@ def test_defaults_are_those_of_saved_models(name):
         (lambda: T5Bias(512, 1024).build(16, 4, 4).bias_RH, 0.02),
         (lambda: ImageBias(20, 20).build(8, 4, 4).bias_RH, 0.02),
         (lambda: DynamicSpan(64, 1000).build(8, 4, 4).v_HD, 0.02),
+        (lambda: Mixed(((everyformer.Features(1), None),) * 5).build(200).kind_ND, 0.02),
     ],
 )
 def test_weights_have_their_size_at_initialization(build, std):
@@ -184,6 +188,8 @@ def test_flags_of_sublayers_say_what_they_can_do():
     assert not Attention(Standard(2), Causal(), (Rotary(),)).build(4).gathers
     assert not Attention(everyformer.Shared(2), Hashed(1, 2, 3)).build(4).gathers
     assert Attention(Standard(2)).build(4).new_entry(True).detached  # no gradient goes into a segment memory
+    assert isinstance(Attention(Standard(2)).build(4).new_entry(), KVCache)
+    assert not Lstm().build(4).new_entry().detached and Lstm().build(4).new_entry(True).detached
     assert not Convolution(4).build(4).new_entry().detached and Convolution(4).build(4).new_entry(True).detached
     assert Probe().records_layers is False and Call.of("auto", None).layer_outputs is None
 

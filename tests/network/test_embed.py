@@ -48,9 +48,9 @@ def test_patches_are_a_strided_convolution():
 
 
 @pytest.mark.spec(34)
-@pytest.mark.parametrize("scaled, factor", [(False, 1.0), (True, 8**0.5)])
-def test_tokens_are_rows_of_a_table(scaled, factor):
-    embed, x = ready(Tokens(17, scaled=scaled).build(8)), tokens()
+@pytest.mark.parametrize("scaled, width, factor", [(False, 8, 1.0), (True, 8, 8**0.5), (True, 4, 2.0)])
+def test_tokens_are_rows_of_a_table(scaled, width, factor):
+    embed, x = ready(Tokens(17, scaled=scaled).build(width)), tokens()
     close(embed(x), factor * torch.stack([torch.stack([embed.table.weight[i] for i in row]) for row in x]))
 
 

@@ -45,6 +45,8 @@ from everyformer import (
     save,
     to_json,
 )
+from everyformer.infer.decoder_graph import CachedCall
+from everyformer.infer.traced import record
 from everyformer.network.act import Mode
 from everyformer.network.cache import Entry, RecurrentState
 from everyformer.study.contracts import CONTRACTS
@@ -157,10 +159,12 @@ NET, LSTM, CONVOLUTION = FeedForward(12, "gelu"), Lstm(), Convolution(8, "silu",
 MODES: tuple[Mode, ...] = ("graves", "freeze", "t2t")
 
 
-def halt(mode: Mode, *layers: tuple[Sublayer, ...], steps: int = 3, bias: float = -1.5) -> Halt:
+def halt(
+    mode: Mode, *layers: tuple[Sublayer, ...], steps: int = 3, bias: float = -1.5, residual: Any = PostNorm()
+) -> Halt:
     """Positions halt after different numbers of steps."""
     bias = bias - 3.5 if mode == "t2t" else bias
-    return Halt(steps, tuple(map(Layer, layers)), PostNorm(), TimePosition(), mode, 0.3, 0.5, bias)
+    return Halt(steps, tuple(map(Layer, layers)), residual, TimePosition(), mode, 0.3, 0.5, bias)
 
 
 BODIES: dict[str, Any] = {
@@ -228,6 +232,16 @@ def test_after_a_reset_a_row_starts_anew_and_the_others_continue(name: str, segm
     close(y_BTD[1:2], network(x_BT[1:2, 5:]).hidden)
 
 
+def test_a_recorded_convolution_continues_from_a_cache_of_any_length() -> None:
+    calls = CachedCall(made(stack(1, CONVOLUTION)))
+    with torch.no_grad():
+        graph = record(calls.network, calls.decode, calls.signature(), calls.example(3, 7, 5), ()).module()
+        for batch, length, earlier in ((1, 2, 3), (2, 1, 2), (2, 9, 6)):
+            given = calls.example(batch, length, earlier)
+            for found, wanted in zip(graph(**given), calls.decode(given), strict=True):
+                close(found, wanted)
+
+
 @pytest.mark.parametrize("name", [name for name in BODIES if "token shift" not in name])
 @pytest.mark.parametrize("memory", [None, 3, 20])
 def test_a_training_memory_is_equal_after_saving(name: str, memory: int | None) -> None:
@@ -248,6 +262,7 @@ LAYERS: dict[
 ] = {  # of one layer, and whether frozen positions need their keys only
     "attention then net": ((PLAIN, NET), True),
     "attention then own gate": ((PLAIN, Gate()), True),
+    "rotary attention then net": ((ATTENTION, NET), True),
     "attention then lstm": ((PLAIN, LSTM), False),
     "attention then own running mean": ((PLAIN, OwnMean()), False),
     "lstm then attention": ((LSTM, PLAIN), False),
@@ -257,13 +272,17 @@ LAYERS: dict[
 
 
 @pytest.mark.parametrize("segment_memory", [False, True])
+@pytest.mark.parametrize("residual, bias", [(PostNorm(), 2.0), (PreNorm(), 20.0)], ids=["post", "pre"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_frozen_positions_are_skipped_only_where_nothing_else_mixes_positions(
-    name: str, segment_memory: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, residual: Any, bias: float, segment_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache after the shortcut equals the cache of all steps, and continuing from it equals one pass."""
+    """The cache after the shortcut equals the cache of all steps, and continuing from it equals one pass.
+
+    States grow in pre-norm, and halting takes a larger bias.
+    """
     sublayers, shortcut = LAYERS[name]
-    network, x_BT = made(halt("freeze", sublayers, steps=4, bias=2.0)), tokens(2, 7)
+    network, x_BT = made(halt("freeze", sublayers, steps=4, bias=bias, residual=residual)), tokens(2, 7)
     assert network.body.freezes == shortcut
     calls: list[int] = []
     network.body.layers[0].register_forward_hook(lambda *_: calls.append(1))

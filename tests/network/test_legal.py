@@ -145,6 +145,11 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         [model(form=Standard(2)), model(form=Standard(3, key_width=2, value_width=2))],
     ),
     (
+        "a width of 8 does not divide into 3 heads; take for example heads=2",
+        model(cross=CrossAttention(Standard(3))),
+        [model(cross=CROSS)],
+    ),
+    (
         "by_head assigns 3 patterns to 2 heads in turn; give a number of patterns that divides the number of heads",
         model("by_head(causal, causal & window(2), causal & window(3))"),
         [model("by_head(causal, causal & window(2))")],
@@ -416,6 +421,11 @@ ROWS: list[tuple[str, Any, list[Any]]] = [
         "token_values and ngrams know the tokens of a call, but not of a class token or a segment memory; leave these out",
         model(net=Ngrams(), memory=SegmentMemory(4)),
         [model(net=Ngrams())],
+    ),
+    (
+        "Ngrams reads across the ends of documents, which same_document is to prevent; use attention and FeedForward only",
+        model("causal & same_document", net=Ngrams()),
+        [model("causal & same_document"), model(net=Ngrams())],
     ),
     (
         "token_values has 5 tokens, the model 17; make them equal",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from everyformer import build
 from everyformer.attention.context import Probe
@@ -25,7 +26,7 @@ def inputs(bias: bool, dtype: torch.dtype = torch.float64) -> tuple[list[Any], t
         torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes
     ]
     target_N = torch.randint(VOCABULARY, (VECTORS,), generator=generator)
-    target_N[[2, 7]] = -100
+    target_N[[2, 5, 7]] = -100  # 8 of 11 are left, so one of those without a target is in the last quarter
     return leaves, target_N
 
 
@@ -82,6 +83,16 @@ def test_vectors_without_a_target_cost_nothing_and_change_nothing(chunks, share)
     for x, gradient in zip(leaves, torch.autograd.grad(found, leaves), strict=True):
         wanted = torch.autograd.grad(expected, x, retain_graph=True)[0] if share else torch.zeros_like(x)
         torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize("targets, computed", [(0, 0), (1, 5), (5, 5), (6, 10), (15, 15), (16, 20), (20, 20)])
+def test_vectors_without_a_target_are_left_out_in_whole_quarters(targets, computed):
+    (hidden, weight, _), _ = inputs(bias=True)
+    target_N = torch.full((20,), -1)
+    target_N[20 - targets :] = 3
+    with FlopCounterMode(display=False) as counter:
+        LogitMap(hidden.detach()[torch.arange(20) % VECTORS], weight.detach()).cross_entropy(target_N)
+    assert counter.get_total_flops() == computed * 2 * WIDTH * VOCABULARY
 
 
 def test_under_autocast_the_error_is_at_most_twice_that_of_whole_logits(monkeypatch):

@@ -99,11 +99,16 @@ def test_a_probe_shows_the_weights_of_equation_19(name, kernel):
     """They are those of the definition, 0 for what is to come, and their sum over the candidates is the state."""
     network, x, probe = ready(model(BODIES[name])), tokens(2, 6), Probe()
     cache = network(x, kernel=kernel, probe=probe, cache=Cache()).cache
-    (w_BDQK,) = probe.state_weights
+    (w_BDQK,), (gates,) = probe.state_weights, probe.cell_gates
+    cell = network.body.layers[0].sublayers[0].cells[0]
+    assert set(gates) == {one for one in ("input", "forget", "output") if one[0] in cell.gates}
     for row, x_TD in enumerate(placed(network, x)):
-        _, c, new, i, f = literal(
-            BODIES[name].layers[0].sublayers[0], network.body.layers[0].sublayers[0].cells[0], x_TD
-        )
+        h, c, new, i, f = literal(BODIES[name].layers[0].sublayers[0], cell, x_TD)
+        o = gates["output"][row] if "output" in gates else 1
+        close(o * cell.activation(torch.stack(c)), torch.stack(h))  # eq. T18
+        for gate, values in (("input", i), ("forget", f)):
+            if gate in gates:
+                close(gates[gate][row], torch.stack(values))
         close(w_BDQK[row].permute(1, 2, 0), torch.stack([torch.stack(w) for w in spec.weights(i, f)]))
         close(torch.einsum("dqk,kd->qd", w_BDQK[row], torch.stack(new)), torch.stack(c))  # eq. T19
         close(cache.entries[0].tensors[0][row, :, -6:], torch.stack(c))
@@ -203,6 +208,9 @@ def test_a_bidirectional_layer_is_one_lstm_in_each_direction(body, kernel):
         close(hidden[row], torch.cat((torch.stack(one[0]), torch.stack(two[0]).flip(0)), dim=1))
         w = torch.stack([torch.stack(w) for w in spec.weights(two[3], two[4])]).flip(0, 1)
         close(probe.state_weights[0][row, 3:].permute(1, 2, 0), w)
+        for gate, of_one, of_two in (("input", one[3], two[3]), ("forget", one[4], two[4])):
+            both = torch.cat((torch.stack(of_one), torch.stack(of_two).flip(0)), dim=1)
+            close(probe.cell_gates[0][gate][row], both)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -213,9 +221,14 @@ def test_padding_changes_neither_direction(net, kernel):
     value = Model(width=6, embed=Tokens(VOCABULARY), body=stack(2, net), outputs=(PerToken(2),))
     network, x = ready(value), tokens(2, 6)
     visible = torch.tensor([[True] * 6, [False, True, True, False, True, False]])
-    hidden = network(x, visible=visible, kernel=kernel).hidden
+    hidden = network(x, visible=visible, kernel=kernel, probe=(probe := Probe())).hidden
+    assert len(probe.cell_gates) == 2  # one for each layer
     for row in range(2):
-        close(hidden[row][visible[row]], network(x[row][visible[row]][None], kernel=kernel).hidden[0])
+        seen, alone = visible[row], Probe()
+        close(hidden[row][seen], network(x[row][seen][None], kernel=kernel, probe=alone).hidden[0])
+        for one, two in zip(probe.cell_gates, alone.cell_gates, strict=True):
+            for gate in one:
+                close(one[gate][row][seen], two[gate][0])
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -244,6 +257,12 @@ def test_a_state_needs_one_cached_position():
         beam_search(network, [[1, 2], [3]], end=0, max_tokens=6, beam=3, cached=cached) for cached in (True, False)
     )
     assert one == two
+
+
+def test_a_cache_is_rolled_back_into_an_earlier_call():
+    network, x = ready(model(stack(2, Lstm()))), tokens(2, 9)
+    cache = network(x[:, 5:], cache=network(x[:, :5], cache=Cache()).cache).cache
+    close(network(x[:, 3:], cache=cache.roll_back(6)).hidden, network(x).hidden[:, 3:])
 
 
 def test_a_training_call_cannot_be_rolled_back_into():

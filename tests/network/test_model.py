@@ -51,6 +51,17 @@ def changed(x: Tensor, place: int) -> Tensor:
     return other
 
 
+def test_a_probe_has_the_buckets_of_every_head_and_round():
+    """Keys of equal tokens without positions are equal, and share a bucket in every round."""
+    network, probe = ready(model("hashed(3, 8, 2)", form=Standard(2), layers=1)), Probe()
+    network(x_BT := tokens(2, 12), probe=probe)
+    (bucket_BHRK,) = probe.buckets
+    assert bucket_BHRK.shape == (2, 2, 3, 12) and set(bucket_BHRK.flatten().tolist()) <= set(range(8))
+    together_BHRKK = bucket_BHRK[..., None] == bucket_BHRK[..., None, :]
+    same_BKK = x_BT[:, :, None] == x_BT[:, None]
+    assert together_BHRKK[same_BKK[:, None, None].expand_as(together_BHRKK)].all() and not together_BHRKK.all()
+
+
 # Causality
 
 
@@ -301,8 +312,9 @@ def test_branches_that_end_with_zeros_leave_the_stream_as_it_is():
     assert torch.equal(output.hidden, network.body.stream.finish(network.embed(tokens()), None))
     assert (output.logits == 0).all()
     assert (network.body.layers[0].sublayers[0].heads.qkv.weight != 0).all()
-    tied = model(width=64, outputs=(Language(),), initial=Normal(zero_ends=True)).build()
+    tied = model(width=64, outputs=(Language(), Classify(3)), initial=Normal(zero_ends=True)).build()
     assert (tied.embed.table.weight != 0).all()  # a head without a map of its own is the table
+    assert (tied.outputs[1].map.weight != 0).all()  # and one of classes has no tokens
 
 
 @pytest.mark.spec(29)

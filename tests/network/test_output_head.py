@@ -20,11 +20,13 @@ VISIBLE = [[True] * 6, [False, False, True, True, True, True], [True, True, True
 @pytest.mark.spec(53, 54)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_next_token_distribution_is_equation_9(tied, bias):
-    """softmax(W_z^T z), W_z the embedding itself or a map of its own; it sums to one over the vocabulary."""
-    network, x = ready(model(outputs=(Language(tied=tied, bias=bias),))), tokens()
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_next_token_distribution_is_equation_9(tied, bias, scaled):
+    """softmax(W_z^T z), W_z the embedding itself or a map of its own, or W_z / sqrt(D); it sums to one over the vocabulary."""
+    network, x = ready(model(outputs=(Language(tied=tied, bias=bias, scaled=scaled),))), tokens()
     output = network(x)
     W_z = (network.embed.table.weight if tied else network.outputs[0].map.weight).T
+    W_z = W_z / 8**0.5 if scaled else W_z
     b = network.outputs[0].bias if bias else torch.zeros(17)
     literal = torch.stack([torch.stack([spec.softmax(W_z.T @ z + b) for z in row]) for row in output.hidden])
     found = output.logits.softmax(-1)
@@ -60,16 +62,20 @@ def test_pooling_leaves_padding_out(reading, padded):
     close(read(junk, torch.tensor(visible), reading), literal)
 
 
+POOLERS = {"tanh": torch.tanh, "relu": spec.relu, "gelu": spec.gelu}
+
+
 @pytest.mark.spec(50, 51, 52, 53, 65)
 @pytest.mark.parametrize("reading", ["mean", "max", "last", "first"])
-@pytest.mark.parametrize("pooler", [False, True])
+@pytest.mark.parametrize("pooler", [None, "tanh", "relu", "gelu"])
 def test_classes_are_a_map_of_the_pooled_vector_and_padding_changes_nothing(reading, pooler):
-    network, x = ready(model("full", outputs=(Classify(3, reading, pooler=pooler),))), tokens(3)
+    options = {"pooler": True, "pooler_activation": pooler} if pooler else {}
+    network, x = ready(model("full", outputs=(Classify(3, reading, **options),))), tokens(3)
     output = network(x, visible=torch.tensor(VISIBLE))
     head = network.outputs[0]
     for row, z_TD in enumerate(output.hidden):
         z = spec.pool(list(z_TD), VISIBLE[row], reading)
-        z = torch.tanh(head.pooler.weight @ z + head.pooler.bias) if pooler else z
+        z = POOLERS[pooler](head.pooler.weight @ z + head.pooler.bias) if pooler else z
         close(output.logits[row], head.map.weight @ z + head.map.bias)
         alone = network(x[row : row + 1, VISIBLE[row]])
         close(output.logits[row], alone.logits[0])

@@ -159,6 +159,14 @@ def test_every_weight_has_a_gradient_and_the_forget_bias_starts_at_1():
     assert bool((network.body.layers[0].sublayers[0].cells[0].cell.of_x.bias.view(4, WIDTH)[1] == 1).all())
 
 
+@pytest.mark.parametrize("bias, steps", [(1.0, 2), (-0.5, 3), (-9.0, STEPS)])
+def test_a_new_net_plans_the_steps_that_its_bias_asks_for(bias, steps):
+    """1 / sigma(b_h), rounded up, and at most as many as it may take."""
+    cell = model("rnn", bias=bias).build().body.layers[0].sublayers[0].cells[0]
+    assert cell.initial_steps == steps == min(STEPS, math.ceil(1 / recurrent.sigma(bias)))
+    assert cell.grows == f"{steps} steps on an input, at most {STEPS}"
+
+
 def test_halting_in_low_precision_still_sums_to_one():
     network, probe = model("lstm").build(), Probe()
     with torch.autocast("cpu", torch.bfloat16):

@@ -226,6 +226,8 @@ def test_an_array_has_one_vector_for_each_coordinate():
         Axial((2, 3), (WIDTH,))
     with pytest.raises(ValueError, match=r"axial\.widths sum to 9, but 8 features are added to"):
         model(width=WIDTH, position=Axial((2, 3), (WIDTH - 2, 3))).build()
+    with pytest.raises(ValueError, match=r"axial\.widths sum to 9, but 8 features are added to"):
+        Axial((2, 3), (WIDTH - 2, 3)).build_table(WIDTH)
     with pytest.raises(ValueError, match="give the length of each axis"):
         Axial(())
 

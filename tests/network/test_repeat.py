@@ -306,16 +306,22 @@ def test_padding_does_not_change_the_ponder_cost():
 
 
 @pytest.mark.spec(131)
-@pytest.mark.parametrize("mode", ("fixed", *MODES))
-def test_recomputed_steps_have_the_same_gradients(mode):
+@pytest.mark.parametrize("mode, gather", [*((mode, False) for mode in ("fixed", *MODES)), ("freeze", True)])
+def test_recomputed_steps_have_the_same_gradients(mode, gather, monkeypatch):
+    """Then the backward pass computes each step once more, also one of gathered positions."""
+    monkeypatch.setattr("everyformer.network.repeat.GATHER_SHARE", 1.0)
     network = made(model(mode, residual=PostNorm(dropout=0.2))).train()
-    found = []
+    network.body.gather = gather
+    found, calls = [], list[int]()
+    network.body.layers[0].sublayers[-1].register_forward_pre_hook(lambda *_: calls.append(1))
     for checkpoint_segments in (0, 1):
         set_checkpoint_segments(network, checkpoint_segments)
         torch.manual_seed(3)
+        calls.clear()
         output = network(tokens())
-        loss = output.hidden.square().sum() + sum(output.aux.values())
+        steps, loss = len(calls), output.hidden.square().sum() + sum(output.aux.values())
         found.append(torch.autograd.grad(loss, list(network.parameters())))
+        assert len(calls) == steps * (1 + checkpoint_segments)
     for one, two in zip(*found, strict=True):
         close(one, two)
 

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from everyformer import (
+    Attention,
     Concatenated,
+    Convolution,
     CrossAttention,
     EncoderDecoder,
+    EncoderOutput,
     Features,
     FeedForward,
     Gated,
@@ -21,9 +25,11 @@ from everyformer import (
     Language,
     LayerNorm,
     Learned,
+    NoResidual,
     OneHot,
     PostNorm,
     PreNorm,
+    Reversible,
     RMSNorm,
     SeparateMlp,
     Sinusoidal,
@@ -231,6 +237,26 @@ def test_softmax_relu_and_norm_are_the_only_nonlinear_parts(residual, left, monk
     x, y = randn(2, 6, 5), randn(2, 6, 5, seed=1)
     bend = (network(0.3 * x + 0.7 * y).hidden - 0.3 * network(x).hidden - 0.7 * network(y).hidden).abs().max()
     assert bend < 1e-12 if left == "nothing" else bend > 1e-3
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"residual": kind(dropout=0.5)} for kind in (PostNorm, PreNorm, Gated, Reversible, NoResidual)),
+        *({"net": kind(12, dropout=0.5)} for kind in (FeedForward, Convolution)),
+        *({"net": kind(HEADS, dropout=0.5)} for kind in (Attention, CrossAttention)),
+    ],
+    ids=lambda part: type(next(iter(part.values()))).__name__,
+)
+def test_the_dropout_of_a_part_is_random_in_training_and_nothing_in_evaluation(part):
+    network, without = (
+        ready(model("full", **one)) for one in (part, {k: replace(v, dropout=0.0) for k, v in part.items()})
+    )
+    source = {"encoder_output": EncoderOutput(randn(2, 4, 8))} if "encoder_output" in network.reads else {}
+    wanted = without(tokens(), **source).hidden
+    assert torch.equal(network(tokens(), **source).hidden, wanted)
+    one, two = (network.train()(tokens(), **source).hidden for _ in range(2))
+    assert not torch.equal(one, two)
 
 
 @pytest.mark.spec(21)

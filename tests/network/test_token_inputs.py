@@ -48,9 +48,18 @@ def test_ngrams_are_their_equation():
         close(found_TD, torch.stack(wanted))
 
 
+def test_ngrams_need_as_many_tokens_before_as_the_longest_has():
+    """A cache that is trimmed to them continues exactly."""
+    network, token_BT = ready(model(None, net=Ngrams((2, 4), rows=11, features=4))), tokens(length=9)
+    assert network.max_distance() == 3
+    cache = network(token_BT[:, :5], cache=everyformer.Cache()).cache
+    close(network(token_BT[:, 5:], cache=cache.trim(3)).hidden, network(token_BT).hidden[:, 5:])
+
+
 def test_values_of_tokens_are_their_equation():
     """Of one head, all of whose keys are equally likely, the output is the mean of the values up to each position."""
     value = Attention(Standard(1, merge_bias=False), parse("causal"), token_values=VOCABULARY)
+    assert value.build(8).token_values.mix_2.tolist() == [0.5, 0.5]  # halves at first
     module, token_BT = ready(model(None, net=value)), tokens()
     sublayer, seen = module.body.layers[0].sublayers[0], []
     with torch.no_grad():
