@@ -136,6 +136,26 @@ def test_by_default_a_step_reads_one_token_of_each_of_5_hypotheses():
     assert shapes == [(1, 4), (4, 1), (5, 1), (5, 1)]
 
 
+def test_by_default_the_beam_is_5_and_the_length_penalty_0_6():
+    """In a case where other beams and penalties have other outputs."""
+    network, inputs, options, log_ps = cases(5)[1]
+    result = beam_search(network, inputs, end=END, max_tokens=MAX_TOKENS, **options)
+    for beam, penalty in ((5, 0.6), (4, 0.6), (6, 0.6), (5, 0.0), (5, 1.2)):
+        expected = [spec.beam(log_p, END, beam, MAX_TOKENS, penalty) for log_p in log_ps]
+        assert (result == expected) == ((beam, penalty) == (5, 0.6))
+
+
+def test_a_search_ends_when_no_hypothesis_can_become_better_than_the_best_output():
+    """Not even if it is as good: all tokens are equally likely, and the length does not count."""
+    network, steps = language(), list[int]()
+    with torch.no_grad():
+        for weight in network.outputs.parameters():
+            weight.zero_()
+    network.body.register_forward_pre_hook(lambda module, arguments: steps.append(len(arguments[0])))
+    assert beam_search(network, PROMPTS[:1], end=END, max_tokens=4, beam=5, length_penalty=0.0) == [[]]
+    assert steps == [1]
+
+
 def test_sources_without_padding_need_no_visible():
     network = pair()
     result = beam_search(network, SOURCES, start=START, end=END, max_tokens=MAX_TOKENS)
@@ -165,7 +185,7 @@ def test_the_training_mode_is_restored():
         ({"max_tokens": 0}, "1 or more"),
         ({"length_penalty": -0.1}, "0 or more"),
         ({"length_penalty": torch.nan}, "0 or more"),
-        ({"end": 99}, "0 to 4"),
+        ({"end": 5}, "0 to 4"),
         ({"start": 1}, "leave start"),
         ({"inputs": [[]]}, "start token"),
         ({"max_tokens": 6}, "lower max_tokens"),

@@ -106,6 +106,14 @@ def test_a_limited_evaluation_scores_some_targets_as_the_whole_one_does(limit, s
     assert chosen[0] == WINDOW + stride and (len(chosen) < 2 or chosen[-1] > len(TEXT) // 2)
 
 
+def test_a_limited_evaluation_scores_the_end_of_the_second_window_of_two_and_the_whole_of_a_single_one():
+    network, stride, limit = ready(VALUE), 3, 5
+    (first, _), (both, _) = (window_nll(network, TEXT[: WINDOW + more], WINDOW, stride) for more in (1, 1 + stride))
+    assert window_nll(network, TEXT[: WINDOW + 1], WINDOW, stride, limit=limit) == (first, WINDOW)
+    last, count = window_nll(network, TEXT[: WINDOW + 1 + stride], WINDOW, stride, limit=limit)
+    assert last == pytest.approx(both - first, rel=1e-12) and count == stride
+
+
 def test_a_limited_evaluation_in_segments_reads_each_row_in_part():
     network, token_N = ready(model(position=Learned(200), outputs=VALUE.outputs)), np.tile(TEXT[:1], 200)
     part = Estimate()
@@ -124,3 +132,5 @@ def test_a_limit_of_all_targets_is_no_limit():
     count = 2 * 32 * 256  # just enough for two rows
     assert streaming_rows(count, 4, 8, limit=count) == streaming_rows(count, 4, 8) == (2, 256)
     assert streaming_rows(count - 1, 4, 8) == (1, 0)
+    for more, rows in ((-1, 4), (0, 5)):  # each with room for its lead and a segment
+        assert streaming_rows(5 * (256 + 4) + more, 4, 8, limit=1000) == (rows, 256)

@@ -110,7 +110,7 @@ def test_by_default_a_call_has_as_many_windows_as_its_hidden_states_allow_and_on
         window_nll(network, TEXT, WINDOW, 1)
         assert [shape[0] for shape in shapes] == sizes
     handle.remove()
-    assert evaluate._fitting(WINDOW, 8, torch.device("cuda")) == 20
+    assert [evaluate._fitting(window, 8, torch.device("cuda")) for window in (WINDOW, 21 * WINDOW)] == [20, 1]
 
 
 def test_logits_are_computed_of_new_targets_alone_and_never_whole(literal, monkeypatch):
@@ -141,6 +141,19 @@ def test_among_several_heads_the_language_head_is_scored():
     total, _ = window_nll(network, TEXT[:5], WINDOW, WINDOW)
     log_TV = network(torch.tensor(TEXT[:4])[None]).logits[1][0].log_softmax(-1)
     assert math.isclose(total, -sum(log_TV[t, TEXT[t + 1]].item() for t in range(4)), rel_tol=1e-12)
+
+
+def test_windows_may_move_by_all_targets_that_follow_a_fixed_prefix_and_no_farther():
+    """The first 2 targets of a window are in a prefix of 3 tokens; those of the text are not scored."""
+    network = ready(model("causal | prefix(3)", position=Learned(WINDOW), outputs=HEAD))
+    total, count = window_nll(network, TEXT[:15], WINDOW, WINDOW - 2)
+    expected = 0.0
+    for start in (0, WINDOW - 2):
+        log_TV = network(torch.tensor(TEXT[start : start + WINDOW])[None]).logits[0].log_softmax(-1)
+        expected -= sum(log_TV[t, TEXT[start + t + 1]].item() for t in range(2, WINDOW))
+    assert count == 2 * (WINDOW - 2) and math.isclose(total, expected, rel_tol=1e-12)
+    with pytest.raises(ValueError, match="give a stride of at most 6"):
+        window_nll(network, TEXT[:15], WINDOW, WINDOW - 1)
 
 
 @pytest.mark.spec(59)

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from everyformer.infer.sample import filter_tokens, sample
+from everyformer.infer.sample import choose, filter_tokens, sample
 from tests.infer import spec
 from tests.network import randn
 
@@ -45,6 +45,14 @@ def test_filtered_tokens_are_sampled_by_their_probabilities(filters):
     for token in range(7):
         p = expected.get(token, 0.0)
         assert abs(frequency[token] - p) <= 4 * math.sqrt(p * (1 - p) / count)
+
+
+def test_a_token_is_the_first_whose_cumulative_probability_exceeds_the_uniform_number():
+    """At a temperature of 1, if none is given."""
+    logits_BV, u_B1 = randn(50, 9), torch.rand(50, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for options, temperature in (({}, 1.0), ({"temperature": 0.5}, 0.5)):
+        expected = ((logits_BV / temperature).softmax(-1).cumsum(-1) <= u_B1).sum(-1)
+        assert choose(logits_BV, u_B1, **options).tolist() == expected.tolist()
 
 
 def test_each_row_uses_its_own_generator():

@@ -139,6 +139,7 @@ ROWS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Repeat(2, (), PreNorm()), "repeat.layers is empty: give at least one Layer"),
     (lambda: Halt(2, (), PreNorm()), "halt.layers is empty: give at least one Layer"),
     (lambda: Layer(()), "layer.sublayers is empty: give at least one sublayer, such as Attention or FeedForward"),
+    (lambda: Mixed(((Tokens(17), 3),)), "expected a position value, got int, at [0][1]"),
     (lambda: Mixed(()), "mixed has no parts: give a tuple of (embed, position) pairs"),
     # widths that do not fit
     (built(Sinusoidal()), "sinusoids come in pairs, but there are 9 features; make it even"),

@@ -59,7 +59,9 @@ def test_features_and_nodes_are_mapped_and_a_kind_is_added():
     x_BTF, kind_BT = randn(2, 3, 5), torch.tensor([[0, 2, 1], [1, 1, 0]])
     plain, nodes = ready(Features(5).build(8)), ready(Nodes(5, kinds=3).build(8))
     close(plain(x_BTF), x_BTF @ plain.map.weight.T + plain.map.bias)
-    close(nodes((x_BTF, kind_BT)), x_BTF @ nodes.map.weight.T + nodes.map.bias + nodes.kind.weight[kind_BT])
+    for kinds_BT in (kind_BT, torch.zeros_like(kind_BT), torch.full_like(kind_BT, 2)):
+        nodes.check((x_BTF, kinds_BT))
+        close(nodes((x_BTF, kinds_BT)), x_BTF @ nodes.map.weight.T + nodes.map.bias + nodes.kind.weight[kinds_BT])
 
 
 class PixelsThenText(Pattern, Value, frozen=True):

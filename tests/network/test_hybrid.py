@@ -16,7 +16,10 @@ from everyformer import (
     BatchNorm,
     Cache,
     Convolution,
+    CrossAttention,
+    EncoderOutput,
     FeedForward,
+    FourTerm,
     Gated,
     Halt,
     Language,
@@ -53,7 +56,7 @@ from everyformer.study.contracts import CONTRACTS
 from everyformer.study.example import example
 from everyformer.train.learner import set_gather
 from everyformer.value import Value
-from tests.network import VOCABULARY, close, ready, stack, tokens
+from tests.network import VOCABULARY, close, randn, ready, stack, tokens
 
 
 class Gate(Sublayer, Value, frozen=True):
@@ -232,6 +235,19 @@ def test_after_a_reset_a_row_starts_anew_and_the_others_continue(name: str, segm
     close(y_BTD[1:2], network(x_BT[1:2, 5:]).hidden)
 
 
+@pytest.mark.parametrize("sublayer", [CONVOLUTION, LSTM], ids=["convolution", "lstm"])
+def test_a_long_row_continues_across_padding_and_calls_as_it_would_alone(sublayer: Sublayer) -> None:
+    """Tokens keep their order: from 17 positions on torch's sort is stable only if it is told to be."""
+    network, x_BT = made(stack(1, sublayer)), tokens(3, 60)
+    visible_BT = torch.rand(3, 60, generator=torch.Generator().manual_seed(0)) < 0.6
+    cache, pieces = Cache(), list[Tensor]()
+    for piece in (slice(0, 40), slice(40, 60)):
+        output = network(x_BT[:, piece], visible=visible_BT[:, piece], cache=cache)
+        cache, pieces = output.cache, [*pieces, output.hidden]
+    for x_T, seen_T, found_TD in zip(x_BT, visible_BT, torch.cat(pieces, dim=1), strict=True):
+        close(found_TD[seen_T], network(x_T[seen_T][None]).hidden[0])
+
+
 def test_a_recorded_convolution_continues_from_a_cache_of_any_length() -> None:
     calls = CachedCall(made(stack(1, CONVOLUTION)))
     with torch.no_grad():
@@ -263,6 +279,7 @@ LAYERS: dict[
     "attention then net": ((PLAIN, NET), True),
     "attention then own gate": ((PLAIN, Gate()), True),
     "rotary attention then net": ((ATTENTION, NET), True),
+    "attention of folded keys then net": ((Attention(Standard(2), parse("causal"), (FourTerm(6),)), NET), True),
     "attention then lstm": ((PLAIN, LSTM), False),
     "attention then own running mean": ((PLAIN, OwnMean()), False),
     "lstm then attention": ((LSTM, PLAIN), False),
@@ -350,6 +367,10 @@ def test_the_cache_of_another_hybrid_is_refused() -> None:
     swapped = replace(cache, entries=cache.entries[::-1])
     with pytest.raises(ValueError, match="it is the cache of another model"):
         one(tokens(), cache=swapped)
+    decoder, source = made(stack(1, CrossAttention(Standard(2)), PLAIN)), EncoderOutput(randn(2, 4, 8))
+    cache = decoder(tokens(), cache=Cache(), encoder_output=source).cache
+    with pytest.raises(ValueError, match="the cache entry is not that of cross-attention"):
+        decoder(tokens(), cache=replace(cache, entries=cache.entries[::-1]), encoder_output=source)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def inputs(bias: bool, dtype: torch.dtype = torch.float64) -> tuple[list[Any], t
     return leaves, target_N
 
 
-@pytest.fixture(params=[3 * VOCABULARY, 1 << 20], ids=["4 chunks", "1 chunk"])
+@pytest.fixture(params=[3 * VOCABULARY, 6 * VOCABULARY, 1 << 20], ids=["4 chunks", "2 chunks", "1 chunk"])
 def chunks(request, monkeypatch):
     monkeypatch.setattr(linear_cross_entropy, "CHUNK_ON_CPU", request.param)
 
@@ -89,7 +89,7 @@ def test_vectors_without_a_target_cost_nothing_and_change_nothing(chunks, share)
 def test_vectors_without_a_target_are_left_out_in_whole_quarters(targets, computed):
     (hidden, weight, _), _ = inputs(bias=True)
     target_N = torch.full((20,), -1)
-    target_N[20 - targets :] = 3
+    target_N[20 - targets :] = 0
     with FlopCounterMode(display=False) as counter:
         LogitMap(hidden.detach()[torch.arange(20) % VECTORS], weight.detach()).cross_entropy(target_N)
     assert counter.get_total_flops() == computed * 2 * WIDTH * VOCABULARY
@@ -109,6 +109,13 @@ def test_under_autocast_the_error_is_at_most_twice_that_of_whole_logits(monkeypa
     for whole, chunked, wanted in zip(*found, expected, strict=True):
         assert chunked.dtype == torch.float32
         assert (chunked - wanted).abs().mean() <= 2 * (whole - wanted).abs().mean()
+
+
+def test_gradients_are_kept_in_the_precision_of_their_weights(chunks):
+    leaves, target_N = inputs(True, torch.bfloat16)
+    loss = LogitMap(*leaves).cross_entropy(target_N)
+    assert loss.dtype == torch.float32
+    assert [kept.dtype for kept in loss.grad_fn.saved_tensors] == [torch.bfloat16] * 3
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
@@ -169,12 +176,19 @@ def test_a_padded_vocabulary_changes_neither_the_loss_nor_its_gradients(bias, mo
     maps = LogitMap(leaves[0], leaves[1], leaves[2] if bias else None, 5.0)
     expected = maps.cross_entropy(target_N, 0.1)
     wanted = torch.autograd.grad(expected, leaves)
-    monkeypatch.setattr(linear_cross_entropy, "uses_program", lambda *call: True)
+    calls = set()
+
+    def uses_program(*call: Any) -> bool:
+        calls.add(call)
+        return True
+
+    monkeypatch.setattr(linear_cross_entropy, "uses_program", uses_program)
     monkeypatch.setattr(linear_cross_entropy, "CHUNK_OF_PROGRAM", 3 * VOCABULARY)
     monkeypatch.setattr(program, "BLOCK", 4)
     found = maps.cross_entropy(target_N, 0.1)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, leaves), wanted)
+    assert calls == {(VOCABULARY, torch.float32, torch.device("cpu"))}  # the vocabulary as it is, not padded
 
 
 def test_the_program_is_for_large_vocabularies_in_half_precision_on_a_gpu():

@@ -16,6 +16,7 @@ from everyformer import (
     CrossAttention,
     EncoderDecoder,
     EncoderOutput,
+    FanIn,
     Features,
     FeedForward,
     Graph,
@@ -33,6 +34,7 @@ from everyformer import (
     Rotary,
     ScoreMod,
     ScoreModModule,
+    Shared,
     SideInputs,
     Sinusoidal,
     Standard,
@@ -328,6 +330,20 @@ def test_xavier_is_uniform_by_fan_in_and_fan_out():
     assert abs(network.embed.table.weight.std() * 8 - 1) < 0.05  # so that sqrt(D) times a token has variance 1
 
 
+def test_fan_in_gives_each_map_the_variance_1_over_its_inputs():
+    """Tables have the std 1, biases are 0, and queries without a scale are smaller by the root of the width of a head."""
+    torch.manual_seed(0)
+    for scale, queries in ((None, 1.0), (1.0, 32**-0.5)):
+        form, net = Standard(2, bias=True, scale=scale), FeedForward(256)
+        network = model(width=64, embed=Tokens(999), form=form, net=net, initial=FanIn()).build()
+        attention, net = network.body.layers[0].sublayers
+        maps = *attention.heads.qkv.weight.chunk(3), attention.heads.out.weight, net.hidden[0].weight, net.out.weight
+        for weight, std in zip(maps, (queries / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 16), strict=True):
+            assert abs(weight.std() / std - 1) < 0.05
+        assert abs(network.embed.table.weight.std() - 1) < 0.05
+        assert all((one.bias == 0).all() for one in network.modules() if isinstance(one, torch.nn.Linear))
+
+
 def test_a_shared_table_is_initialized_so_that_the_first_loss_is_that_of_a_guess():
     """With torch's deviation of 1 a model would echo its input: the first loss is that of a guess."""
     torch.manual_seed(0)
@@ -340,7 +356,7 @@ def test_a_shared_table_is_initialized_so_that_the_first_loss_is_that_of_a_guess
     assert abs(other.embed.table.weight.std() - 1) < 0.05
 
 
-@pytest.mark.parametrize("initial", [Normal(), Xavier()])
+@pytest.mark.parametrize("initial", [Normal(), FanIn(), Xavier()])
 def test_a_weight_that_its_module_initializes_is_kept(initial):
     cell = (
         Model(width=8, embed=Tokens(9), body=stack(1, Lstm()), initial=initial)
@@ -372,6 +388,16 @@ def test_a_stack_takes_its_layers_in_turn():
     patterns = [str(layer.sublayers[0].value.pattern) for layer in stacked.layers]
     assert patterns == ["causal & window(2)", "causal", "causal & window(2)", "causal", "causal & window(2)"]
     assert len({id(p) for p in stacked.parameters()}) == len(list(stacked.parameters()))
+
+
+def test_a_probe_shows_the_buckets_of_the_keys_of_each_attention():
+    network, x_BT, probe = ready(model("hashed(2, 4, 3)", form=Shared(2), layers=2)), tokens(2, 12), Probe()
+    inputs, attentions = list[Tensor](), [layer.sublayers[0] for layer in network.body.layers]
+    for one in attentions:
+        one.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    network(x_BT, probe=probe)
+    wanted = [one.hash.buckets(one.heads.project(x_BTD)[1]) for one, x_BTD in zip(attentions, inputs, strict=True)]
+    assert [torch.equal(shown, one.mT) for shown, one in zip(probe.buckets, wanted, strict=True)] == [True, True]
 
 
 @pytest.mark.parametrize("name", ["documents", "edges", "encoder_output"])

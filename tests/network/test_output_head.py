@@ -14,7 +14,7 @@ from tests.network import close, model, randn, ready, tokens
 from tests.spec import image
 from tests.spec import network as spec
 
-VISIBLE = [[True] * 6, [False, False, True, True, True, True], [True, True, True, True, False, False]]
+VISIBLE = [[True] * 6, [False, False, True, True, True, True], [False, True, False, False, False, False]]
 
 
 @pytest.mark.spec(53, 54)
@@ -94,6 +94,16 @@ def test_the_class_token_is_first_and_is_pooled():
     assert (network(x).logits - before).abs().amin(0).max() > 1e-3
     for row, seen in enumerate(VISIBLE):
         close(network(x, visible=torch.tensor(VISIBLE)).logits[row], network(x[row : row + 1, seen]).logits[0])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_distilled_head_is_the_mean_of_a_map_of_each_class_token(bias):
+    head = Classify(3, "first", bias=bias, distilled=True)
+    network = ready(model("full", outputs=(head,), class_token=2))
+    output, literal = network(tokens(3)), torch.zeros(3, 3, dtype=torch.float64)
+    for number, one in enumerate((network.outputs[0].map, network.outputs[0].distilled)):
+        literal += output.hidden[:, number] @ one.weight.T + (one.bias if bias else 0)
+    close(output.logits, literal / 2)
 
 
 def test_the_masked_head_is_berts():

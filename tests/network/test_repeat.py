@@ -241,6 +241,33 @@ def test_gathered_steps_compute_only_running_positions(pattern, cross, kernel, m
         close(one, two)
 
 
+@pytest.mark.spec(124)
+@pytest.mark.parametrize("reason", ("probe", "kernel", "memory"))
+def test_a_step_that_cannot_be_gathered_computes_all_positions(reason, monkeypatch):
+    """A probe shows all queries, the other kernels take no part of them, and layer inputs have no keys yet."""
+    monkeypatch.setattr("everyformer.network.repeat.GATHER_SHARE", 0.99)
+    network, seen, found = made(model("freeze")), list[int](), []
+    network.body.layers[0].sublayers[-1].register_forward_hook(lambda _, given, __: seen.append(given[0].shape[1]))
+    for gather in (False, True):
+        set_gather(network, gather)
+        probe, memory = Probe(), Cache(segment_memory=True)
+        options = {"probe": {"probe": probe}, "kernel": {"kernel": "blocked"}, "memory": {"cache": memory}}[reason]
+        found.append([network(tokens(2, 7), **options).hidden, *probe.weights])
+    assert set(seen) == {7}
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.spec(124, 125)
+def test_after_all_positions_halted_the_encoders_keys_are_kept_for_later_tokens():
+    network, x_BT, source = made(model("freeze", cross=True, bias=2.0)), tokens(2, 7), EncoderOutput(randn(2, 4, WIDTH))
+    first, probe = network(x_BT[:, :4], cache=Cache(), encoder_output=source), Probe()
+    network(x_BT[:, :4], encoder_output=source, probe=probe)
+    assert probe.halts[0][..., -1].max() == 0 and len(first.cache.entries) == 2 * STEPS
+    found_BTD = network(x_BT[:, 4:], cache=first.cache, encoder_output=source).hidden
+    close(found_BTD, network(x_BT, encoder_output=source).hidden[:, 4:])
+
+
 @pytest.mark.spec(123, 124)
 @pytest.mark.parametrize("net", (NET, Convolution(12, kernels=(2, 3))), ids=("feedforward", "convolution"))
 @pytest.mark.parametrize("mode", ("fixed", *MODES))

@@ -29,6 +29,7 @@ from everyformer import (
     OneHot,
     PostNorm,
     PreNorm,
+    Probe,
     Reversible,
     RMSNorm,
     SeparateMlp,
@@ -129,8 +130,14 @@ def test_the_decoder_block_attends_to_itself_then_to_the_encoder_output(residual
 def test_the_gated_stack_is_its_equations(gate):
     """Parisotto et al. 2019: the norm on what enters a sublayer, ReLU on its answer, then the gate."""
     network = ready(model("causal", form=HEADS, net=NET, residual=Gated(gate, LayerNorm(EPS)), width=8))
-    x = tokens(length=5)
-    close(network(x).hidden, literal(network, network.embed.table.weight[x], gate, lambda i, j: j <= i))
+    x, probe, used = tokens(length=5), Probe(), list[dict[str, Tensor]]()
+    for layer in network.body.layers:
+        for one in layer.residuals:
+            one.gate.register_forward_hook(lambda module, given, _: used.append(module.gates(*given[:2])))
+    close(network(x, probe=probe).hidden, literal(network, network.embed.table.weight[x], gate, lambda i, j: j <= i))
+    assert len(probe.gates) == len(used) == 4  # a probe shows those of each sublayer
+    for shown, wanted in zip(probe.gates, used, strict=True):
+        assert shown.keys() == wanted.keys() and all(torch.equal(shown[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.spec(129)

@@ -200,10 +200,14 @@ def test_a_reversible_stack_returns_a_cache():
 
 
 def test_checkpoint_segments_change_nothing_in_a_reversible_stack():
-    network = ready(model("causal", residual=Reversible(), layers=4)).train()
+    """Each layer is computed twice, in the forward and in the backward pass, and not once more."""
+    network, calls = ready(model("causal", residual=Reversible(), layers=4)).train(), list[int]()
+    for layer in network.body.layers:
+        layer.sublayers[-1].register_forward_pre_hook(lambda *_: calls.append(1))
     wanted = gradients(network, network(tokens()).hidden)
     set_checkpoint_segments(network, 2)
     assert worst(gradients(network, network(tokens()).hidden), wanted) == 0
+    assert len(calls) == 2 * (2 * 4)
 
 
 def test_gradients_reach_the_weights_under_ddp(tmp_path):

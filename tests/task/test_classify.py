@@ -132,6 +132,12 @@ def test_predictions_have_the_names_of_the_classes(texts):
     assert "odd 95.3%" in task.inference.sample(network, 0)
 
 
+def test_examples_to_predict_are_read_from_the_column_of_texts_or_the_one_that_is_named(texts):
+    task, _ = text_task(texts)
+    assert [text for _, text in task.inference.read_inputs(texts).rows] == TEXTS
+    assert {text for _, text in task.inference.read_inputs(texts, "label").rows} == {"odd", "even"}
+
+
 def test_accuracy_is_the_share_of_right_predictions(texts):
     task, network = text_task(texts, valid=0.25)
     with torch.no_grad():

@@ -270,12 +270,29 @@ def test_several_rows_score_each_target_once_and_equal_one_row(rows, length):
     assert result == pytest.approx(total, rel=1e-9) and targets == count == scored[-1] == length - 1
 
 
+@pytest.mark.parametrize("length", [2, 5])
+def test_a_text_that_is_shorter_than_a_segment_is_read_at_once(length):
+    network, token_N = small(memory=6), np.random.default_rng(0).integers(0, 11, length)
+    whole = F.cross_entropy(
+        network(torch.from_numpy(token_N)[None, :-1]).logits[0], torch.from_numpy(token_N)[1:], reduction="sum"
+    )
+    result, targets = streaming_nll(network, token_N, 7)
+    assert result == pytest.approx(float(whole.detach()), rel=1e-9) and targets == length - 1
+
+
+def test_without_a_lead_each_row_is_read_like_a_text_of_its_own():
+    network, token_N = small(memory=6), np.random.default_rng(0).integers(0, 11, 29)
+    parts = [streaming_nll(network, token_N[start : start + 15], 7)[0] for start in (0, 14)]
+    result, targets = streaming_nll(network, token_N, 7, rows=2)
+    assert result == pytest.approx(sum(parts), rel=1e-9) and targets == 28
+
+
 def test_a_long_text_is_split_into_rows():
     assert streaming_rows(5_000_000, 128, 512) == (32, 512)
     assert streaming_rows(100_000, 128, 512) == (6, 512)
     assert streaming_rows(30_000, 128, 512) == (1, 0)
-    with pytest.raises(ValueError, match=r"100 targets in 9 rows with a lead of 98: give fewer rows, or 1"):
-        streaming_nll(small(memory=6), np.zeros(101, int), 7, rows=9, lead=98)
+    with pytest.raises(ValueError, match=r"100 targets in 2 rows with a lead of 98: give fewer rows, or 1"):
+        streaming_nll(small(memory=6), np.zeros(101, int), 7, rows=2, lead=98)
 
 
 @pytest.mark.parametrize("limit", [12_800, 3_200, 640])
