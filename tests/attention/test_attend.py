@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from everyformer.attention import attend as attend_module
 from everyformer.attention.attend import _plans, attend
 from everyformer.attention.context import Context, Probe
 from everyformer.attention.parse import parse
@@ -63,13 +64,32 @@ def test_a_probe_records_the_scaled_products_before_terms_are_added_and_keys_hid
     assert unasked.products == []
 
 
+@pytest.mark.parametrize("pattern", [None, Causal()], ids=str)
 @pytest.mark.parametrize("score_mods", [(), (Rotary(), Alibi())], ids=repr)
-def test_the_output_is_the_same_without_gradients(score_mods: tuple[ScoreMod, ...]) -> None:
+def test_the_output_is_the_same_without_gradients(score_mods: tuple[ScoreMod, ...], pattern: Pattern | None) -> None:
     q, k, v = draw(4, 6, width=4)
     modules = [score_mod.build(2, 4, 5) for score_mod in score_mods]
-    expected = attend(q, k, v, Causal(), modules)
+    expected = attend(q, k, v, pattern, modules)
     with torch.no_grad():
-        torch.testing.assert_close(attend(q, k, v, Causal(), modules), expected, **CLOSE)
+        torch.testing.assert_close(attend(q, k, v, pattern, modules), expected, **CLOSE)
+
+
+@pytest.mark.parametrize(("gradients", "times"), [(False, 1), (True, 3)])
+def test_without_gradients_the_kernel_is_chosen_once_for_all_layers_of_a_call(
+    gradients: bool, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (q, k, v), context, pattern, chosen = draw(), Context.of(4, 6, CPU), Causal(), list[Any]()
+    choose = attend_module.choose
+
+    def spy(*request: Any) -> Any:
+        chosen.append(choose(*request))
+        return chosen[-1]
+
+    monkeypatch.setattr(attend_module, "choose", spy)
+    with torch.set_grad_enabled(gradients):
+        for _ in range(3):
+            attend(q, k, v, pattern, context=context)
+    assert len(chosen) == times
 
 
 @pytest.mark.parametrize(
@@ -237,6 +257,10 @@ def test_drawing_a_mask_does_not_change_later_attention() -> None:
         ({"dropout": -0.1}, "dropout is -0.1: it is a probability"),
         ({"kernel": "sdqa"}, "no kernel is named 'sdqa'; did you mean sdpa?"),
         ({"context": Context.of(1, 6, CPU)}, "the context has 1 queries and 6 keys, but q and k have 4 and 6"),
+        (
+            {"context": Context.of(4, 6, CPU, key_BK=torch.arange(6).expand(3, -1))},
+            "key_BK of the context has 3 rows, but q has a batch of 2; give one row for each",
+        ),
         (
             {"q": (2, 2, 7, 3), "context": Context.of(7, 6, CPU, key_BK=torch.arange(6)[None])},
             "7 queries cannot be the last of 6 keys",

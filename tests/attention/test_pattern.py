@@ -198,6 +198,7 @@ def test_patterns_read_their_side_inputs() -> None:
         assert torch.equal(
             padded.mask(pattern, 2, 1).expand(2, 1, 5, 5)[:, 0], (position >= 0)[:, None, :].expand(2, 5, 5)
         )
+    assert torch.equal(Visible().allows(0, 0, position[:1].mT, position[1]), (position[1] >= 0).expand(5, 5))
     # A document is read at the position of its token, not at its index.
     shifted = Context.of(5, 5, CPU, key_BK=position, documents=documents, edges=edges)
     there = documents.gather(1, position.clamp(min=0))
@@ -262,6 +263,7 @@ def test_density_blocks_and_future_are_counted_from_the_mask(pattern: Pattern, l
 def test_the_first_head_is_counted_unless_more_are_given() -> None:
     pattern = ByHead((Window(1), Full()))
     assert (pattern.density(4), pattern.computed_blocks(4, 2)) == (1 / 4, 1 / 2)
+    assert torch.equal(pattern.mask(4), torch.eye(4, dtype=torch.bool)[None])
     assert (pattern.density(4, heads=2), pattern.computed_blocks(4, 2, heads=2)) == (5 / 8, 3 / 4)
 
 
@@ -336,6 +338,8 @@ def test_values_are_frozen_and_take_lists_for_tuples() -> None:
         (lambda: Graph(((0, -1),)), r"graph.edges is \(\(0, -1\),\): expected int >= 0"),
         (lambda: Graph(((0, 1, 2),)), "graph.edges .* expected array of length 2, got 3"),
         (lambda: ByHead(()), "by_head has no patterns"),
+        (lambda: And(()), "& and | combine at least one pattern, but none is given; give one or more"),
+        (lambda: Or(()), "& and | combine at least one pattern, but none is given; give one or more"),
         (lambda: ByHead((3,)), "by_head.patterns .* expected a pattern value, got int"),
         (lambda: Causal() & 3, "3 is not a pattern; combine patterns with"),
         (lambda: parse("causal & windw(3)"), "no pattern is named 'windw' .*did you mean window"),

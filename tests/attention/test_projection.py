@@ -118,6 +118,7 @@ def test_projections_are_equation_1(form: Projection) -> None:
 @pytest.mark.spec(5)
 def test_projecting_together_equals_projecting_separately(form: Projection) -> None:
     heads, x_BTD = form.build(WIDTH), torch.randn(2, TIME, WIDTH)
+    assert heads.heads == form.heads
     apart = (heads.query(x_BTD), *heads.keys_values(x_BTD))
     for one, two in zip(heads.project(x_BTD), apart, strict=True):
         torch.testing.assert_close(one, two, **CLOSE)
@@ -263,19 +264,37 @@ def test_cost_depends_on_the_heads_only_with_full_rank_values() -> None:
 
 @pytest.mark.spec(11)
 @pytest.mark.parametrize(
-    ("form", "divisor"), [(Standard(5), 4), (Sliced(5), 4), (Narrow(5), 4), (Sum(5), 4), (Sum(7), 6), (Sum(40), 24)]
+    ("form", "divisor", "multiple"),
+    [
+        (Standard(5), 4, 25),
+        (Sliced(5), 4, 25),
+        (Narrow(5), 4, 25),
+        (Sum(5), 4, 25),
+        (Sum(7), 6, 21),
+        (Sum(40), 24, 40),
+        (Sum(90), 24, 90),
+    ],
 )
-def test_a_width_that_the_heads_do_not_divide_is_refused_with_the_nearest_divisor(form: Any, divisor: int) -> None:
-    reason = f"width of 24 does not divide into {form.heads} heads; take for example heads={divisor},"
+def test_a_width_that_the_heads_do_not_divide_is_refused_with_the_nearest_ones(
+    form: Any, divisor: int, multiple: int
+) -> None:
+    reason = (
+        f"width of 24 does not divide into {form.heads} heads; "
+        f"take for example heads={divisor}, or a width of {multiple}$"
+    )
     with pytest.raises(ValueError, match=reason):
         form.build(D)
 
 
-@pytest.mark.parametrize(("key_heads", "divisor"), [(3, 2), (5, 4), (9, 4)])
-def test_key_heads_that_the_heads_cannot_share_are_refused_with_the_nearest_divisor(key_heads: int, divisor: int):
-    reason = f"heads=4 cannot share key_heads={key_heads} equally; take a divisor, for example key_heads={divisor}$"
+@pytest.mark.parametrize(("heads", "key_heads", "divisor"), [(4, 3, 2), (4, 5, 4), (4, 9, 4), (3, 2, 1)])
+def test_key_heads_that_the_heads_cannot_share_are_refused_with_the_nearest_divisor(
+    heads: int, key_heads: int, divisor: int
+) -> None:
+    reason = (
+        f"heads={heads} cannot share key_heads={key_heads} equally; take a divisor, for example key_heads={divisor}$"
+    )
     with pytest.raises(ValueError, match=reason):
-        Standard(4, key_heads=key_heads).build(D)
+        Standard(heads, key_heads=key_heads).build(D)
 
 
 @pytest.mark.parametrize("form", [Sliced(2), Narrow(2)], ids=repr)

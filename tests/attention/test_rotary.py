@@ -73,9 +73,19 @@ def test_scaled_frequencies_are_their_equations(width, base):
         Llama3Scaling(3.0, 0.5, 16.0, 2048): spec.llama3_frequencies(width, base, 3.0, 0.5, 16.0, 2048),
         YarnScaling(4.0, 512): spec.yarn_frequencies(width, base, 4.0, 512, 32.0, 1.0),
         YarnScaling(16.0, 4096, fast=16.0, slow=2.0): spec.yarn_frequencies(width, base, 16.0, 4096, 16.0, 2.0),
+        YarnScaling(16.0, 4096, fast=200.0, slow=0.5): spec.yarn_frequencies(width, base, 16.0, 4096, 200.0, 0.5),
     }
     for scaling, expected in cases.items():
         close(scaling.frequencies(width, base, CPU), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_yarn_with_both_ends_at_one_pair_divides_the_frequencies_after_it():
+    """Within a thousandth of a pair, as in the published code."""
+    plain = plain_frequencies(8, 10.0, CPU)
+    for pair, share in ((2.0, 0.0), (1.9995, 0.5), (1.999, 1.0)):  # of the interpolation at pair 2
+        turns = 512 / (2 * math.pi) * 10.0 ** (-2 * pair / 8)
+        scaled = YarnScaling(4.0, 512, fast=turns, slow=turns, truncate=False).frequencies(8, 10.0, CPU)
+        torch.testing.assert_close(scaled / plain, torch.tensor([1, 1, 1 - 0.75 * share, 0.25], dtype=torch.float64))
 
 
 def test_ntk_keeps_the_first_frequency_and_divides_the_last_by_the_factor():
@@ -136,6 +146,7 @@ def test_a_scaled_base_must_be_above_one():
         ValueError, match=r"rotary.base is 1.0, but scaling lowers frequencies that fall; give a base above 1"
     ):
         Rotary(1.0, scaling=LinearScaling(2.0))
+    assert Rotary(1.5, scaling=LinearScaling(2.0)).base == 1.5 and Rotary(1.0).base == 1.0
 
 
 def test_low_must_be_less_than_high():

@@ -13,8 +13,20 @@ from everyformer.attention.attend import attend
 from everyformer.attention.context import Context
 from everyformer.attention.four_term import FourTerm
 from everyformer.attention.pattern import Causal, Full, Pattern
-from everyformer.attention.score_mod import Alibi, ImageBias, Rotary, ScoreMod, Shaw, T5Bias, alibi_slopes
-from everyformer.value import from_json, to_json
+from everyformer.attention.score_mod import (
+    Alibi,
+    ImageBias,
+    Rotary,
+    ScoreMod,
+    ScoreModModule,
+    Shaw,
+    T5Bias,
+    alibi_slopes,
+    look_up,
+)
+from everyformer.network.cache import Cache
+from everyformer.value import Value, from_json, to_json
+from tests.network import model, ready, tokens
 from tests.spec import attention
 from tests.spec import score_mods as spec
 
@@ -80,7 +92,7 @@ def test_alibi_is_its_equation() -> None:
 
 @pytest.mark.spec(37)
 @pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 16), (6, 20)])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 16), (6, 20), (4, 9)])
 def test_t5_buckets_are_the_published_ones(bidirectional: bool, buckets: int, max_distance: int) -> None:
     score_mod = build(T5Bias(buckets, max_distance, bidirectional))
     back = torch.arange(-300, 301)
@@ -92,12 +104,14 @@ def test_t5_buckets_are_the_published_ones(bidirectional: bool, buckets: int, ma
 
 
 @pytest.mark.spec(37)
-def test_rotary_is_a_complex_rotation() -> None:
+@pytest.mark.parametrize("width", [2, None])
+def test_rotary_is_a_complex_rotation(width: int | None) -> None:
     q, k, _ = draw(5, 5)
-    rotated = build(Rotary(base=50.0)).transform(q, k, Context.of(5, 5, CPU))
+    rotated = build(Rotary(base=50.0, width=width)).transform(q, k, Context.of(5, 5, CPU))
     for x, y in zip((q, k), rotated, strict=True):
         for b, h, i in product(range(BATCH), range(HEADS), range(5)):
-            torch.testing.assert_close(y[b, h, i], spec.rotate(x[b, h, i], i, 50.0), **CLOSE)
+            torch.testing.assert_close(y[b, h, i, :width], spec.rotate(x[b, h, i, :width], i, 50.0), **CLOSE)
+        assert torch.equal(y[..., width or WIDTH :], x[..., width or WIDTH :])
 
 
 @pytest.mark.spec(37)
@@ -207,6 +221,68 @@ def test_a_wrong_number_raises_with_its_reason(make: Any, reason: str) -> None:
 
 @pytest.mark.spec(37)
 @pytest.mark.parametrize("key_BK", [None, torch.arange(7)[None]])
-def test_positions_past_the_grid_are_refused(key_BK: Tensor | None) -> None:
+@pytest.mark.parametrize("queries", [7, 2])
+def test_positions_past_the_grid_are_refused(key_BK: Tensor | None, queries: int) -> None:
+    context = Context.of(queries, 7, CPU, key_BK=key_BK)
     with pytest.raises(ValueError, match=r"image_bias has 0 \+ 2 x 3 positions, but the input has 7"):
-        attend(*draw(7, 7), score_mods=[build(ImageBias(2, 3))], context=Context.of(7, 7, CPU, key_BK=key_BK))
+        attend(*draw(queries, 7), score_mods=[build(ImageBias(2, 3))], context=context)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_positions_past_the_grid_that_cannot_be_read_are_outside_of_no_table(before: int) -> None:
+    module = build(ImageBias(2, 3, before))
+    position = torch.arange(-1, 40)
+    row = module._row(position[:, None], position)
+    assert row.min() >= 0 and row.max() < len(module.bias_RH)
+
+
+def test_an_image_that_does_not_fit_its_grid_is_not_exported() -> None:
+    class Images(torch.nn.Module):
+        bias: Any = build(ImageBias(2, 3))
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attend(q, k, v, score_mods=[self.bias])
+
+    found = torch.export.export(Images(), draw(6, 6)).module()(*(given := draw(6, 6)))
+    torch.testing.assert_close(found, Images()(*given), **CLOSE)
+    with pytest.raises(Exception, match="but the input has 7"):
+        torch.export.export(Images(), draw(7, 7))
+
+
+def test_gradients_of_a_row_that_many_keys_read_are_summed_exactly_in_low_precision() -> None:
+    """A sum in bfloat16 would stay at 256."""
+    table = torch.ones(1, 1, 1, 3, dtype=torch.bfloat16, requires_grad=True)
+    context = Context.of(1, 1000, CPU)
+    look_up(table, *context.positions.indices(1, 1)[:3], torch.ones(1, 1, 1, 1000, dtype=torch.long)).sum().backward()
+    assert table.grad is not None and table.grad.flatten().tolist() == [0, 1000, 0]
+
+
+def test_the_four_terms_are_the_same_inside_a_transform() -> None:
+    module, (q, k, _), context = build(FourTerm(4)), draw(5, 5), Context.of(5, 5, CPU)
+    found = torch.func.vmap(lambda *qk: module.transform(*(x[None] for x in qk), context))(q, k)
+    for one, two in zip(found, module.transform(q, k, context), strict=True):
+        torch.testing.assert_close(one[:, 0], two, **CLOSE)
+
+
+class ByNumber(ScoreMod, Value, frozen=True):
+    """Keys times the logarithm of their number."""
+
+    def build(self, heads: int, key_width: int, value_width: int) -> ScoreModModule:
+        return ByNumberModule()
+
+
+class ByNumberModule(ScoreModModule):
+    def transform(self, q_BHQE: Tensor, k_BHKE: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        return q_BHQE, k_BHKE * torch.log1p(torch.tensor(k_BHKE.shape[2]))
+
+
+def test_a_transformation_of_ones_own_may_read_all_keys_of_a_cache() -> None:
+    network, token_BT = ready(model(score_mods=(ByNumber(),), layers=1)), tokens(2, 6)
+    cached = network(token_BT[:, 5:], cache=network(token_BT[:, :5], cache=Cache()).cache)
+    torch.testing.assert_close(cached.hidden[:, -1], network(token_BT).hidden[:, -1], **CLOSE)
+
+
+@pytest.mark.parametrize(("score_mod", "modules"), [(Shaw(2, shared=True), 1), (Shaw(2), 2), (FourTerm(4), 2)])
+def test_layers_have_score_modifications_of_their_own_unless_these_are_shared(score_mod: Any, modules: int) -> None:
+    network = ready(model(score_mods=(score_mod,), layers=2))
+    assert sum(isinstance(one, type(build(score_mod))) for one in network.modules()) == modules

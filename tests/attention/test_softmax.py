@@ -109,9 +109,10 @@ def test_the_cap_is_that_of_gemma_unless_given():
     assert SoftCap().cap == Gemma2Config().attn_logit_softcapping
 
 
-def test_two_caps_or_two_lists_of_sinks_are_refused():
+@pytest.mark.parametrize("cap", [False, True])
+def test_two_caps_or_two_lists_of_sinks_are_refused(cap):
     with pytest.raises(ValueError, match="one soft cap and one list of sinks at most; leave the others out"):
-        attend(*draw(), parse("causal"), modules(True, False, False) * 2)
+        attend(*draw(), parse("causal"), modules(cap, not cap, False) * 2)
 
 
 @pytest.mark.parametrize("pattern", ["causal", "causal & window(3)", "hashed(2, 4, 2)"])

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from everyformer.attention import attend as attend_module
 from everyformer.attention import span as span_module
 from everyformer.attention.attend import UnsupportedKernel, attend
-from everyformer.attention.context import Call, Context, Positions, SideInputs
+from everyformer.attention.context import Call, Context, Positions, Probe, SideInputs
 from everyformer.attention.kernels import blocked
 from everyformer.attention.parse import parse
 from everyformer.attention.pattern import Causal, Window
 from everyformer.attention.score_mod import Rotary, ScoreMod, Shaw
-from everyformer.attention.span import DynamicSpan, Span, coarse
+from everyformer.attention.span import DynamicSpan, Span, coarse, windows
 from everyformer.study.cost import CostCounter
 from tests.spec import score_mods as spec
 
@@ -77,6 +77,24 @@ def test_the_window_of_a_head_covers_its_span(z: float, step: int, monkeypatch: 
 def test_a_nan_span_hides_nothing() -> None:
     pattern = built(Span(12, ramp=4), (math.nan, math.inf, 2.0)).visible_keys(None)
     assert [pattern.for_head(head) for head in range(2)] == [Window(13)] * 2
+
+
+def test_where_spans_cannot_be_read_the_window_is_the_largest() -> None:
+    found = []
+
+    def read(z_H: Tensor) -> Tensor:
+        found.append(windows(z_H, Span(12, ramp=4)))
+        return z_H
+
+    torch.func.vmap(read)(torch.ones(2, HEADS))
+    assert found == [Window(13)]
+
+
+@pytest.mark.parametrize("score_mod", [Span(12, ramp=4), DynamicSpan(WIDE, 12, ramp=4)], ids=["fixed", "dynamic"])
+def test_a_probe_records_the_spans_of_an_attention_once(score_mod: ScoreMod) -> None:
+    context = Context.of(5, 5, CPU, probe=(probe := Probe()), query_inputs=torch.randn(BATCH, 5, WIDE))
+    attend(*draw(5, 5), Causal(), [built(score_mod)], context=context)
+    assert [tuple(spans.shape) for spans in probe.spans] == [(BATCH, HEADS, 5)]
 
 
 @pytest.mark.usefixtures("fine")
