@@ -191,7 +191,8 @@ def test_a_head_needs_a_width_unless_both_of_its_widths_are_given():
 
 def test_flags_of_sublayers_say_what_they_can_do():
     assert (SublayerModule.pointwise, SublayerModule.updates, SublayerModule.gathers) == (False, False, False)
-    assert FeedForward(4).build(4).pointwise and not Attention(Standard(2)).build(4).pointwise
+    assert FeedForward(4).build(4).pointwise and everyformer.CrossAttention(Standard(2)).build(4).pointwise
+    assert not Attention(Standard(2)).build(4).pointwise
     assert Attention(Standard(2)).build(4).gathers and Attention(Standard(2)).build(4).updates
     assert not Attention(Standard(2), Causal(), (Rotary(),)).build(4).gathers
     assert not Attention(everyformer.Shared(2), Hashed(1, 2, 3)).build(4).gathers
