@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from everyformer.train.provenance import read_header
+
 EQUIVALENT = Path(__file__).parent / "equivalent_mutants.txt"  # they change no result
 SURVIVING = Path(__file__).parent / "surviving_mutants.txt"  # they change a result
 LOGS = Path(__file__).parent.parent / "docs" / "results" / "logs"
@@ -25,10 +27,10 @@ that survives may still fail a test that was not run. The score is killed / (tes
 
 What is sampled: the modules of `attention`, `network` and `infer`, the objectives and targets of `task`, and optimizer, schedule and
 gradient watch of `train`, that is the mathematics, the sampling, the metrics and the optimizer. One mutant of each module is drawn in
-turn, so that small modules have the same weight as large ones; it is a sample, not all mutants. The samples with `core` in their names have
-no mutant of another sample; they are of the modules that state equations, sample tokens, train or measure, without the fast kernels and
-the plumbing. Data, command line, checkpoints and the rest of `train` are not mutated. The Triton programs are left out too: in the
-interpreter a test of one takes minutes.
+turn, so that small modules have the same weight as large ones. The samples with `core` in their names are all mutants of the modules that
+their command names, but for those of the other samples: there every mutant was tested. These modules have the equations, the sampling, the
+metrics and the optimizer. Of the fast kernels, of decoding, caches, agents and limits there is a sample only. Data, command line,
+checkpoints and the rest of `train` are not mutated. The Triton programs are left out too: in the interpreter a test of one takes minutes.
 
 `bench/equivalent_mutants.txt` lists each mutant that changes no result, with the reason: most change only the speed, or an error
 message. `bench/surviving_mutants.txt` explains those that change a result and survive: they count against the score. Each line is one
@@ -75,7 +77,7 @@ def listed(file: Path) -> dict[str, str]:
 
 def page(logs: Path) -> str:
     """docs/results/mutation.md, from the logs of the samples and those of the mutants that survived and were run again."""
-    again = sorted(logs.glob("mutation_again*.txt"))
+    again = sorted(logs.glob("mutation_again*.txt"), key=lambda log: read_header(log)["date"])  # a later run decides
     both = [(one, *again) for one in sorted(logs.glob("mutation*.txt")) if one not in again]
     found = [(outcomes(_lines(one[0])), outcomes(_lines(*one))) for one in both]
     return PAGE.format(
