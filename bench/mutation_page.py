@@ -136,8 +136,10 @@ def _sample(log: Path, *again: Path) -> str:
 def _named(title: str, mutants: dict[str, str]) -> str:
     by_reason: dict[str, list[str]] = defaultdict(list)
     for mutant, reason in sorted(mutants.items()):
-        by_reason[reason].append(f"    {mutant}")
-    return "\n\n".join([title, *(f"{reason}:\n\n" + "\n".join(found) for reason, found in by_reason.items())])
+        by_reason[reason].append(mutant)
+    return "\n\n".join(
+        [title, *("\n".join((f"{reason}:\n", "```text", *found, "```")) for reason, found in by_reason.items())]
+    )
 
 
 def outcomes(logs: list[list[str]]) -> dict[str, str]:
