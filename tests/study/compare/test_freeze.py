@@ -22,7 +22,8 @@ def test_steps_make_training_equal(match, unit):
     gpt2, lstm = row.entries
     assert gpt2.steps == 64 and not gpt2.mismatch
     whole = [entry.steps * getattr(entry, unit) for entry in row.entries]
-    assert whole[1] == pytest.approx(whole[0], abs=getattr(lstm, unit)) and lstm.steps != 64
+    assert whole[1] == pytest.approx(whole[0], abs=getattr(lstm, unit))
+    assert unit == "seconds" or lstm.steps != 64  # the times of both may happen to be equal
 
 
 def test_width_and_steps_can_be_matched_at_once():
