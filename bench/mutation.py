@@ -163,12 +163,8 @@ class Campaign:
         known = listed(EQUIVALENT)
         every = {path: mutants(PACKAGE, path) for path in self.modules}
         only, again = self.options.only, self.options.again
-        tested = {key for log in self.options.new for key in outcomes([log.read_text(encoding="utf-8").splitlines()])}
-        chosen = [
-            mutant
-            for mutant in sampled(every, self.options.seed)
-            if mutant.key not in tested and (not only or any(one in str(mutant) for one in only))
-        ]
+        found = untested(sampled(every, self.options.seed), self.options.new)
+        chosen = [mutant for mutant in found if not only or any(one in str(mutant) for one in only)]
         wanted: set[str] = set()
         for log in again:
             before = outcomes([log.read_text(encoding="utf-8").splitlines()])
@@ -269,6 +265,12 @@ def sampled(every: dict[str, list[Mutant]], seed: int) -> list[Mutant]:
     """The mutants in a random order that takes one of each module in turn."""
     shuffled = [random.Random(f"{seed} {name}").sample(found, len(found)) for name, found in every.items()]
     return [mutant for turn in zip_longest(*shuffled) for mutant in turn if mutant is not None]
+
+
+def untested(found: list[Mutant], logs: list[Path]) -> list[Mutant]:
+    """The mutants that none of the logs has."""
+    tested = {key for log in logs for key in outcomes([log.read_text(encoding="utf-8").splitlines()])}
+    return [mutant for mutant in found if mutant.key not in tested]
 
 
 def forked(tasks: Tasks, processes: int, seconds: float = float("inf")) -> Iterator[tuple[int, Any]]:

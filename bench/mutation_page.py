@@ -17,9 +17,9 @@ LOGGED = re.compile(r"^(killed|timeout|survived|unreached|equivalent) (\S+?):\d+
 UNEXPLAINED = "not explained"
 PAGE = """# Mutation testing
 
-Of the small errors that `bench/mutation.py` puts into the source one at a time, the tests of the time noticed {firsts} when
-these were drawn at random, which estimates the share of all errors. Then tests were added for those that had survived: of the same
-samples they notice {lasts}; {tested} errors in all. Written by `python -m bench.mutation --page` from the logs below.
+Of the small errors that `bench/mutation.py` puts into the source one at a time, the tests of the time noticed {firsts}.
+Then tests were added for those that had survived: of the same samples they notice {lasts}; {tested} errors in all.
+Written by `python -m bench.mutation --page` from the logs below.
 
 A mutant is a module with one changed comparison, operator, constant, condition, order of arguments or removed statement. It is killed
 if a test that reaches it fails or takes far longer than usual; its tests run until their usual time adds up to a few seconds, so one

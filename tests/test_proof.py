@@ -55,6 +55,19 @@ def test_a_sample_takes_one_mutant_of_each_module_in_turn():
     assert sample == mutation.sampled(every, seed=0) != mutation.sampled(every, seed=1)
 
 
+def test_mutants_that_a_log_has_are_not_new(tmp_path):
+    first, *others = mutants(mutation.PACKAGE, "network/norm.py")
+    (tmp_path / "log.txt").write_text(f"killed {first}\n")
+    assert mutation.untested([first, *others], [tmp_path / "log.txt"]) == others
+
+
+def test_of_two_runs_of_a_mutant_the_later_one_counts(tmp_path):
+    facts = "# command: c\n# commit: c\n# machine: m\n# versions: v\n# seed: 0\n# date: 2026-11-{} 01:00 UTC\n"
+    for name, day, outcome in (("", 1, "survived"), ("_again_a", 20, "killed"), ("_again_b", 19, "survived")):
+        (tmp_path / f"mutation{name}.txt").write_text(f"{facts.format(day)}{outcome} a.py:1 f: 1 -> 2\n")
+    assert "they notice 100.0 %; 1 errors in all" in mutation_page.page(tmp_path)
+
+
 def test_every_equivalent_mutant_has_a_module_and_a_reason():
     """Each is one mutant: none excuses the rest of a function."""
     for file in (mutation_page.EQUIVALENT, mutation_page.SURVIVING):
